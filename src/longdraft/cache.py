@@ -1,0 +1,95 @@
+"""The key-value cache: one buffer per layer, written in place, never copied as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class _Store:
+    """The buffers of all rows, k and v [B,K,S,D] per layer; allocated when a layer first writes, so any shape fits."""
+
+    batch: int
+    slots: int
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def room(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's buffers, with at least `end` slots."""
+        self.slots = self.slots if end <= self.slots else end + end // 4
+        old = self.layers.get(layer)
+        if old is None or old[0].shape[2] < end:
+            new = [x.new_zeros(self.batch, x.shape[1], self.slots, x.shape[3]) for x in (k, v)]
+            for a, b in zip(new, old or (), strict=False):
+                a[:, :, : b.shape[2]] = b
+            self.layers[layer] = (new[0], new[1])
+        return self.layers[layer]
+
+
+class KVCache:
+    """Slots [0, length) of a row are committed; later slots are scratch: drafts write there, verification overwrites.
+
+    A slot's index is its token's position in the text. length [B].
+    """
+
+    def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None):
+        self.length = torch.zeros(batch, dtype=torch.long, device=device)
+        self._store, self._first = _Store(batch, slots), 0
+        self.dtype = dtype
+
+    def row(self, b: int) -> KVCache:
+        """Row b alone, over the same memory; its length is shared too."""
+        view = object.__new__(KVCache)
+        view.length, view._store, view._first, view.dtype = self.length[b : b + 1], self._store, b, self.dtype
+        return view
+
+    def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
+        """k [K,S,D] and v [K,S,Dv] of one row, scratch included."""
+        k, v = self._store.layers[layer]
+        return k[self._first + b], v[self._first + b]
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted(self._store.layers)
+
+    def nbytes(self, length: int) -> int:
+        """Bytes of keys and values that a step at this context length reads, for one row."""
+        return sum(x.shape[1] * x.shape[3] * x.element_size() for kv in self._store.layers.values() for x in kv) * length
+
+    def write(self, layer: int, k: Tensor, v: Tensor, starts: list[int]) -> None:
+        """k, v [B,K,W,D] go to slots starts[b] and on of each row."""
+        if self.dtype is not None:
+            k, v = k.to(self.dtype), v.to(self.dtype)
+        W = k.shape[2]
+        into_k, into_v = self._store.room(layer, max(starts) + W, k, v)
+        for b, at in enumerate(starts):
+            into_k[self._first + b, :, at : at + W] = k[b]
+            into_v[self._first + b, :, at : at + W] = v[b]
+
+    def keep(self, path: Tensor, count: Tensor) -> None:
+        """Commit scratch nodes path [B,A], of which count [B] are real, as the next tokens; ascending, so path[i] >= i.
+
+        Nothing moves where the path is already in place, as it is for every chain.
+        """
+        steps = torch.arange(path.shape[1], device=path.device)
+        moves = ((path != steps) & (steps < count[:, None])).any(1)
+        for b in moves.nonzero()[:, 0].tolist():
+            at, n = int(self.length[b]), int(count[b])
+            for buffers in self._store.layers.values():
+                for x in buffers:
+                    row = x[self._first + b]
+                    row[:, at : at + n] = row[:, at + path[b, :n]]
+        self.length += count
+
+    @contextmanager
+    def rollback(self) -> Iterator[None]:
+        """Whatever is committed inside becomes scratch again at the end."""
+        saved = self.length.clone()
+        try:
+            yield
+        finally:
+            self.length.copy_(saved)

@@ -1,0 +1,101 @@
+"""A drafter grows a tree. Everything else it may say has a default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from longdraft.model import Taps
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.verify import Verdict
+
+
+class Drafter:
+    """grow never changes what is committed: it may write to scratch slots and to its own state only.
+
+    keeps_law: children are draws without replacement from a stored law, as verify=reject needs.
+    """
+
+    keeps_law = False
+
+    def wants(self) -> Taps:
+        """What the verify pass must leave behind for observe."""
+        return Taps()
+
+    def start(self, seqs: Sequences) -> None:
+        """Called once, after prefill."""
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        """Add nodes to the tree; a tree of one node (no drafts) is fine."""
+        return tree
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        """Called after each commit, the first step's (which drafts nothing) included."""
+
+
+class Then(Drafter):
+    """Drafters in a row, each growing the tree the one before left. At most one may want taps."""
+
+    def __init__(self, *parts: Drafter):
+        self.parts = parts
+        wishes = [w for w in (p.wants() for p in parts) if w.rows or w.hidden]
+        if len(wishes) > 1:
+            raise ValueError("two drafters of one tree want taps of the verify pass")
+        self._wants = wishes[0] if wishes else Taps()
+
+    def wants(self) -> Taps:
+        return Taps(self._wants.rows, self._wants.of, self._wants.hidden)
+
+    def start(self, seqs: Sequences) -> None:
+        for p in self.parts:
+            p.start(seqs)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        for p in self.parts:
+            tree = p.grow(tree, seqs)
+        return tree
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        for p in self.parts:
+            p.observe(seqs, tree, verdict, taps)
+
+
+def beam(step: Callable[[Tree, int], Tensor], tree: Tree, widths: Sequence[int], seqs: Sequences) -> Tree:
+    """Grow from the root by cumulative score, widths[i] nodes at depth i+1 (LongSpec sec. 3.3); a chain is [1]*gamma.
+
+    step(tree, start) -> logits [B,W,V] of nodes [start, size). Where a law is kept, each node gets an equal share of
+    its level's width, drawn from its own law.
+    """
+    if tree.size != 1:
+        raise ValueError("a beam starts from the root alone: put it first")
+    start, total = 0, torch.zeros_like(tree.tokens, dtype=torch.float32)
+    for width in list(widths)[: seqs.room]:
+        logits = step(tree, start)
+        B, W, V = logits.shape
+        scores = seqs.sampler.scores(logits, tree, seqs, start)
+        if tree.law is not None:
+            tree = tree.with_law(start, _law(logits, tree, seqs, start))
+            tokens = scores.topk(max(1, width // W), -1).indices
+            parent = torch.arange(start, start + W, device=tokens.device)[:, None].expand_as(tokens)
+            tokens, parent = tokens.reshape(B, -1), parent.reshape(B, -1)
+        elif W == width == 1:  # a chain needs no normalisation
+            tokens = scores.argmax(-1)
+            parent = torch.full_like(tokens, start)
+        else:
+            if seqs.sampler.temperature == 0:
+                scores = scores.log_softmax(-1)
+            total, flat = (total[..., None] + scores).view(B, W * V).topk(min(width, W * V))
+            tokens, parent = flat % V, start + flat // V
+        tree, start = tree.grow(parent, tokens), tree.size
+    return tree
+
+
+def _law(logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
+    """The distribution [B,W,V] that a node's children are drawn from: the sampler's, applied to the draft's logits."""
+    law = seqs.sampler.law(logits, tree, seqs, start)
+    if seqs.sampler.temperature == 0:
+        return torch.zeros_like(law).scatter_(-1, law.argmax(-1, keepdim=True), 1.0)
+    return law.softmax(-1)

@@ -1,0 +1,45 @@
+"""A draft oracle: what a method would gain at a stated acceptance, its own drafting cost included."""
+
+from __future__ import annotations
+
+import torch
+
+from longdraft.drafters.base import Drafter
+from longdraft.errors import InputError
+from longdraft.model import Taps
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.verify import Verdict
+
+
+class Oracle(Drafter):
+    """Does the inner drafter's work, then replaces its chain by the plain output with an error placed so that
+    `accept` drafts a step are accepted on average. A figure of cost, never of acceptance.
+    """
+
+    def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
+        self.inner, self.plain, self.accept, self.steps = inner, plain, accept, 0
+
+    def wants(self) -> Taps:
+        return self.inner.wants()
+
+    def start(self, seqs: Sequences) -> None:
+        self.steps = 0
+        self.inner.start(seqs)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.inner.observe(seqs, tree, verdict, taps)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        drafted = self.inner.grow(tree, seqs)
+        gamma = drafted.size - 1
+        if int(drafted.depth.max()) != gamma:
+            raise InputError("--accept needs a method that drafts a chain")
+        good = int((self.steps + 1) * self.accept) - int(self.steps * self.accept)
+        self.steps += 1
+        tokens = drafted.tokens.clone()
+        for b, plain in enumerate(self.plain):
+            at = int(seqs.length[b] - seqs.prompt[b])
+            for i, token in enumerate(plain[at : at + gamma]):
+                tokens[b, i + 1] = token if i < good else int(token == 0)
+        return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.law)

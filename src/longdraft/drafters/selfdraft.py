@@ -1,0 +1,31 @@
+"""The target drafts for itself under a view of its own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longdraft.drafters.base import Drafter, beam
+from longdraft.model import LM, Taps
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.verify import Verdict
+from longdraft.views import Policy
+
+
+class SelfDrafter(Drafter):
+    """Draft keys and values go to the target's own scratch slots, and verification overwrites them."""
+
+    keeps_law = True
+
+    def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
+        self.target, self.policy, self.widths = target, policy, widths
+
+    def wants(self) -> Taps:
+        return self.policy.wants()
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        view = self.policy.view(seqs.cache)
+        return beam(lambda t, start: self.target(t, seqs.cache, start, view), tree, self.widths, seqs)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.policy.update(seqs.cache, taps)

@@ -1,0 +1,158 @@
+"""Draft, verify, commit: the one loop of plain and speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from longdraft.drafters.base import Drafter
+from longdraft.errors import InputError
+from longdraft.model import LM
+from longdraft.sampling import Sampler
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.verify import Verifier, match, reject
+
+
+@dataclass
+class Stats:
+    """Sums over a run. accepted[i]: steps (of live rows) whose i-th drafted token was accepted; drafted likewise."""
+
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0  # verify passes that had a draft behind them or could have had one, per live row
+    emitted: int = 0
+    accepted: list[int] = field(default_factory=list)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted drafts per verify step: the bonus token is counted."""
+        return 1 + sum(self.accepted) / self.steps if self.steps else 1.0
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        return [a / self.steps for a in self.accepted]
+
+
+@dataclass
+class Step:
+    """What one step gave each row: tokens[b]; all but a row's last are accepted drafts, the last is the target's own."""
+
+    tokens: list[list[int]]
+
+
+def step(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats, draft: bool = True) -> Step:
+    """One round. Without a draft it is a plain decoding step that also fills the taps."""
+    begin = perf_counter()
+    tree = Tree.root(seqs.last)
+    if verify is reject:
+        tree = tree.with_law(0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device))
+    if draft:
+        tree = drafter.grow(tree, seqs)
+    drafted = perf_counter()
+    taps = drafter.wants()
+    logits = target(tree, seqs.cache, taps=taps)
+    verdict = verify(tree, logits, seqs)
+    live, before = (~seqs.done).tolist(), seqs.length.tolist()
+    count = seqs.commit(verdict).tolist()
+    drafter.observe(seqs, tree, verdict, taps)
+    stats.draft_s += drafted - begin
+    stats.verify_s += perf_counter() - drafted
+    if draft:
+        _count(stats, live, count, verdict.count.tolist())
+    stats.emitted += sum(count)
+    return Step([seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))])
+
+
+def _count(stats: Stats, live: list[bool], taken: list[int], verified: list[int]) -> None:
+    """A token cut off by the limit is not counted as accepted; an end token among the drafts is."""
+    for alive, n, v in zip(live, taken, verified, strict=True):
+        stats.steps += alive
+        good = min(n, v - 1) if alive else 0
+        stats.accepted += [0] * (good - len(stats.accepted))
+        for i in range(good):
+            stats.accepted[i] += 1
+
+
+def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Drafter, verify: Verifier) -> None:
+    """Raises InputError for what could only fail later."""
+    if max_new_tokens < 1:
+        raise InputError(f"max-new-tokens is {max_new_tokens}: give 1 or more")
+    if not prompts or not all(prompts):
+        raise InputError("the prompt has no tokens: give at least one")
+    longest = max(map(len, prompts))
+    if longest + max_new_tokens > target.positions:
+        room = max(target.positions - longest, 0)
+        raise InputError(
+            f"{longest} prompt tokens and {max_new_tokens} new ones exceed the model's {target.positions} positions:"
+            f" give at most {room} new tokens" + ("" if room else " (and a shorter prompt)")
+        )
+    odd = next((t for p in prompts for t in p if not 0 <= t < target.vocab), None)
+    if odd is not None:
+        raise InputError(f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use the model's own tokenizer")
+    if verify is reject and type(drafter) is not Drafter and not drafter.keeps_law:
+        raise InputError(f"verify=reject needs a drafter that draws from a law it keeps; {type(drafter).__name__} does not: use match")
+
+
+@torch.inference_mode()
+def prefill(
+    target: LM, prompts: list[list[int]], max_new_tokens: int, sampler: Sampler, seed: int, eos: tuple[int, ...]
+) -> Sequences:
+    """All prompt tokens but the last go to the cache; the last is the first root."""
+    cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
+    seqs = Sequences.of(prompts, max_new_tokens, cache, sampler, seed, eos)
+    for b, prompt in enumerate(prompts):
+        target.prefill(prompt[:-1], cache.row(b))
+    return seqs
+
+
+def stream(
+    target: LM,
+    prompts: list[list[int]],
+    drafter: Drafter | None = None,
+    max_new_tokens: int = 256,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    eos: tuple[int, ...] = (),
+    verify: Verifier = match,
+    stats: Stats | None = None,
+) -> Iterator[Step]:
+    """Decode prompts (token ids, of any lengths) side by side; yields what each step gave.
+
+    Row b draws with seed + b, so its text does not depend on the rows beside it. drafter None is plain decoding.
+    Raises InputError before any work on bad arguments.
+    """
+    drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
+    check(target, prompts, max_new_tokens, drafter, verify)
+    begin = perf_counter()
+    seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos)
+    stats.prefill_s = perf_counter() - begin
+    yield from decode(target, drafter, seqs, verify, stats)
+
+
+def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
+    """Decode prefilled rows to their ends. The first step drafts nothing: it fills the taps at the last prompt token."""
+    with torch.inference_mode():
+        drafter.start(seqs)
+    draft = False
+    while not bool(seqs.done.all()):
+        begin = perf_counter()
+        with torch.inference_mode():
+            out = step(target, drafter, seqs, verify, stats, draft)
+        stats.decode_s += perf_counter() - begin
+        draft = True
+        yield out
+
+
+def generate(target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options) -> list[list[int]]:
+    """The new tokens of each row; options as in stream."""
+    rows: list[list[int]] = [[] for _ in prompts]
+    for out in stream(target, prompts, drafter, **options):
+        for row, tokens in zip(rows, out.tokens, strict=True):
+            row += tokens
+    return rows

@@ -1,0 +1,217 @@
+"""A Transformers model through one verb: nodes of a tree in, logits out. No modelling code is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from longdraft import ops
+from longdraft.cache import KVCache
+from longdraft.errors import InputError
+from longdraft.tree import Tree
+
+NAME = "longdraft"
+# Arguments that models hand to attention functions and that do not change its numbers.
+HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
+HARMLESS |= {"output_router_logits", "return_dict", "is_causal", "position_embeddings"}
+
+
+class KVView(Protocol):
+    """Which committed keys a pass may read (views/base.py)."""
+
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None
+    ) -> list[ops.Segment]: ...
+
+
+@dataclass
+class Taps:
+    """What a forward pass leaves behind on request; the model knows no drafter.
+
+    rows: "ends" (root and last node) or "last": the query rows whose scores over slots 0..root are averaged over rows
+    and heads, as `of` "logits" or "weights", in layers that see everything. -> scores {layer: [B,S] float32, -inf
+    beyond a row's root}, covered [B] = the slots scored.
+    hidden: indices of hidden states to return (0: embeddings) -> states {index: [B,W,d]}.
+    """
+
+    rows: str | None = None
+    of: str = "logits"
+    hidden: tuple[int, ...] = ()
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    covered: Tensor | None = None
+    states: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Pass:
+    """What attention must know of one forward pass over nodes [start, size) of a tree."""
+
+    cache: KVCache
+    begin: list[int]  # committed length of each row
+    start: int
+    depth: Tensor  # [B,size]
+    visible: list[Tensor | None]  # per row [W,size]; None where a node sees all of them
+    last: list[int]
+    view: KVView | None
+    taps: Taps
+    windows: dict[int, int]
+    calls: int = 0
+
+    def segments(self, layer: int, b: int, size: int) -> list[ops.Segment]:
+        """The keys row b may read in this layer."""
+        (k, v), n, end = self.cache.read(layer, b), self.begin[b], self.begin[b] + size
+        window = self.windows.get(layer)
+        if window is not None:
+            low = max(0, n - window + 1)  # the first key that any node may see
+            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, size, window))]
+        if self.view is not None:
+            return self.view.segments(layer, b, k, v, end, self.visible[b])
+        return [ops.Segment(k[:, :end], v[:, :end], self.visible[b])]
+
+    def _near(self, b: int, low: int, size: int, window: int) -> Tensor:
+        """[W,end-low] keys within a window of each node's own position."""
+        n, depth = self.begin[b], self.depth[b]
+        position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
+        near = (n + depth[self.start :])[:, None] - position < window
+        mask = self.visible[b]
+        if mask is not None:
+            near[:, n - low :] &= mask
+        return near
+
+    def tap(self, layer: int, b: int, found: ops.Attended) -> None:
+        """Average the kept rows over heads, over the slots up to the root."""
+        kept = found.logits if self.taps.of == "logits" else found.weights
+        assert kept is not None
+        end, most = self.begin[b] + 1, max(self.begin) + 1
+        mean = kept[..., :end].float().mean((0, 1))
+        if layer not in self.taps.scores:
+            self.taps.scores[layer] = mean.new_full((len(self.begin), most), float("-inf"))
+        self.taps.scores[layer][b, :end] = mean
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
+    longdraft: _Pass | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv]. Windows come from the config (see LM)."""
+    name = type(module).__name__
+    if longdraft is None:
+        raise InputError(f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture")
+    odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
+    if odd or attention_mask is not None or others.get("is_causal") is False:
+        what = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
+        raise InputError(f"{name} passes {what} to attention, which longdraft does not know: its output would be wrong")
+    p, layer = longdraft, module.layer_idx
+    p.calls += 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    p.cache.write(layer, key, value, [n + p.start for n in p.begin])
+    size, rows = p.start + query.shape[2], []
+    for b in range(len(p.begin)):
+        tapped = p.taps.rows is not None and layer not in p.windows
+        ends = sorted({0, p.last[b]}) if p.taps.rows == "ends" else [p.last[b]]
+        keep = ends if tapped else None
+        found = ops.attend(query[b], p.segments(layer, b, size), scale, softcap, s_aux, keep)
+        if tapped:
+            p.tap(layer, b, found)
+        rows.append(found.out)
+    out = rows[0][None] if len(rows) == 1 else torch.stack(rows)
+    return out.contiguous(), None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+def windows_of(config: Any) -> dict[int, int]:
+    """{layer: window} of the layers that see only the latest tokens, read from the config.
+
+    Not from the attention argument: some architectures put the window in their mask alone. Raises InputError on layer
+    types that are not attention over keys and values.
+    """
+    c = config.get_text_config()
+    types = getattr(c, "layer_types", None)
+    window = getattr(c, "sliding_window", None)
+    if types is None:
+        used = window is not None and getattr(c, "use_sliding_window", True)
+        return dict.fromkeys(range(c.num_hidden_layers), window) if used else {}
+    odd = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if odd:
+        raise InputError(f"{c.model_type} has {odd[0]} layers, whose state cannot be rolled back; use a model of full or sliding attention")
+    return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
+
+
+class LM:
+    """A causal LM whose every forward pass is a tree over a cache: logits of nodes, their keys and values in scratch."""
+
+    def __init__(self, hf: Any, name: str = ""):
+        self.hf, self.name = hf.eval(), name
+        hf.set_attn_implementation(NAME)
+        self.config = hf.config.get_text_config()
+        self.windows = windows_of(hf.config)
+        self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+        self.vocab = int(self.config.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    def nbytes(self) -> int:
+        """Bytes of weights that one decode step reads: all but the embedding table, of which it reads one row."""
+        table = self.hf.get_input_embeddings().weight
+        head = self.hf.get_output_embeddings()
+        tied = head is not None and head.weight is table
+        total = sum(p.numel() * p.element_size() for p in self.hf.parameters())
+        return total - (0 if tied else table.numel() * table.element_size())
+
+    def new_cache(self, batch: int, slots: int) -> KVCache:
+        return KVCache(batch, slots, self.device)
+
+    def __call__(
+        self, tree: Tree, cache: KVCache, start: int = 0, view: KVView | None = None, taps: Taps | None = None, logits: int = 0
+    ) -> Tensor:
+        """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
+        nodes, 0: all). Their keys and values are written to slots length+start and on."""
+        taps = taps if taps is not None else Taps()
+        mask = tree.mask[:, start:]
+        visible = [None if bool(m.all()) else m for m in mask]
+        begin, last = cache.length.tolist(), tree.last.tolist()
+        p = _Pass(cache, begin, start, tree.depth, visible, last, view, taps, self.windows)
+        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.positions - 1)
+        extra = {"output_hidden_states": list(taps.hidden)} if taps.hidden else {}
+        if taps.rows is not None:
+            taps.covered = cache.length + 1
+        out = self.hf(
+            input_ids=tree.tokens[:, start:], position_ids=position, use_cache=False, logits_to_keep=logits, longdraft=p, **extra
+        )
+        if p.calls != self.config.num_hidden_layers:
+            raise InputError(
+                f"{type(self.hf).__name__}: {p.calls} of {self.config.num_hidden_layers} layers use the attention interface,"
+                " and longdraft needs all of them"
+            )
+        taps.states = {i: out.hidden_states[i] for i in taps.hidden}
+        return out.logits
+
+    def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
+        """Feed one row's tokens and commit them: cache is of one row."""
+        ids = torch.tensor([tokens], device=self.device)
+        for part in ids.split(chunk, 1):
+            if part.shape[1]:
+                self(Tree.chain(part), cache, logits=1)
+                cache.length += part.shape[1]

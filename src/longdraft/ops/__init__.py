@@ -1,0 +1,9 @@
+"""Tensors in, tensors out. `attend` is the implementation for this machine; `reference` is the specification."""
+
+from __future__ import annotations
+
+from longdraft.ops.cpu import attend
+from longdraft.ops.noise import ACCEPT, RESIDUAL, gumbel, uniform
+from longdraft.ops.reference import Attended, Segment
+
+__all__ = ["ACCEPT", "RESIDUAL", "Attended", "Segment", "attend", "gumbel", "uniform"]

@@ -1,0 +1,102 @@
+"""Attention on a CPU: query groups folded into rows, so that grouped heads are never repeated.
+
+Three ways, by shape. One unmasked segment goes to torch's flash kernel; few queries take one softmax over the joined
+logits of all segments (fewer passes than merging parts); many queries (prefill) go to the flash kernel part by part.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.ops.reference import Attended, Segment, merge
+
+FEW = 128  # above this many query rows the joined logits no longer fit the cache
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R]. The only use of this private torch operator."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = op(q[None], k[None], v[None], 0.0, False, attn_mask=bias, scale=scale)
+    return out[0], lse[0]
+
+
+def _bias(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """[T,S] bool -> [groups*T,S] additive."""
+    zero = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return zero.masked_fill_(~visible, float("-inf")).repeat(groups, 1)
+
+
+def _split(segment: Segment) -> list[Segment]:
+    """The part all queries see, and the masked tail."""
+    if segment.visible is None:
+        return [segment]
+    head = segment.k.shape[1] - segment.visible.shape[1]
+    tail = Segment(segment.k[:, head:], segment.v[:, head:], segment.visible)
+    return [Segment(segment.k[:, :head], segment.v[:, :head]), tail] if head else [tail]
+
+
+def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tuple[Tensor, Tensor]:
+    """Flash over each part, merged by log-sum-exp. q [K,R,D] -> out [K,R,Dv], lse [K,R]."""
+    state: tuple[Tensor, Tensor] | None = None
+    for part in (p for s in segments for p in _split(s)):
+        bias = None if part.visible is None else _bias(part.visible, groups, q.dtype)
+        out, lse = _flash(q, part.k, part.v, scale, bias)
+        state = (out.float(), lse) if state is None else merge(state, (out.float(), lse))
+    assert state is not None
+    return state[0].to(q.dtype), state[1]
+
+
+def _few(
+    q: Tensor, segments: list[Segment], scale: float, softcap: float | None, sink: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One softmax over all segments. q [K,G,T,D] -> out [K,G*T,Dv], logits and weights [K,G,T,S(+1 with a sink)]."""
+    K, G, T, D = q.shape
+    rows = (q * scale).reshape(K, G * T, D)
+    logits = []
+    for s in segments:
+        part = rows @ s.k.mT
+        if softcap is not None:
+            part = torch.tanh(part / softcap) * softcap
+        if s.visible is not None:
+            tail = part.view(K, G, T, -1)[..., part.shape[-1] - s.visible.shape[1] :]
+            tail.masked_fill_(~s.visible, float("-inf"))
+        logits.append(part)
+    if sink is not None:
+        logits.append(sink.to(q.dtype).view(K, G, 1, 1).expand(K, G, T, 1).reshape(K, G * T, 1))
+    joined = logits[0] if len(logits) == 1 else torch.cat(logits, -1)
+    weights = joined.softmax(-1)
+    out, at = None, 0
+    for s in segments:
+        part = weights[..., at : at + s.k.shape[1]] @ s.v
+        out, at = part if out is None else out + part, at + s.k.shape[1]
+    assert out is not None
+    return out, joined.view(K, G, T, -1)[..., :at], weights.view(K, G, T, -1)[..., :at]
+
+
+def attend(
+    q: Tensor,
+    segments: list[Segment],
+    scale: float,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    keep: list[int] | None = None,
+) -> Attended:
+    """See reference.attend: the same contract."""
+    H, T, D = q.shape
+    K = segments[0].k.shape[0]
+    G = H // K
+    square = segments[0].v.shape[-1] == D and softcap is None and keep is None
+    unmasked = len(segments) == 1 and segments[0].visible is None and sink is None
+    if square and (unmasked or T > FEW):
+        out, lse = _many(q.reshape(K, G * T, D), segments, scale, G)
+        if sink is not None:
+            seen = torch.sigmoid(lse.view(H, T) - sink[:, None])
+            out = out * seen.view(K, G * T, 1).to(out.dtype)
+        return Attended(out.view(H, T, -1).transpose(0, 1))
+    out, logits, weights = _few(q.view(K, G, T, D), segments, scale, softcap, sink)
+    out = out.view(H, T, -1).transpose(0, 1)
+    if keep is None:
+        return Attended(out)
+    rows = [x[:, :, keep].reshape(H, len(keep), -1) for x in (logits, weights)]
+    return Attended(out, *rows)

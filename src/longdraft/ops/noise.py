@@ -1,0 +1,28 @@
+"""Randomness as a pure function of (row seed, position, token): speculation cannot change what is drawn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ACCEPT, RESIDUAL = 0x5DEECE66D, 0x2545F4914F6CDD1D  # salts: streams that share nothing with the draws themselves
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser on wrapping int64 (the masks make the shifts logical)."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -4658895280553007687
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -7723592293110705685
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def uniform(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V]."""
+    x = _mix(seed * -7046029254386353131 + 1)[:, None, None] + _mix(position * 0x9E3779B9 + 7)[..., None]
+    x = _mix(_mix(x) + token * -3335678366873096957)
+    return (((x >> 11) & ((1 << 53) - 1)).double() + 0.5) / (1 << 53)
+
+
+def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
+    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a draw from p."""
+    u = uniform(seed, position, torch.arange(vocab, device=position.device))
+    return -torch.log(-torch.log(u)).float()

@@ -1,0 +1,83 @@
+"""The specification of attention: slow, plain, and what every other implementation is tested against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Segment:
+    """A run of keys that one row attends to: k [K,S,D], v [K,S,Dv].
+
+    visible [T,M] bool says which of the LAST M keys each query sees; the S-M keys before them are seen by all.
+    None: every key is seen by every query.
+    """
+
+    k: Tensor
+    v: Tensor
+    visible: Tensor | None = None
+
+
+@dataclass
+class Attended:
+    """out [T,H,Dv]; of the query rows asked for, logits and weights [H,R,S] over the segments' keys in order."""
+
+    out: Tensor
+    logits: Tensor | None = None
+    weights: Tensor | None = None
+
+
+def full_mask(segment: Segment, queries: int) -> Tensor:
+    """Segment's visibility over all its keys: [T,S] bool."""
+    mask = torch.ones(queries, segment.k.shape[1], dtype=torch.bool, device=segment.k.device)
+    if segment.visible is not None:
+        mask[:, mask.shape[1] - segment.visible.shape[1] :] = segment.visible
+    return mask
+
+
+def attend_one(q: Tensor, segment: Segment, scale: float, softcap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention over one segment: q [H,T,D] -> out [H,T,Dv], log-sum-exp [H,T], scaled masked logits [H,T,S]."""
+    groups = q.shape[0] // segment.k.shape[0]
+    k, v = (x.repeat_interleave(groups, 0) for x in (segment.k, segment.v))
+    logits = q @ k.mT * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    logits = logits.masked_fill(~full_mask(segment, q.shape[1]), float("-inf"))
+    lse = logits.logsumexp(-1)
+    weights = (logits - lse.nan_to_num(neginf=0.0)[..., None]).exp()
+    return weights @ v, lse, logits
+
+
+def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Join attention over disjoint keys (LongSpec sec. 3.3): (out [H,T,D], lse [H,T]) twice -> the same of the union."""
+    (out_a, lse_a), (out_b, lse_b) = a, b
+    share = torch.sigmoid(lse_a - lse_b).nan_to_num(0.0)[..., None]
+    return out_a * share + out_b * (1 - share), torch.logaddexp(lse_a, lse_b)
+
+
+def attend(
+    q: Tensor,
+    segments: list[Segment],
+    scale: float,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    keep: list[int] | None = None,
+) -> Attended:
+    """Attention of one row over the union of its segments: part by part, merged by log-sum-exp.
+
+    q [H,T,D]; every query must see at least one key. sink [H]: a logit that takes weight and gives no value.
+    keep: query rows whose logits and weights are returned.
+    """
+    parts = [attend_one(q, s, scale, softcap) for s in segments]
+    out, lse = parts[0][:2]
+    for part in parts[1:]:
+        out, lse = merge((out, lse), part[:2])
+    if sink is not None:
+        out, lse = out * torch.sigmoid(lse - sink[:, None])[..., None], torch.logaddexp(lse, sink[:, None])
+    if keep is None:
+        return Attended(out.transpose(0, 1))
+    logits = torch.cat([p[2][:, keep] for p in parts], -1)
+    return Attended(out.transpose(0, 1), logits, (logits - lse[:, keep, None]).exp())

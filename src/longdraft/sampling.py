@@ -1,0 +1,97 @@
+"""From logits to the token each node would emit, one and the same for plain and speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as warpers
+
+from longdraft.errors import InputError
+from longdraft.ops import gumbel
+from longdraft.tree import Tree
+
+if TYPE_CHECKING:
+    from longdraft.sequences import Sequences
+
+_RANGES = {
+    "temperature": (0, 1e4, "0 (greedy) or more"),
+    "top_k": (0, 1 << 31, "0 (off) or more"),
+    "top_p": (0, 1, "between 0 and 1 (1 is off)"),
+    "min_p": (0, 1, "between 0 (off) and 1"),
+    "eta": (0, 1, "between 0 (off) and 1"),
+    "penalty": (1e-3, 1e3, "above 0 (1 is off)"),
+    "window": (1, 1 << 31, "1 or more"),
+}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A node's token depends on its own path alone: never on how it was drafted or on what is beside it.
+
+    temperature 0 is greedy. penalty divides the logits of tokens among the last `window` ones (TokenSwift eq. 3),
+    counted on each node's own path. Order: penalty, temperature, min_p, eta, top_k, top_p.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    eta: float = 0.0
+    penalty: float = 1.0
+    window: int = 1024
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            low, high, words = _RANGES[f.name]
+            value = getattr(self, f.name)
+            if not low <= value <= high or (f.name == "top_p" and value == 0):
+                raise InputError(f"{f.name.replace('_', '-')} is {value}: give a value {words}")
+
+    def law(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
+        """The processed logits [B,W,V], float32, of nodes [start, start+W): softmax of them is the law of the next token."""
+        logits = logits.float()
+        if self.penalty != 1.0:
+            logits = self._penalised(logits, tree, seqs, start)
+        if self.temperature == 0:
+            return logits
+        B, W, V = logits.shape
+        flat, ids = logits.reshape(B * W, V), torch.zeros(B * W, 1, dtype=torch.long)
+        for warp in self._warpers():
+            flat = warp(ids, flat)
+        return flat.view(B, W, V)
+
+    def scores(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
+        """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
+
+        Drafter and target add the same noise at the same position, so their draws are coupled.
+        """
+        law = self.law(logits, tree, seqs, start)
+        if self.temperature == 0:
+            return law
+        position = seqs.length[:, None] + tree.depth[:, start : start + law.shape[1]]
+        return law.log_softmax(-1) + gumbel(seqs.seed, position, law.shape[-1])
+
+    def _warpers(self) -> list:
+        chosen = [(self.temperature != 1, warpers.TemperatureLogitsWarper, float(self.temperature))]
+        chosen += [(self.min_p > 0, warpers.MinPLogitsWarper, self.min_p), (self.eta > 0, warpers.EtaLogitsWarper, self.eta)]
+        chosen += [(self.top_k > 0, warpers.TopKLogitsWarper, self.top_k), (self.top_p < 1, warpers.TopPLogitsWarper, self.top_p)]
+        return [make(value) for use, make, value in chosen if use]
+
+    def _penalised(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
+        """Tokens seen among a node's own last `window`: committed ones by their distance, drafted ones on its path."""
+        B, W, V = logits.shape
+        depth = tree.depth[:, start : start + W]
+        n = min(self.window, int(seqs.length.max()) - 1)
+        ago = torch.arange(1, n + 1, device=logits.device)  # 1: the token before the root
+        at = seqs.length[:, None] - 1 - ago
+        tokens = seqs.tokens.gather(1, at.clamp(min=0))
+        near = (ago + depth[..., None] < self.window) & (at >= 0)[:, None]
+        path = tree.mask[:, start : start + W] & (depth[..., None] - tree.depth[:, None] < self.window)
+        tokens = torch.cat([tokens, tree.tokens], 1)[:, None].expand(-1, W, -1)
+        tokens = torch.where(torch.cat([near, path], 2), tokens, V)
+        seen = torch.zeros(B, W, V + 1, dtype=torch.bool, device=logits.device).scatter_(2, tokens, True)[..., :V]
+        lowered = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return torch.where(seen, lowered, logits)

@@ -1,0 +1,87 @@
+"""Rows in flight: their tokens, their cache, and when each of them ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.sampling import Sampler
+from longdraft.verify import Verdict
+
+
+@dataclass
+class Sequences:
+    """Between steps: length == cache.length + 1 (the root's keys and values are not cached yet).
+
+    tokens [B,N] (N has room for every prompt and its limit), length, prompt, limit, seed, done [B]. limit counts new
+    tokens; a row is done at its limit or at a token of eos.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    cache: KVCache
+    sampler: Sampler
+    limit: Tensor
+    seed: Tensor
+    eos: tuple[int, ...] = ()
+    prompt: Tensor = field(init=False)
+    done: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = self.length.clone()
+        self.done = self.limit <= 0
+
+    @staticmethod
+    def of(
+        prompts: list[list[int]], limit: int, cache: KVCache, sampler: Sampler, seed: int = 0, eos: tuple[int, ...] = ()
+    ) -> Sequences:
+        """Row b draws with seed + b."""
+        device, B = cache.length.device, len(prompts)
+        length = torch.tensor([len(p) for p in prompts], device=device)
+        tokens = torch.zeros(B, int(length.max()) + limit, dtype=torch.long, device=device)
+        for b, p in enumerate(prompts):
+            tokens[b, : len(p)] = torch.tensor(p, device=device)
+        return Sequences(
+            tokens, length, cache, sampler, torch.full_like(length, limit), seed + torch.arange(B, device=device), eos
+        )
+
+    @property
+    def last(self) -> Tensor:
+        """[B] the newest token of each row: the next root."""
+        return self.tokens.gather(1, self.length[:, None] - 1)[:, 0]
+
+    @property
+    def room(self) -> int:
+        """How many drafted tokens the longest-lived row can still use (the bonus token takes the last place)."""
+        left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
+        return max(int(left.max()) - 1, 0)
+
+    def since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens after each row's first `consumed` [B] ones, left-aligned: [B,M], and how many are real [B]."""
+        n = self.length - consumed
+        at = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)
+        return self.tokens.gather(1, at.clamp(max=self.tokens.shape[1] - 1)), n
+
+    def commit(self, verdict: Verdict) -> Tensor:
+        """Move accepted keys and values, append the emitted tokens; returns how many each row took [B].
+
+        What comes after an end token or beyond the limit is dropped; rows already done take nothing.
+        """
+        count = torch.minimum(verdict.count, self.prompt + self.limit - self.length)
+        steps = torch.arange(verdict.emitted.shape[1], device=count.device)
+        ends = torch.zeros_like(verdict.emitted, dtype=torch.bool)
+        for token in self.eos:
+            ends |= verdict.emitted == token
+        ends &= steps < count[:, None]
+        count = torch.where(ends.any(1), ends.int().argmax(1) + 1, count).masked_fill(self.done, 0)
+        self.cache.keep(verdict.path, count)
+        live = steps < count[:, None]
+        at = (self.length[:, None] + steps).clamp(max=self.tokens.shape[1] - 1)
+        rows = torch.arange(len(count), device=count.device)[:, None].expand_as(at)
+        self.tokens[rows[live], at[live]] = verdict.emitted[live]
+        self.length += count
+        self.done = self.done | ends.any(1) | (self.length - self.prompt >= self.limit)
+        return count

@@ -1,0 +1,82 @@
+"""Draft tokens as a tree. A chain is a tree of width 1; plain decoding is a tree of one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PAD = -2  # parent of a node that is not there: it sees only itself and never matches
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Parents come before children; node 0 is the last committed token.
+
+    tokens, parent, depth [B,T] (parent -1 for the root, PAD for padding), mask [B,T,T] ancestor-or-self,
+    law [B,T,V]: the distribution a node's children were drawn from, kept only where a verifier asks for it.
+    """
+
+    tokens: Tensor
+    parent: Tensor
+    depth: Tensor
+    mask: Tensor
+    law: Tensor | None = None
+
+    @staticmethod
+    def root(tokens: Tensor) -> Tree:
+        """tokens [B] -> a tree of one node per row."""
+        one = torch.ones_like(tokens)[:, None]
+        return Tree(tokens[:, None], -one, torch.zeros_like(one), one[..., None].bool())
+
+    @staticmethod
+    def chain(tokens: Tensor) -> Tree:
+        """tokens [B,T], the first of which is the root."""
+        B, T = tokens.shape
+        at = torch.arange(T, device=tokens.device)
+        mask = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
+        return Tree(tokens, (at - 1).expand(B, T), at.expand(B, T), mask.expand(B, T, T))
+
+    @property
+    def size(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def last(self) -> Tensor:
+        """[B] index of each row's last real node."""
+        return (self.parent > PAD).long().mul(torch.arange(self.size, device=self.tokens.device)).argmax(1)
+
+    def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
+        """Add W nodes: parent [B,W] indices of present nodes (PAD pads), tokens [B,W]."""
+        T, W = self.size, tokens.shape[1]
+        real, at = parent >= 0, parent.clamp(min=0)
+        above = self.mask.gather(1, at[..., None].expand(-1, -1, T)) & real[..., None]
+        self_only = torch.eye(W, dtype=torch.bool, device=tokens.device).expand(len(tokens), W, W)
+        mask = torch.cat([F.pad(self.mask, (0, W)), torch.cat([above, self_only], 2)], 1)
+        depth = torch.where(real, self.depth.gather(1, at) + 1, 0)
+        return Tree(
+            torch.cat([self.tokens, tokens], 1),
+            torch.cat([self.parent, parent], 1),
+            torch.cat([self.depth, depth], 1),
+            mask,
+            None if self.law is None else F.pad(self.law, (0, 0, 0, W)),
+        )
+
+    def graft(self, at: Tensor, paths: Tensor) -> Tree:
+        """Hang whole branches: paths [B,N,M] (a negative token ends a path) below nodes at [B,N]."""
+        tree, parent = self, at
+        for tokens in paths.unbind(2):
+            parent = torch.where(tokens < 0, PAD, parent)
+            first = tree.size
+            tree = tree.grow(parent, tokens.clamp(min=0))
+            below = torch.arange(first, tree.size, device=tokens.device).expand_as(parent)
+            parent = torch.where(parent == PAD, PAD, below)
+        return tree
+
+    def with_law(self, start: int, law: Tensor) -> Tree:
+        """The same tree; law [B,W,V] is what the children of nodes [start, start+W) are drawn from."""
+        before = law.new_zeros(len(law), start, law.shape[-1]) if self.law is None else self.law[:, :start]
+        law = torch.cat([before, law], 1)
+        return Tree(self.tokens, self.parent, self.depth, self.mask, F.pad(law, (0, 0, 0, self.size - law.shape[1])))

@@ -1,0 +1,78 @@
+"""A view of the cache is data: chosen slots, and everything from a slot on. Policies choose; nothing here decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.model import Taps
+from longdraft.ops import Segment
+
+
+@dataclass
+class View:
+    """picks [L|1,B,P] slots (-1 pads), all below since [B] and without repeats; every slot from `since` on is seen too.
+
+    layers maps a model's layer to its place in picks (None: one choice serves all). The picked keys are copied
+    together once per row and layer, when a draft first reads them.
+    """
+
+    picks: Tensor
+    since: Tensor
+    layers: dict[int, int] | None = None
+    _compact: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _since: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._since = self.since.tolist()
+
+    def segments(self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None) -> list[Segment]:
+        """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`."""
+        at = self._since[b]
+        tail = Segment(k[:, at:end], v[:, at:end], visible)
+        if self.picks.shape[-1] == 0:
+            return [tail]
+        if (layer, b) not in self._compact:
+            slots = self.picks[0 if self.layers is None else self.layers[layer], b]
+            slots = slots[slots >= 0]
+            self._compact[layer, b] = (k[:, slots], v[:, slots])
+        picked = self._compact[layer, b]
+        return [Segment(*picked), tail] if picked[0].shape[1] else [tail]
+
+
+class Policy:
+    """Chooses views. `wants` is what a verify pass must leave behind for `update`; `view` is asked before each draft.
+
+    `update` sees the cache after the commit. A policy starts knowing nothing: its first view may be everything.
+    """
+
+    def wants(self) -> Taps:
+        return Taps()
+
+    def update(self, cache: KVCache, taps: Taps) -> None: ...
+
+    def view(self, cache: KVCache) -> View | None:
+        """None: everything is seen."""
+        raise NotImplementedError
+
+
+class Full(Policy):
+    """Everything is seen."""
+
+    def view(self, cache: KVCache) -> View | None:
+        return None
+
+
+def budget_of(length: int, ratio: float, floor: int) -> int:
+    """How many slots a view may pick of a context: ratio of it, at least `floor`, at most all (Vegas sec. 3)."""
+    return min(length, max(floor, -int(-ratio * length // 1)))
+
+
+def pad_rows(rows: list[Tensor], since: list[int], device: torch.device, layers: dict[int, int] | None = None) -> View:
+    """Per-row picks [L,P_b] -> a View; a row that picks nothing and has since 0 sees everything."""
+    most = max(r.shape[-1] for r in rows)
+    picks = torch.stack([torch.nn.functional.pad(r, (0, most - r.shape[-1]), value=-1) for r in rows], 1)
+    return View(picks, torch.tensor(since, device=device), layers)

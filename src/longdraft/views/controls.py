@@ -1,0 +1,39 @@
+"""Controls: an acceptance length means nothing beside a guided view unless these do worse at the same budget."""
+
+from __future__ import annotations
+
+import torch
+
+from longdraft.cache import KVCache
+from longdraft.ops import uniform
+from longdraft.views.base import Policy, View, budget_of, pad_rows
+
+
+class RandomPicks(Policy):
+    """As many slots as a guided view would pick, drawn uniformly from all but the root's; the root on is seen too."""
+
+    def __init__(self, ratio: float = 0.07, floor: int = 256, seed: int = 0):
+        self.ratio, self.floor, self.seed = ratio, floor, seed
+
+    def view(self, cache: KVCache) -> View:
+        device, rows, since = cache.length.device, [], []
+        for n in cache.length.tolist():
+            budget = budget_of(n, self.ratio, self.floor)
+            key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)
+            picks = uniform(*key)[0].topk(0 if budget >= n else budget).indices.to(device)
+            rows.append(picks)
+            since.append(0 if budget >= n else n)
+        return pad_rows(rows, since, device)
+
+
+class Recents(Policy):
+    """The latest slots alone: a window without a sink."""
+
+    def __init__(self, ratio: float = 0.07, floor: int = 256):
+        self.ratio, self.floor = ratio, floor
+
+    def view(self, cache: KVCache) -> View:
+        lengths = cache.length.tolist()
+        since = [n - budget_of(n, self.ratio, self.floor) for n in lengths]
+        none = torch.zeros(1, 0, dtype=torch.long, device=cache.length.device)
+        return pad_rows([none] * len(since), since, cache.length.device)

@@ -1,0 +1,24 @@
+"""StreamingLLM: the first tokens and the latest ones."""
+
+from __future__ import annotations
+
+import torch
+
+from longdraft.cache import KVCache
+from longdraft.views.base import Policy, View, budget_of, pad_rows
+
+
+class SinkWindow(Policy):
+    """`sink` first slots and the latest ones, together as many as a budget by ratio and floor allows (MagicDec-Stream)."""
+
+    def __init__(self, sink: int = 4, ratio: float = 0.07, floor: int = 256):
+        self.sink, self.ratio, self.floor = sink, ratio, floor
+
+    def view(self, cache: KVCache) -> View:
+        device, rows, since = cache.length.device, [], []
+        for n in cache.length.tolist():
+            budget = budget_of(n, self.ratio, self.floor)
+            sink = 0 if budget >= n else min(self.sink, budget)
+            rows.append(torch.arange(sink, device=device)[None])
+            since.append(n - budget + sink if sink else 0)
+        return pad_rows(rows, since, device)
