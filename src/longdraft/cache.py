@@ -58,7 +58,9 @@ class KVCache:
 
     def nbytes(self, length: int) -> int:
         """Bytes of keys and values that a step at this context length reads, for one row."""
-        return sum(x.shape[1] * x.shape[3] * x.element_size() for kv in self._store.layers.values() for x in kv) * length
+        return (
+            sum(x.shape[1] * x.shape[3] * x.element_size() for kv in self._store.layers.values() for x in kv) * length
+        )
 
     def write(self, layer: int, k: Tensor, v: Tensor, starts: list[int]) -> None:
         """k, v [B,K,W,D] go to slots starts[b] and on of each row."""

@@ -41,7 +41,7 @@ class Stats:
 
 @dataclass
 class Step:
-    """What one step gave each row: tokens[b]; all but a row's last are accepted drafts, the last is the target's own."""
+    """tokens[b]: what one step gave row b. All but the last are accepted drafts; the last is the target's own."""
 
     tokens: list[list[int]]
 
@@ -94,9 +94,13 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
         )
     odd = next((t for p in prompts for t in p if not 0 <= t < target.vocab), None)
     if odd is not None:
-        raise InputError(f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use the model's own tokenizer")
+        raise InputError(
+            f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use the model's own tokenizer"
+        )
     if verify is reject and type(drafter) is not Drafter and not drafter.keeps_law:
-        raise InputError(f"verify=reject needs a drafter that draws from a law it keeps; {type(drafter).__name__} does not: use match")
+        raise InputError(
+            f"verify=reject needs a drafter that draws from a law it keeps; {type(drafter).__name__} does not: use match"
+        )
 
 
 @torch.inference_mode()
@@ -136,7 +140,7 @@ def stream(
 
 
 def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step drafts nothing: it fills the taps at the last prompt token."""
+    """Decode prefilled rows to their ends. The first step drafts nothing: it taps the last prompt token."""
     with torch.inference_mode():
         drafter.start(seqs)
     draft = False

@@ -110,7 +110,9 @@ def _attention(
     """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv]. Windows come from the config (see LM)."""
     name = type(module).__name__
     if longdraft is None:
-        raise InputError(f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture")
+        raise InputError(
+            f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture"
+        )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
     if odd or attention_mask is not None or others.get("is_causal") is False:
         what = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
@@ -149,12 +151,14 @@ def windows_of(config: Any) -> dict[int, int]:
         return dict.fromkeys(range(c.num_hidden_layers), window) if used else {}
     odd = sorted(set(types) - {"full_attention", "sliding_attention"})
     if odd:
-        raise InputError(f"{c.model_type} has {odd[0]} layers, whose state cannot be rolled back; use a model of full or sliding attention")
+        raise InputError(
+            f"{c.model_type} has {odd[0]} layers, whose state cannot be rolled back; use a model of full or sliding attention"
+        )
     return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
 
 
 class LM:
-    """A causal LM whose every forward pass is a tree over a cache: logits of nodes, their keys and values in scratch."""
+    """Every forward pass is a tree over a cache: logits of its nodes, their keys and values in scratch."""
 
     def __init__(self, hf: Any, name: str = ""):
         self.hf, self.name = hf.eval(), name
@@ -184,7 +188,13 @@ class LM:
         return KVCache(batch, slots, self.device)
 
     def __call__(
-        self, tree: Tree, cache: KVCache, start: int = 0, view: KVView | None = None, taps: Taps | None = None, logits: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int = 0,
+        view: KVView | None = None,
+        taps: Taps | None = None,
+        logits: int = 0,
     ) -> Tensor:
         """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
         nodes, 0: all). Their keys and values are written to slots length+start and on."""
@@ -198,12 +208,17 @@ class LM:
         if taps.rows is not None:
             taps.covered = cache.length + 1
         out = self.hf(
-            input_ids=tree.tokens[:, start:], position_ids=position, use_cache=False, logits_to_keep=logits, longdraft=p, **extra
+            input_ids=tree.tokens[:, start:],
+            position_ids=position,
+            use_cache=False,
+            logits_to_keep=logits,
+            longdraft=p,
+            **extra,
         )
         if p.calls != self.config.num_hidden_layers:
+            used = f"{p.calls} of {self.config.num_hidden_layers} layers"
             raise InputError(
-                f"{type(self.hf).__name__}: {p.calls} of {self.config.num_hidden_layers} layers use the attention interface,"
-                " and longdraft needs all of them"
+                f"{type(self.hf).__name__}: {used} use the attention interface; longdraft needs all of them"
             )
         taps.states = {i: out.hidden_states[i] for i in taps.hidden}
         return out.logits

@@ -51,7 +51,7 @@ class Sampler:
                 raise InputError(f"{f.name.replace('_', '-')} is {value}: give a value {words}")
 
     def law(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
-        """The processed logits [B,W,V], float32, of nodes [start, start+W): softmax of them is the law of the next token."""
+        """Processed logits [B,W,V], float32, of nodes [start, start+W): their softmax is the law of the next token."""
         logits = logits.float()
         if self.penalty != 1.0:
             logits = self._penalised(logits, tree, seqs, start)
@@ -76,8 +76,14 @@ class Sampler:
 
     def _warpers(self) -> list:
         chosen = [(self.temperature != 1, warpers.TemperatureLogitsWarper, float(self.temperature))]
-        chosen += [(self.min_p > 0, warpers.MinPLogitsWarper, self.min_p), (self.eta > 0, warpers.EtaLogitsWarper, self.eta)]
-        chosen += [(self.top_k > 0, warpers.TopKLogitsWarper, self.top_k), (self.top_p < 1, warpers.TopPLogitsWarper, self.top_p)]
+        chosen += [
+            (self.min_p > 0, warpers.MinPLogitsWarper, self.min_p),
+            (self.eta > 0, warpers.EtaLogitsWarper, self.eta),
+        ]
+        chosen += [
+            (self.top_k > 0, warpers.TopKLogitsWarper, self.top_k),
+            (self.top_p < 1, warpers.TopPLogitsWarper, self.top_p),
+        ]
         return [make(value) for use, make, value in chosen if use]
 
     def _penalised(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:

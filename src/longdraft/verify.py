@@ -62,7 +62,7 @@ def reject(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
     """Speculative sampling by p/q: keeps the target's law (not plain decoding's very tokens).
 
     A node's children, in index order, must be draws without replacement from tree.law at that node. Child x is accepted
-    with probability min(1, p(x)/q(x)); after a refusal p becomes the residual max(p-q, 0) and q loses x, both normalised.
+    with probability min(1, p(x)/q(x)); refused, p becomes the residual max(p-q, 0) and q loses x, both normalised.
     """
     if tree.law is None:
         raise InputError("verify=reject needs a drafter that keeps the law it draws from; use verify=match")

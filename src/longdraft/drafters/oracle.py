@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import Taps

@@ -52,7 +52,7 @@ def attend_one(q: Tensor, segment: Segment, scale: float, softcap: float | None)
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Join attention over disjoint keys (LongSpec sec. 3.3): (out [H,T,D], lse [H,T]) twice -> the same of the union."""
+    """Join attention over disjoint keys (LongSpec sec. 3.3): (out [H,T,D], lse [H,T]) twice -> that of the union."""
     (out_a, lse_a), (out_b, lse_b) = a, b
     share = torch.sigmoid(lse_a - lse_b).nan_to_num(0.0)[..., None]
     return out_a * share + out_b * (1 - share), torch.logaddexp(lse_a, lse_b)

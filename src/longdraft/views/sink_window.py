@@ -9,7 +9,7 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 class SinkWindow(Policy):
-    """`sink` first slots and the latest ones, together as many as a budget by ratio and floor allows (MagicDec-Stream)."""
+    """`sink` first slots and the latest ones, together as many as the budget allows (MagicDec-Stream)."""
 
     def __init__(self, sink: int = 4, ratio: float = 0.07, floor: int = 256):
         self.sink, self.ratio, self.floor = sink, ratio, floor

@@ -1,0 +1,114 @@
+"""From a name to a model that is safe to run: what cannot run right is refused in one line, never run wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from longdraft.errors import InputError
+from longdraft.model import LM, NAME, windows_of
+from longdraft.tree import Tree
+
+BUNDLED = Path(__file__).parent / "models" / "target"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
+# Architectures whose every pass the tests compare with stock attention; any other is compared once when it is loaded.
+TRIED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
+
+
+def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = None) -> tuple[LM, Any]:
+    """A target and its tokenizer from 'bundled', a local folder or a Hub id (the only case that uses the network).
+
+    Weights come from safetensors alone and no code of the model's folder is run. Raises InputError.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
+    where, offline = _place(name)
+    options = {"local_files_only": offline, "trust_remote_code": False}
+    config = _try(name, lambda: AutoConfig.from_pretrained(where, **options))
+    refuse(config)
+    hf, info = _try(
+        name,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            where, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **options
+        ),
+    )
+    if info["missing_keys"]:
+        raise InputError(
+            f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
+        )
+    tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
+    hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if config.model_type not in TRIED:
+        probe(hf)
+    return LM(hf, name), tokenizer
+
+
+def _place(name: str) -> tuple[str, bool]:
+    """Where to load from, and whether that is this machine."""
+    if name == "bundled":
+        if not (BUNDLED / "model.safetensors").exists():
+            raise InputError(
+                f"the bundled model is not in this installation ({BUNDLED}): reinstall longdraft, or {HOW}"
+            )
+        return str(BUNDLED), True
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if folder.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+            raise InputError(f"no model folder at {name}: {HOW}")
+        return name, False
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{name} has no config.json: {HOW}")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(kind))
+        why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else "no weights"
+        raise InputError(f"{name} has {why}: convert them to safetensors, or {HOW}")
+    return str(folder), True
+
+
+def _try(name: str, action: Any) -> Any:
+    """Transformers' own errors as one line."""
+    try:
+        return action()
+    except InputError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"cannot load {name}: {reason[:300]}; {HOW}") from error
+
+
+def refuse(config: Any) -> None:
+    """Raises InputError for what cannot run right: no causal LM, no attention interface, layers without keys."""
+    kind = getattr(config, "model_type", "?")
+    try:
+        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise InputError(f"{kind} is not a causal language model of Transformers: use one that is") from None
+    windows_of(config)
+    stateful = getattr(cls, "_is_stateful", False)
+    if stateful or not getattr(cls, "_supports_attention_backend", False):
+        why = "keeps a state that cannot be rolled back" if stateful else "has no attention interface in Transformers"
+        raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral, say")
+
+
+@torch.inference_mode()
+def probe(hf: Any, tokens: int = 12) -> None:
+    """Compare one pass with stock attention on an architecture that the tests do not cover. Raises InputError."""
+    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
+    hf.set_attn_implementation("eager")
+    stock = hf(input_ids=ids, use_cache=False).logits.float()
+    lm = LM(hf)
+    cache = lm.new_cache(1, 2 * tokens)
+    lm.prefill(ids[0, : tokens // 2].tolist(), cache)
+    ours = lm(Tree.chain(ids[:, tokens // 2 :]), cache).float()
+    error = (ours - stock[:, tokens // 2 :]).abs().max() / stock.abs().max()
+    if not error < 0.05:
+        raise InputError(
+            f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {float(error):.1%}"
+            " of the largest logit, so its output would be wrong: use another architecture"
+        )
