@@ -36,15 +36,14 @@ class KVCache:
     A slot's index is its token's position in the text. length [B].
     """
 
-    def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None):
+    def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu"):
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
         self._store, self._first = _Store(batch, slots), 0
-        self.dtype = dtype
 
     def row(self, b: int) -> KVCache:
         """Row b alone, over the same memory; its length is shared too."""
         view = object.__new__(KVCache)
-        view.length, view._store, view._first, view.dtype = self.length[b : b + 1], self._store, b, self.dtype
+        view.length, view._store, view._first = self.length[b : b + 1], self._store, b
         return view
 
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
@@ -64,13 +63,17 @@ class KVCache:
 
     def write(self, layer: int, k: Tensor, v: Tensor, starts: list[int]) -> None:
         """k, v [B,K,W,D] go to slots starts[b] and on of each row."""
-        if self.dtype is not None:
-            k, v = k.to(self.dtype), v.to(self.dtype)
         W = k.shape[2]
         into_k, into_v = self._store.room(layer, max(starts) + W, k, v)
         for b, at in enumerate(starts):
             into_k[self._first + b, :, at : at + W] = k[b]
             into_v[self._first + b, :, at : at + W] = v[b]
+
+    def pointers(self, layer: int, end: int, heads: int, dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
+        """Addresses of this cache's first row of k and v, with room for `end` slots, and how many slots a row has."""
+        like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
+        k, v = self._store.room(layer, end, like, like)
+        return k[self._first].data_ptr(), v[self._first].data_ptr(), k.shape[2]
 
     def keep(self, path: Tensor, count: Tensor) -> None:
         """Commit scratch nodes path [B,A], of which count [B] are real, as the next tokens; ascending, so path[i] >= i.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from longdraft import ops
+from longdraft import fast, ops
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
 from longdraft.tree import Tree
@@ -22,6 +22,10 @@ HARMLESS |= {"output_router_logits", "return_dict", "is_causal", "position_embed
 
 class KVView(Protocol):
     """Which committed keys a pass may read (views/base.py)."""
+
+    since: Tensor
+
+    def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None: ...
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None
@@ -165,6 +169,7 @@ class LM:
         hf.set_attn_implementation(NAME)
         self.config = hf.config.get_text_config()
         self.windows = windows_of(hf.config)
+        self.native = fast.NativeStep(hf, self.windows) if fast.fits(hf, self.windows) else None
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.vocab = int(self.config.vocab_size)
 
@@ -199,14 +204,16 @@ class LM:
         """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
         nodes, 0: all). Their keys and values are written to slots length+start and on."""
         taps = taps if taps is not None else Taps()
+        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.positions - 1)
+        if taps.rows is not None:
+            taps.covered = cache.length + 1
+        if self.native is not None and position.shape[1] <= fast.NODES and not taps.hidden and not logits:
+            return self.native(tree, cache, start, position, view, taps)
         mask = tree.mask[:, start:]
         visible = [None if bool(m.all()) else m for m in mask]
         begin, last = cache.length.tolist(), tree.last.tolist()
         p = _Pass(cache, begin, start, tree.depth, visible, last, view, taps, self.windows)
-        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.positions - 1)
         extra = {"output_hidden_states": list(taps.hidden)} if taps.hidden else {}
-        if taps.rows is not None:
-            taps.covered = cache.length + 1
         out = self.hf(
             input_ids=tree.tokens[:, start:],
             position_ids=position,

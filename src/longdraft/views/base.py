@@ -23,24 +23,25 @@ class View:
     picks: Tensor
     since: Tensor
     layers: dict[int, int] | None = None
-    _compact: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _compact: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _since: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._since = self.since.tolist()
 
-    def segments(self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None) -> list[Segment]:
-        """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`."""
-        at = self._since[b]
-        tail = Segment(k[:, at:end], v[:, at:end], visible)
-        if self.picks.shape[-1] == 0:
-            return [tail]
+    def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The picked keys and values of row b, side by side, from its k, v [K,S,D]; None where nothing is picked."""
         if (layer, b) not in self._compact:
             slots = self.picks[0 if self.layers is None else self.layers[layer], b]
             slots = slots[slots >= 0]
-            self._compact[layer, b] = (k[:, slots], v[:, slots])
-        picked = self._compact[layer, b]
-        return [Segment(*picked), tail] if picked[0].shape[1] else [tail]
+            self._compact[layer, b] = (k.index_select(1, slots), v.index_select(1, slots)) if len(slots) else None
+        return self._compact[layer, b]
+
+    def segments(self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None) -> list[Segment]:
+        """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`."""
+        at, picked = self._since[b], self.compact(layer, b, k, v)
+        tail = Segment(k[:, at:end], v[:, at:end], visible)
+        return [tail] if picked is None else [Segment(*picked), tail]
 
 
 class Policy:

@@ -1,0 +1,23 @@
+"""Builds the native kernels where there is a C++ compiler; without one the package installs and runs on torch alone."""
+
+from __future__ import annotations
+
+from setuptools import Extension, setup
+
+FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-Wno-psabi"]
+BUILDS = {"_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"], "_avx2": ["-mavx2", "-mfma"]}
+HERE = "src/longdraft/ops/native/"
+
+# No -fopenmp when linking: the OpenMP runtime is the one torch has loaded, so that there is one pool of threads.
+setup(
+    ext_modules=[
+        Extension(
+            f"longdraft.ops.native.{name}",
+            [HERE + "step.cpp"],
+            depends=[HERE + "attention.h", HERE + "simd.h"],
+            extra_compile_args=FLAGS + flags,
+            optional=True,
+        )
+        for name, flags in BUILDS.items()
+    ]
+)

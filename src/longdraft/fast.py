@@ -1,0 +1,132 @@
+"""A Llama-like model's decode step in one native call (ops/native/step.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.ops import native
+from longdraft.tree import Tree
+
+FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not change with the length
+DIMS = {16, 32, 64, 96, 128, 256}
+NODES = 128  # wider passes are prefill: there torch's matrix products win
+
+
+def fits(hf: Any, windows: dict[int, int]) -> bool:
+    """Whether the native step computes this model: its family, shape, dtype and place."""
+    c = hf.config
+    if type(hf).__name__ not in FAMILY or native.library() is None:
+        return False
+    rope = getattr(hf.model.rotary_emb, "rope_type", "default")
+    same = {(p.dtype, p.device.type) for p in hf.parameters()}
+    widths = (c.hidden_size, c.intermediate_size, c.vocab_size)
+    dim = hf.model.layers[0].self_attn.head_dim
+    return (
+        same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
+        and dim in DIMS
+        and all(w >= 16 for w in widths)
+        and c.hidden_size % 16 == 0
+        and c.intermediate_size % 16 == 0
+        and c.hidden_act == "silu"
+        and rope in ROPES
+        and all(isinstance(w, int) for w in windows.values())
+    )
+
+
+class NativeStep:
+    """Computes what the Transformers forward computes, activations in float32; writes the same slots of the cache.
+
+    The weights are the model's own memory; the model must not be moved or replaced while this lives.
+    """
+
+    def __init__(self, hf: Any, windows: dict[int, int]):
+        self._keep: list[Any] = []  # tensors that C pointers point to
+        c, model = hf.config, hf.model
+        attention = model.layers[0].self_attn
+        layers = (native.Layer * c.num_hidden_layers)(
+            *[self._layer(layer, windows.get(i, 0)) for i, layer in enumerate(model.layers)]
+        )
+        self.lib = native.library()
+        self.heads, self.dim, self.vocab = c.num_key_value_heads, attention.head_dim, c.vocab_size
+        self.dtype, self.windows = hf.dtype, windows
+        self.model = native.Model(
+            c.num_hidden_layers,
+            c.hidden_size,
+            c.num_attention_heads,
+            c.num_attention_heads // c.num_key_value_heads,
+            attention.head_dim,
+            c.intermediate_size,
+            c.vocab_size,
+            c.rms_norm_eps,
+            attention.scaling,
+            model.rotary_emb.attention_scaling,
+            self._float(model.rotary_emb.inv_freq),
+            self._raw(model.embed_tokens.weight),
+            self._linear(hf.lm_head),
+            self._float(model.norm.weight),
+            layers,
+        )
+        self.work = self.lib.longdraft_new()
+
+    def __del__(self) -> None:
+        if getattr(self, "work", None):
+            self.lib.longdraft_free(self.work)
+
+    def _raw(self, x: Tensor) -> int:
+        x = x.detach().contiguous()
+        self._keep.append(x)
+        return x.data_ptr()
+
+    def _float(self, x: Tensor | None) -> int | None:
+        return None if x is None else self._raw(x.float())
+
+    def _linear(self, module: Any) -> native.Linear:
+        return native.Linear(self._raw(module.weight), self._float(module.bias))
+
+    def _layer(self, layer: Any, window: int) -> native.Layer:
+        a, mlp = layer.self_attn, layer.mlp
+        parts = [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [getattr(a, name, None) for name in ("q_norm", "k_norm")]
+        weights = [self._float(None if n is None else n.weight) for n in norms]
+        return native.Layer(*[self._linear(p) for p in parts], *weights, window)
+
+    def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
+        """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32, tapped scores in `taps`."""
+        B, W, L = len(position), position.shape[1], self.model.layers
+        longest = int(cache.length.max())
+        shape = (self.heads, self.dim, self.dtype)
+        buffers = [cache.pointers(layer, longest + tree.size, *shape) for layer in range(L)]
+        arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])]
+        logits = torch.empty(B, W, self.vocab)
+        p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
+        p.k, p.v = ((ctypes.c_void_p * L)(*[b[i] for b in buffers]) for i in (0, 1))
+        p.slots, p.logits = buffers[0][2], logits.data_ptr()
+        if view is not None:
+            picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
+            p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
+        if taps.rows is not None:
+            keep, kept = self._tapped(tree, taps)
+            scores = torch.full((L, B, longest + 1), float("-inf"))
+            p.keep, p.kept, p.weights, p.most = keep.data_ptr(), kept, taps.of == "weights", longest + 1
+            p.scores = scores.data_ptr()
+            taps.scores = {layer: scores[layer] for layer in range(L) if layer not in self.windows}
+            arrays += [keep, scores]
+        self.lib.longdraft_step(self.model, p, self.work, self.dtype == torch.bfloat16)
+        return logits
+
+    def _picked(self, view: Any, cache: KVCache, layer: int, b: int) -> native.Picked:
+        pair = None if layer in self.windows else view.compact(layer, b, *cache.read(layer, b))
+        return native.Picked(None, None, 0) if pair is None else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1])
+
+    def _tapped(self, tree: Tree, taps: Any) -> tuple[Tensor, int]:
+        """Query nodes [B,2] whose scores are kept, and how many of the two count."""
+        last = tree.last
+        keep = torch.stack([torch.zeros_like(last) if taps.rows == "ends" else last, last], 1).contiguous()
+        return keep, 1 if taps.rows == "last" or tree.size == 1 else 2

@@ -1,0 +1,62 @@
+"""The native kernels, if the package was built with a C++ compiler: plain C functions over pointers, loaded once.
+
+Two builds of one source lie side by side; the processor decides which is loaded. Without either, torch serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+BUILDS = {"AVX512": "_avx512", "AVX2": "_avx2"}  # torch's name of the processor's best -> our file
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [("w", ctypes.c_void_p), ("b", ctypes.c_void_p)]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [(n, Linear) for n in ("q", "k", "v", "o", "gate", "up", "down")]
+    _fields_ += [(n, ctypes.c_void_p) for n in ("norm1", "norm2", "qnorm", "knorm")] + [("window", ctypes.c_int64)]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("layers", "d", "heads", "groups", "dim", "mlp", "vocab")]
+    _fields_ += [(n, ctypes.c_float) for n in ("eps", "scale", "rope_scale")]
+    _fields_ += [("inv_freq", ctypes.c_void_p), ("embed", ctypes.c_void_p), ("head", Linear)]
+    _fields_ += [("norm", ctypes.c_void_p), ("layer", ctypes.POINTER(Layer))]
+
+
+class Picked(ctypes.Structure):
+    _fields_ = [("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("n", ctypes.c_int64)]
+
+
+class Pass(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("rows", "nodes", "start")]
+    _fields_ += [(n, ctypes.c_void_p) for n in ("tokens", "depth", "length", "position", "mask")]
+    _fields_ += [("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p))]
+    _fields_ += [("slots", ctypes.c_int64), ("since", ctypes.c_void_p), ("picks", ctypes.POINTER(Picked))]
+    _fields_ += [("keep", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("kept", "weights", "most")]
+    _fields_ += [("scores", ctypes.c_void_p), ("logits", ctypes.c_void_p)]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The build for this processor, or None. LONGDRAFT_NATIVE=0 turns it off, =avx2 asks for that one."""
+    wish = os.environ.get("LONGDRAFT_NATIVE", "")
+    kind = "_avx2" if wish == "avx2" else BUILDS.get(torch.backends.cpu.get_cpu_capability())
+    found = [] if wish == "0" or kind is None else sorted(Path(__file__).parent.glob(f"{kind}.*so"))
+    if not found:
+        return None
+    try:
+        lib = ctypes.CDLL(str(found[0]))  # its OpenMP is torch's own, already in the process
+    except OSError:
+        return None
+    lib.longdraft_new.restype = ctypes.c_void_p
+    lib.longdraft_free.argtypes = [ctypes.c_void_p]
+    lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
+    return lib

@@ -1,0 +1,122 @@
+// Attention of a few query rows over a long run of keys, in blocks of fixed slots, as (max, sum, output) to be merged.
+#pragma once
+#include <limits>
+#include <vector>
+
+#include "simd.h"
+
+constexpr int64_t BLOCK = 1024;  // slots of one unit of work: a multiple of it starts every block, whoever computes it
+constexpr int64_t CHUNK = 128;   // keys whose scores are held at once
+constexpr float NONE = -std::numeric_limits<float>::infinity();
+
+// What a block must know of its query rows: R rows of q [R,D] (scaled already), W nodes a head.
+struct Queries {
+    const float* q;
+    int64_t R, W;
+    const int64_t* position;  // [W] of the nodes
+    const int64_t* depth;     // [size] of the scratch nodes
+    const uint8_t* mask;      // [W,size]: which scratch nodes a node sees
+    int64_t size, length;     // scratch nodes; committed slots
+    int64_t window;           // 0: none
+};
+
+// A partial result of R rows: max and sum [R], output [R,D] not yet divided by the sum.
+struct Part {
+    float *m, *l, *o;
+};
+
+// Set the scores of keys that a row may not see to -inf. Slots first..first+n; row r is node r % W.
+static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, int64_t n) {
+    const int64_t w = r % x.W, low = x.window ? x.position[w] - x.window + 1 : 0;
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t slot = first + j;
+        if (slot < x.length) {
+            if (slot < low) s[j] = NONE;
+        } else {
+            const int64_t node = slot - x.length;
+            if (!x.mask[w * x.size + node] || x.length + x.depth[node] < low) s[j] = NONE;
+        }
+    }
+}
+
+// Scores of sixteen keys kf [16,D] for one query row.
+template <int ND>
+static inline v16 score16(const float* q, const float* kf) {
+    v16 qs[ND], acc[16];
+    for (int i = 0; i < ND; i++) qs[i] = load(q + 16 * i);
+    for (int j = 0; j < 16; j++) {
+        v16 a = qs[0] * load(kf + j * 16 * ND);
+        for (int i = 1; i < ND; i++) a += qs[i] * load(kf + j * 16 * ND + 16 * i);
+        acc[j] = a;
+    }
+    return sums(acc);
+}
+
+// o[r] = o[r] * keep[r] + sum_j p[r,j] v[j] for RB rows at once.
+template <typename E, int ND, int RB>
+static inline void mix(const float* p, const float* keep, const E* v, int64_t n, float* o) {
+    v16 acc[RB][ND];
+    for (int r = 0; r < RB; r++)
+        for (int i = 0; i < ND; i++) acc[r][i] = load(o + (r * ND + i) * 16) * keep[r];
+    for (int64_t j = 0; j < n; j++) {
+        v16 x[ND];
+        for (int i = 0; i < ND; i++) x[i] = load(v + (j * ND + i) * 16);
+        for (int r = 0; r < RB; r++) {
+            const float w = p[r * CHUNK + j];
+            for (int i = 0; i < ND; i++) acc[r][i] += x[i] * w;
+        }
+    }
+    for (int r = 0; r < RB; r++)
+        for (int i = 0; i < ND; i++) store(o + (r * ND + i) * 16, acc[r][i]);
+}
+
+// One block: n keys k, v [n,D] at slots first and on (first < 0: picked keys, which every row sees).
+// logits, if given, receives each row's scores: logits[r] + j, or null for rows nobody asked for.
+template <typename E, int ND>
+static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, float* const* logits,
+                         std::vector<float>& work) {
+    constexpr int D = 16 * ND, RB = ND <= 4 ? 4 : ND <= 8 ? 2 : 1;
+    const int64_t R = x.R;
+    work.resize(R * (CHUNK + 1) + 16 * D);
+    float *s = work.data(), *keep = s + R * CHUNK, *kf = keep + R;
+    for (int64_t r = 0; r < R; r++) out.m[r] = NONE, out.l[r] = 0;
+    std::memset(out.o, 0, sizeof(float) * R * D);
+    for (int64_t c = 0; c < n; c += CHUNK) {
+        const int64_t len = n - c < CHUNK ? n - c : CHUNK;
+        for (int64_t j = 0; j < len; j += 16) {
+            for (int64_t i = 0; i < 16; i++) {
+                const E* key = k + (c + (j + i < len ? j + i : len - 1)) * D;
+                for (int d = 0; d < ND; d++) store(kf + i * D + 16 * d, load(key + 16 * d));
+            }
+            for (int64_t r = 0; r < R; r++) store(s + r * CHUNK + j, score16<ND>(x.q + r * D, kf));
+        }
+        const int64_t padded = (len + 15) / 16 * 16;
+        const bool masked = first >= 0 && (x.window || first + c + len > x.length);
+        for (int64_t r = 0; r < R; r++) {
+            float* row = s + r * CHUNK;
+            for (int64_t j = len; j < padded; j++) row[j] = NONE;
+            if (masked) hide(row, x, r, first + c, len);
+            if (logits && logits[r]) std::memcpy(logits[r] + c, row, sizeof(float) * len);
+            v16 top = load(row);
+            for (int64_t j = 16; j < padded; j += 16) top = vmax(top, load(row + j));
+            const float m = std::fmax(out.m[r], most(top));
+            if (m == NONE) {
+                std::memset(row, 0, sizeof(float) * padded);
+                keep[r] = 1;
+                continue;
+            }
+            v16 total = splat(0);
+            for (int64_t j = 0; j < padded; j += 16) {
+                const v16 p = vexp(load(row + j) - m);
+                total += p;
+                store(row + j, p);
+            }
+            keep[r] = std::exp(out.m[r] - m);
+            out.l[r] = out.l[r] * keep[r] + sum(total);
+            out.m[r] = m;
+        }
+        int64_t r = 0;
+        for (; r + RB <= R; r += RB) mix<E, ND, RB>(s + r * CHUNK, keep + r, v + c * D, len, out.o + r * D);
+        for (; r < R; r++) mix<E, ND, 1>(s + r * CHUNK, keep + r, v + c * D, len, out.o + r * D);
+    }
+}

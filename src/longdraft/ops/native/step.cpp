@@ -1,0 +1,296 @@
+// A whole decode step of a Llama-like model in one parallel region: nodes of a tree in, logits out.
+//
+// The model: RMSNorm, rotary attention with grouped heads (optional biases and per-head norms of q and k), SwiGLU.
+// Weights and cache are float or bf16; everything between is float. Each row's sums run in an order that does not depend
+// on the number of rows, nodes or threads.
+#include <algorithm>
+
+#include "attention.h"
+
+struct Linear {
+    const void* w;   // [out,in]
+    const float* b;  // [out] or null
+};
+
+struct Layer {
+    Linear q, k, v, o, gate, up, down;
+    const float *norm1, *norm2, *qnorm, *knorm;  // the last two may be null
+    int64_t window;                              // 0: sees everything
+};
+
+struct Model {
+    int64_t layers, d, heads, groups, dim, mlp, vocab;  // groups: query heads per key head
+    float eps, scale, rope_scale;
+    const float* inv_freq;  // [dim/2]
+    const void* embed;      // [vocab,d]
+    Linear head;
+    const float* norm;
+    const Layer* layer;
+};
+
+struct Picked {
+    const void *k, *v;  // [K,n,D], contiguous
+    int64_t n;
+};
+
+struct Pass {
+    int64_t rows, nodes, start;             // B; W new nodes; scratch nodes before them
+    const int64_t *tokens, *depth, *length; // [B,W], [B,start+W], [B]
+    const int64_t* position;                // [B,W]
+    const uint8_t* mask;                    // [B,W,start+W]
+    void* const* k;                         // per layer: [B,K,slots,D]
+    void* const* v;
+    int64_t slots;
+    const int64_t* since;                   // [B], or null: everything is seen
+    const Picked* picks;                    // [layers,B], or null
+    const int64_t* keep;                    // [B,2]: query nodes whose scores are averaged
+    int64_t kept, weights, most;            // how many of them (0: none); as weights, not logits; slots per score row
+    float* scores;                          // [layers,B,most]
+    float* logits;                          // [B,W,vocab]
+};
+
+struct Work {
+    std::vector<float> x, y, z, q, cs, m, l, o, lse, tap;
+};
+
+static void rms(const float* x, const float* w, int64_t n, float eps, float* out) {
+    v16 total = splat(0);
+    for (int64_t i = 0; i < n; i += 16) total += load(x + i) * load(x + i);
+    const float s = 1.0f / std::sqrt(sum(total) / n + eps);
+    for (int64_t i = 0; i < n; i += 16) store(out + i, load(x + i) * s * load(w + i));
+}
+
+// y [T,out] (+)= x [T,in] W^T + b, sixteen outputs at a time; called inside the parallel region.
+template <typename E>
+static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64_t out, float* y, bool add) {
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < (out + 15) / 16; block++) {
+        const int64_t at = std::min(block * 16, out - 16);
+        const int64_t done = block * 16 - at;  // outputs of the last block that the one before has written
+        const E* w = static_cast<const E*>(f.w) + at * in;
+        static thread_local std::vector<float> wide;
+        const bool reuse = T > 1 && sizeof(E) == 2;
+        if (reuse) {
+            wide.resize(16 * in);
+            for (int64_t i = 0; i < 16 * in; i += 16) store(wide.data() + i, load(w + i));
+        }
+        for (int64_t t = 0; t < T; t++) {
+            v16 acc[16];
+            const float* row = x + t * in;
+            for (int j = 0; j < 16; j++) acc[j] = splat(0);
+            if (reuse)
+                for (int64_t i = 0; i < in; i += 16) {
+                    const v16 a = load(row + i);
+                    for (int j = 0; j < 16; j++) acc[j] += a * load(wide.data() + j * in + i);
+                }
+            else
+                for (int64_t i = 0; i < in; i += 16) {
+                    const v16 a = load(row + i);
+                    for (int j = 0; j < 16; j++) acc[j] += a * load(w + j * in + i);
+                }
+            v16 r = sums(acc);
+            if (f.b) r += load(f.b + at);
+            float* to = y + t * out + at;
+            if (add) {
+                for (int64_t j = done; j < 16; j++) to[j] += r[j];
+            } else {
+                store(to, r);
+            }
+        }
+    }
+}
+
+// One head of q or k: norm, then rotation. cs: cos [D/2] then sin [D/2].
+static void turn(float* x, const float* norm, const float* cs, int64_t D, float eps) {
+    if (norm) rms(x, norm, D, eps, x);
+    for (int64_t i = 0; i < D / 2; i++) {
+        const float a = x[i], b = x[i + D / 2], c = cs[i], s = cs[D / 2 + i];
+        x[i] = a * c - b * s;
+        x[i + D / 2] = b * c + a * s;
+    }
+}
+
+// How many blocks a row's keys make: the picked ones, then the slots from `since` in blocks of absolute slots.
+// Layers with a window ignore views.
+static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int64_t& picked, int64_t& first, int64_t& slots) {
+    const bool viewed = p.picks && !m.layer[layer].window;
+    const int64_t end = p.length[b] + p.start + p.nodes, since = viewed ? p.since[b] : 0;
+    picked = viewed ? (p.picks[layer * p.rows + b].n + BLOCK - 1) / BLOCK : 0;
+    first = since / BLOCK;
+    slots = (end + BLOCK - 1) / BLOCK - first;
+}
+
+template <typename E, int ND>
+static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest) {
+    const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = p.start + W;
+    const bool tap = p.kept && !m.layer[layer].window;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t unit = 0; unit < p.rows * K * widest; unit++) {
+        static thread_local std::vector<float> work;
+        const int64_t b = unit / (K * widest), h = unit / widest % K, i = unit % widest;
+        int64_t picked, base, slots;
+        blocks(m, p, layer, b, picked, base, slots);
+        if (i >= picked + slots) continue;
+        const int64_t at = ((b * K + h) * widest + i) * R;
+        const Part part = {&t.m[at], &t.l[at], &t.o[at * D]};
+        const Queries x = {&t.q[(b * K + h) * R * D], R, W, p.position + b * W, p.depth + b * size, p.mask + b * W * size,
+                           size, p.length[b], m.layer[layer].window};
+        if (i < picked) {
+            const Picked& from = p.picks[layer * p.rows + b];
+            const int64_t lo = i * BLOCK, n = std::min(BLOCK, from.n - lo), skip = (h * from.n + lo) * D;
+            attend_block<E, ND>(x, static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, part, nullptr, work);
+            continue;
+        }
+        const int64_t since = p.picks && !x.window ? p.since[b] : 0, end = p.length[b] + size;
+        int64_t lo = std::max((base + i - picked) * BLOCK, since), hi = std::min((base + i - picked + 1) * BLOCK, end);
+        if (x.window) lo = std::min(hi, std::max(lo, (p.length[b] - x.window + 1) / CHUNK * CHUNK));
+        std::vector<float*> logits(tap ? R : 0, nullptr);
+        if (tap)
+            for (int64_t g = 0; g < G; g++)
+                for (int64_t r = 0; r < p.kept; r++) {
+                    const int64_t node = p.keep[2 * b + r];
+                    logits[g * W + node] = &t.tap[((b * m.heads + h * G + g) * 2 + r) * (p.most + size) + lo];
+                }
+        const int64_t skip = ((b * K + h) * p.slots + lo) * D;
+        attend_block<E, ND>(x, static_cast<const E*>(p.k[layer]) + skip, static_cast<const E*>(p.v[layer]) + skip, hi - lo, lo, part,
+                            tap ? logits.data() : nullptr, work);
+    }
+}
+
+// Merge the blocks of every query row in order: y [T,H*D].
+static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest, float* y) {
+    const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W;
+#pragma omp for schedule(static)
+    for (int64_t unit = 0; unit < p.rows * K * R; unit++) {
+        const int64_t b = unit / (K * R), h = unit / R % K, r = unit % R, g = r / W, w = r % W;
+        int64_t picked, base, slots;
+        blocks(m, p, layer, b, picked, base, slots);
+        const int64_t at = (b * K + h) * widest * R + r, n = picked + slots;
+        float top = NONE, total = 0;
+        for (int64_t i = 0; i < n; i++) top = std::fmax(top, t.m[at + i * R]);
+        float* out = y + (b * W + w) * m.heads * D + (h * G + g) * D;
+        std::memset(out, 0, sizeof(float) * D);
+        for (int64_t i = 0; i < n; i++) {
+            const float share = std::exp(t.m[at + i * R] - top);
+            total += t.l[at + i * R] * share;
+            const float* o = &t.o[(at + i * R) * D];
+            for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) + load(o + d) * share);
+        }
+        for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) / total);
+        t.lse[(b * m.heads + h * G + g) * W + w] = top + std::log(total);
+    }
+}
+
+// Mean over heads and kept nodes of their scores on slots 0..root.
+static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
+    const int64_t stride = p.most + p.start + p.nodes;
+#pragma omp for schedule(static)
+    for (int64_t part = 0; part < p.rows * 64; part++) {
+        const int64_t b = part / 64, n = p.length[b] + 1, lo = n * (part % 64) / 64, hi = n * (part % 64 + 1) / 64;
+        float* out = p.scores + (layer * p.rows + b) * p.most;
+        for (int64_t s = lo; s < hi; s++) out[s] = 0;
+        for (int64_t h = 0; h < m.heads; h++)
+            for (int64_t r = 0; r < p.kept; r++) {
+                const bool same = p.keep[2 * b] == p.keep[2 * b + 1];  // one node kept twice was written once
+                const float* from = &t.tap[((b * m.heads + h) * 2 + (same ? p.kept - 1 : r)) * stride];
+                const float lse = t.lse[(b * m.heads + h) * p.nodes + p.keep[2 * b + r]];
+                if (p.weights)
+                    for (int64_t s = lo; s < hi; s++) out[s] += std::exp(from[s] - lse);
+                else
+                    for (int64_t s = lo; s < hi; s++) out[s] += from[s];
+            }
+        for (int64_t s = lo; s < hi; s++) out[s] /= m.heads * p.kept;
+    }
+}
+
+template <typename E, int ND>
+static void run(const Model& m, const Pass& p, Work& t) {
+    const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.dim, H = m.heads, G = m.groups, K = H / G, d = m.d, kv = K * D;
+    int64_t widest = 0, picked, base, slots;
+    for (int64_t layer = 0; layer < m.layers; layer++)
+        for (int64_t b = 0; b < p.rows; b++) {
+            blocks(m, p, layer, b, picked, base, slots);
+            widest = std::max(widest, picked + slots);
+        }
+    const int64_t parts = p.rows * K * widest * G * W;
+    t.x.resize(T * d), t.y.resize(T * std::max({H * D + 2 * kv, 2 * m.mlp, d})), t.z.resize(T * std::max(d, H * D));
+    t.q.resize(T * H * D), t.cs.resize(T * D), t.lse.resize(T * H);
+    t.m.resize(parts), t.l.resize(parts), t.o.resize(parts * D);
+    if (p.kept) t.tap.resize(p.rows * H * 2 * (p.most + p.start + W));
+    float *x = t.x.data(), *z = t.z.data(), *q = t.y.data(), *k = q + T * H * D, *v = k + T * kv, *up = q + T * m.mlp;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < T; i++) {
+            for (int64_t j = 0; j < d; j += 16) store(x + i * d + j, load(static_cast<const E*>(m.embed) + p.tokens[i] * d + j));
+            for (int64_t j = 0; j < D / 2; j++) {
+                const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
+                t.cs[i * D + j] = std::cos(angle) * m.rope_scale, t.cs[i * D + D / 2 + j] = std::sin(angle) * m.rope_scale;
+            }
+        }
+        for (int64_t layer = 0; layer < m.layers; layer++) {
+            const Layer& f = m.layer[layer];
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm1, d, m.eps, z + i * d);
+            linear<E>(f.q, z, T, d, H * D, q, false);
+            linear<E>(f.k, z, T, d, kv, k, false);
+            linear<E>(f.v, z, T, d, kv, v, false);
+#pragma omp for schedule(static)
+            for (int64_t unit = 0; unit < T * (H + K); unit++) {
+                const int64_t i = unit / (H + K), h = unit % (H + K), b = i / W, w = i % W;
+                if (h < H) {
+                    float *from = q + (i * H + h) * D, *to = &t.q[((b * K + h / G) * G * W + h % G * W + w) * D];
+                    turn(from, f.qnorm, &t.cs[i * D], D, m.eps);
+                    for (int64_t j = 0; j < D; j += 16) store(to + j, load(from + j) * m.scale);
+                } else {
+                    const int64_t g = h - H, at = ((b * K + g) * p.slots + p.length[b] + p.start + w) * D;
+                    float *key = k + (i * K + g) * D, *value = v + (i * K + g) * D;
+                    turn(key, f.knorm, &t.cs[i * D], D, m.eps);
+                    for (int64_t j = 0; j < D; j += 16) {
+                        store(static_cast<E*>(p.k[layer]) + at + j, load(key + j));
+                        store(static_cast<E*>(p.v[layer]) + at + j, load(value + j));
+                    }
+                }
+            }
+            attend<E, ND>(m, p, layer, t, widest);
+            gather(m, p, layer, t, widest, z);
+            if (p.kept && !f.window) reduce(m, p, layer, t);
+            linear<E>(f.o, z, T, H * D, d, x, true);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm2, d, m.eps, z + i * d);
+            linear<E>(f.gate, z, T, d, m.mlp, q, false);
+            linear<E>(f.up, z, T, d, m.mlp, up, false);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < T * m.mlp; i += 16) {
+                const v16 a = load(q + i);
+                store(q + i, a / (vexp(-a) + 1.0f) * load(up + i));
+            }
+            linear<E>(f.down, q, T, m.mlp, d, x, true);
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < T; i++) rms(x + i * d, m.norm, d, m.eps, z + i * d);
+        linear<E>(m.head, z, T, d, m.vocab, p.logits, false);
+    }
+}
+
+template <typename E>
+static int pick(const Model& m, const Pass& p, Work& t) {
+    switch (m.dim / 16) {
+        case 1: run<E, 1>(m, p, t); return 0;
+        case 2: run<E, 2>(m, p, t); return 0;
+        case 4: run<E, 4>(m, p, t); return 0;
+        case 6: run<E, 6>(m, p, t); return 0;
+        case 8: run<E, 8>(m, p, t); return 0;
+        case 16: run<E, 16>(m, p, t); return 0;
+    }
+    return 1;
+}
+
+extern "C" {
+Work* longdraft_new() { return new Work; }
+void longdraft_free(Work* t) { delete t; }
+// half: weights and cache are bf16. Returns 0, or 1 where the head dimension is not one of 16, 32, 64, 96, 128, 256.
+int longdraft_step(const Model* m, const Pass* p, Work* t, int half) {
+    return half ? pick<bf16>(*m, *p, *t) : pick<float>(*m, *p, *t);
+}
+}
