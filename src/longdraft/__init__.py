@@ -1,13 +1,20 @@
-"""longdraft: long-context decoding several times faster, without changing one token."""
+"""longdraft: long-context decoding several times faster, without changing one token.
+
+The names below are imported when first used, so that `longdraft --help` does not wait for torch.
+"""
 
 from __future__ import annotations
 
-from longdraft.engine import Stats, Step, generate, stream
-from longdraft.errors import InputError
-from longdraft.loading import load
-from longdraft.methods import METHODS, build
-from longdraft.sampling import Sampler
-from longdraft.verify import match, reject
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longdraft.engine import Stats, Step, generate, stream
+    from longdraft.errors import InputError
+    from longdraft.loading import load
+    from longdraft.methods import METHODS, build
+    from longdraft.sampling import Sampler
+    from longdraft.verify import match, reject
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,3 +30,18 @@ __all__ = [
     "reject",
     "stream",
 ]
+_HOMES = {
+    "engine": ("Stats", "Step", "generate", "stream"),
+    "errors": ("InputError",),
+    "loading": ("load",),
+    "methods": ("METHODS", "build"),
+    "sampling": ("Sampler",),
+    "verify": ("match", "reject"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'longdraft' has no attribute {name!r}")
+    return getattr(import_module(f"longdraft.{home}"), name)

@@ -99,7 +99,7 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
         )
     if verify is reject and type(drafter) is not Drafter and not drafter.keeps_law:
         raise InputError(
-            f"verify=reject needs a drafter that draws from a law it keeps; {type(drafter).__name__} does not: use match"
+            f"verify=reject needs a drafter that keeps its law; {type(drafter).__name__} does not: use match"
         )
 
 

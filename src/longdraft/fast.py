@@ -25,10 +25,13 @@ def fits(hf: Any, windows: dict[int, int]) -> bool:
         return False
     rope = getattr(hf.model.rotary_emb, "rope_type", "default")
     same = {(p.dtype, p.device.type) for p in hf.parameters()}
+    # A wrapped projection (an adapter, a quantised weight) is not the plain product computed here.
+    plain = all(type(p) is torch.nn.Linear for layer in hf.model.layers for p in _projections(layer))
     widths = (c.hidden_size, c.intermediate_size, c.vocab_size)
     dim = hf.model.layers[0].self_attn.head_dim
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
+        and plain
         and dim in DIMS
         and all(w >= 16 for w in widths)
         and c.hidden_size % 16 == 0
@@ -39,10 +42,16 @@ def fits(hf: Any, windows: dict[int, int]) -> bool:
     )
 
 
+def _projections(layer: Any) -> list[Any]:
+    a, mlp = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
 class NativeStep:
     """Computes what the Transformers forward computes, activations in float32; writes the same slots of the cache.
 
-    The weights are the model's own memory; the model must not be moved or replaced while this lives.
+    A node's numbers do not depend on the nodes and rows computed beside it: along a chain, a verify pass is bit for bit
+    plain decoding. The weights are the model's own memory; it must not be moved or changed while this lives.
     """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
@@ -52,7 +61,9 @@ class NativeStep:
         layers = (native.Layer * c.num_hidden_layers)(
             *[self._layer(layer, windows.get(i, 0)) for i, layer in enumerate(model.layers)]
         )
-        self.lib = native.library()
+        lib = native.library()
+        assert lib is not None
+        self.lib = lib
         self.heads, self.dim, self.vocab = c.num_key_value_heads, attention.head_dim, c.vocab_size
         self.dtype, self.windows = hf.dtype, windows
         self.model = native.Model(
@@ -90,12 +101,10 @@ class NativeStep:
         return native.Linear(self._raw(module.weight), self._float(module.bias))
 
     def _layer(self, layer: Any, window: int) -> native.Layer:
-        a, mlp = layer.self_attn, layer.mlp
-        parts = [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [getattr(a, name, None) for name in ("q_norm", "k_norm")]
+        norms += [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
         weights = [self._float(None if n is None else n.weight) for n in norms]
-        return native.Layer(*[self._linear(p) for p in parts], *weights, window)
+        return native.Layer(*[self._linear(p) for p in _projections(layer)], *weights, window)
 
     def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32, tapped scores in `taps`."""
@@ -103,7 +112,9 @@ class NativeStep:
         longest = int(cache.length.max())
         shape = (self.heads, self.dim, self.dtype)
         buffers = [cache.pointers(layer, longest + tree.size, *shape) for layer in range(L)]
-        arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])]
+        arrays = [
+            x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
+        ]
         logits = torch.empty(B, W, self.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.k, p.v = ((ctypes.c_void_p * L)(*[b[i] for b in buffers]) for i in (0, 1))
@@ -123,7 +134,11 @@ class NativeStep:
 
     def _picked(self, view: Any, cache: KVCache, layer: int, b: int) -> native.Picked:
         pair = None if layer in self.windows else view.compact(layer, b, *cache.read(layer, b))
-        return native.Picked(None, None, 0) if pair is None else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1])
+        return (
+            native.Picked(None, None, 0)
+            if pair is None
+            else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1])
+        )
 
     def _tapped(self, tree: Tree, taps: Any) -> tuple[Tensor, int]:
         """Query nodes [B,2] whose scores are kept, and how many of the two count."""

@@ -26,25 +26,31 @@ def lookup(target: LM, n: int = 3, count: int = 10) -> Drafter:
 
 def magicdec_stream(target: LM, gamma: int = 7, sink: int = 4, ratio: float = 0.07, floor: int = 256) -> Drafter:
     """The target drafts gamma tokens seeing the first `sink` tokens and the latest: ratio of the context in all."""
-    at_least(1, gamma=gamma, floor=floor), at_least(0, sink=sink), share(ratio=ratio)
+    at_least(1, gamma=gamma, floor=floor)
+    at_least(0, sink=sink)
+    share(ratio=ratio)
     return SelfDrafter(target, SinkWindow(sink, ratio, floor), [1] * gamma)
 
 
 def vegas(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, score: str = "logits") -> Drafter:
     """The target drafts gamma tokens seeing what the last verification's first and last rows scored highest."""
-    at_least(1, gamma=gamma, floor=floor), share(ratio=ratio), one_of(("logits", "weights"), score=score)
+    at_least(1, gamma=gamma, floor=floor)
+    share(ratio=ratio)
+    one_of(("logits", "weights"), score=score)
     return SelfDrafter(target, Guided(ratio, floor, score), [1] * gamma)
 
 
 def random_picks(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, seed: int = 0) -> Drafter:
     """Control: the target drafts seeing random slots, as many as vegas picks."""
-    at_least(1, gamma=gamma, floor=floor), share(ratio=ratio)
+    at_least(1, gamma=gamma, floor=floor)
+    share(ratio=ratio)
     return SelfDrafter(target, RandomPicks(ratio, floor, seed), [1] * gamma)
 
 
 def recents(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256) -> Drafter:
     """Control: the target drafts seeing the latest slots alone, as many as vegas picks."""
-    at_least(1, gamma=gamma, floor=floor), share(ratio=ratio)
+    at_least(1, gamma=gamma, floor=floor)
+    share(ratio=ratio)
     return SelfDrafter(target, Recents(ratio, floor), [1] * gamma)
 
 

@@ -149,14 +149,14 @@ def windows_of(config: Any) -> dict[int, int]:
     """
     c = config.get_text_config()
     types = getattr(c, "layer_types", None)
-    window = getattr(c, "sliding_window", None)
+    window: int | None = getattr(c, "sliding_window", None)
     if types is None:
-        used = window is not None and getattr(c, "use_sliding_window", True)
-        return dict.fromkeys(range(c.num_hidden_layers), window) if used else {}
+        used = getattr(c, "use_sliding_window", True)
+        return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
     odd = sorted(set(types) - {"full_attention", "sliding_attention"})
     if odd:
         raise InputError(
-            f"{c.model_type} has {odd[0]} layers, whose state cannot be rolled back; use a model of full or sliding attention"
+            f"{c.model_type} has {odd[0]} layers, which cannot be rolled back: use a model of full or sliding attention"
         )
     return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
 

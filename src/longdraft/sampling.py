@@ -63,16 +63,17 @@ class Sampler:
             flat = warp(ids, flat)
         return flat.view(B, W, V)
 
-    def scores(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
+    def scores(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0, seed: Tensor | None = None) -> Tensor:
         """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
 
-        Drafter and target add the same noise at the same position, so their draws are coupled.
+        Drafter and target add the same noise at the same position, so their draws are coupled. seed [B]: draw with
+        other noise than the rows' own.
         """
         law = self.law(logits, tree, seqs, start)
         if self.temperature == 0:
             return law
         position = seqs.length[:, None] + tree.depth[:, start : start + law.shape[1]]
-        return law.log_softmax(-1) + gumbel(seqs.seed, position, law.shape[-1])
+        return law.log_softmax(-1) + gumbel(seqs.seed if seed is None else seed, position, law.shape[-1])
 
     def _warpers(self) -> list:
         chosen = [(self.temperature != 1, warpers.TemperatureLogitsWarper, float(self.temperature))]

@@ -61,15 +61,18 @@ def match(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
 def reject(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
     """Speculative sampling by p/q: keeps the target's law (not plain decoding's very tokens).
 
-    A node's children, in index order, must be draws without replacement from tree.law at that node. Child x is accepted
-    with probability min(1, p(x)/q(x)); refused, p becomes the residual max(p-q, 0) and q loses x, both normalised.
+    A node's children with q(x) > 0, in index order, must be draws without replacement from q = tree.law at that node.
+    Child x is accepted with probability min(1, p(x)/q(x)); refused, p becomes the residual max(p-q, 0) and q loses x,
+    both normalised. When none is left the target draws from p, and any child that equals the draw is followed: that is
+    how a child that q cannot draw (a level wider than top-p leaves tokens) is used without a bias.
     """
     if tree.law is None:
         raise InputError("verify=reject needs a drafter that keeps the law it draws from; use verify=match")
     law = seqs.sampler.law(logits, tree, seqs)
     greedy = seqs.sampler.temperature == 0
     target = torch.zeros_like(law).scatter_(-1, law.argmax(-1, keepdim=True), 1.0) if greedy else law.softmax(-1)
-    rows = [_reject_row(tree, target[b], seqs, b) for b in range(len(law))]
+    over = ([0], [0])  # a row that is done takes nothing of its verdict
+    rows = [over if done else _reject_row(tree, target[b], seqs, b) for b, done in enumerate(seqs.done.tolist())]
     most = max(len(path) for path, _ in rows)
     table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in rows] for i in (0, 1)]
     path, emitted = (torch.tensor(t, device=law.device) for t in table)
@@ -87,6 +90,8 @@ def _reject_row(tree: Tree, target: Tensor, seqs: Sequences, b: int) -> tuple[li
         accepted = None
         for rank, child in enumerate(children):
             x = tree.tokens[b, child]
+            if q[x] == 0:
+                continue
             coin = uniform(seed ^ ACCEPT, position, torch.tensor([rank], device=x.device)).view(())
             if coin * q[x] < p[x]:
                 accepted = child
@@ -97,8 +102,10 @@ def _reject_row(tree: Tree, target: Tensor, seqs: Sequences, b: int) -> tuple[li
             q = q / q.sum().clamp(min=1e-300)
         if accepted is None:
             noise = gumbel(seed ^ RESIDUAL, position, len(p)).view(-1)
-            emitted.append(int((p.log() + noise).argmax()))
-            return path, emitted
+            drawn = int((p.log() + noise).argmax())
+            accepted = next((c for c in children if int(tree.tokens[b, c]) == drawn), None)
+            if accepted is None:
+                return path, [*emitted, drawn]
         emitted.append(int(tree.tokens[b, accepted]))
         path.append(accepted)
         here = accepted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longdraft.ops.cpu import attend
-from longdraft.ops.noise import ACCEPT, RESIDUAL, gumbel, uniform
+from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
 from longdraft.ops.reference import Attended, Segment
 
-__all__ = ["ACCEPT", "RESIDUAL", "Attended", "Segment", "attend", "gumbel", "uniform"]
+__all__ = ["ACCEPT", "DRAFT", "RESIDUAL", "Attended", "Segment", "attend", "gumbel", "uniform"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ACCEPT, RESIDUAL = 0x5DEECE66D, 0x2545F4914F6CDD1D  # salts: streams that share nothing with the draws themselves
+# salts: streams that share nothing with the draws themselves
+ACCEPT, RESIDUAL, DRAFT = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -19,7 +20,7 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
     """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V]."""
     x = _mix(seed * -7046029254386353131 + 1)[:, None, None] + _mix(position * 0x9E3779B9 + 7)[..., None]
     x = _mix(_mix(x) + token * -3335678366873096957)
-    return (((x >> 11) & ((1 << 53) - 1)).double() + 0.5) / (1 << 53)
+    return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (1 << 52)  # 52 bits: with 53 the sum would round up to 1
 
 
 def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
