@@ -1,0 +1,140 @@
+"""The native step computes what the Transformers forward computes, and a node's numbers depend on its own path alone."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+
+from longdraft.fast import NativeStep, fits
+from longdraft.model import LM, Taps
+from longdraft.ops import native
+from longdraft.tree import PAD, Tree
+from longdraft.views import Guided, SinkWindow
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed"]
+
+
+def bushy(root: Tree) -> Tree:
+    """Seven nodes per row; the last of row 0 is padding."""
+    B = len(root.tokens)
+    wide = root.grow(torch.zeros(B, 3, dtype=torch.long), torch.tensor([[5, 6, 7]] * B))
+    below = torch.tensor([[1, 1, PAD]] + [[1, 1, 2]] * (B - 1))
+    return wide.grow(below, torch.tensor([[8, 9, 10]] * B))
+
+
+def both_ways(lm: LM, run):
+    """The result of run() by the native step and by Transformers."""
+    kept, lm.native = lm.native, None
+    try:
+        slow = run()
+    finally:
+        lm.native = kept
+    assert lm.native is not None
+    return run(), slow
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("of", ["logits", "weights"])
+@pytest.mark.parametrize("policy", [None, Guided(0.07, 16), SinkWindow(4, 0.07, 16)])
+@pytest.mark.parametrize("name", FAMILY)
+def test_equals_transformers(name, policy, of):
+    lm, prompts = tiny.target(name), tiny.prompts(70, 41, 133)
+
+    def run():
+        cache = lm.new_cache(3, 160)
+        for b, p in enumerate(prompts):
+            lm.prefill(p[:-1], cache.row(b))
+        taps = Taps(rows="ends", of=of)
+        tree = bushy(Tree.root(torch.tensor([p[-1] for p in prompts])))
+        full = lm(tree, cache, taps=taps)
+        if policy is None:
+            return full[0, :6], full[1:], [taps.scores[i] for i in sorted(taps.scores)]
+        if isinstance(policy, Guided):
+            policy.update(cache, taps)
+        view = policy.view(cache)
+        first = lm(Tree.root(tree.tokens[:, 0]), cache, 0, view)
+        rest = lm(tree, cache, 1, view)
+        return first, rest[0, :5], rest[1:]
+
+    fast, slow = both_ways(lm, run)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
+    """Across block and chunk boundaries, for keys, values and logits: what makes bf16 speculation exact."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        lm = LM(tiny.stock(name, dtype=dtype), name)
+        cache = lm.new_cache(1, 300)
+        for prompt in tiny.prompts(120, 4, 250):
+            cache.length.zero_()
+            lm.prefill(prompt, cache)
+            begin = int(cache.length)
+            drafted = torch.randint(3, 96, (1, 11))
+            together = lm(Tree.chain(drafted), cache)
+            written = [x[:, begin : begin + 11].clone() for i in cache.layers for x in cache.read(i, 0)]
+            apart = []
+            for token in drafted.T:
+                apart.append(lm(Tree.root(token), cache))
+                cache.length += 1
+            assert torch.equal(together, torch.cat(apart, 1))
+            again = [x[:, begin : begin + 11] for i in cache.layers for x in cache.read(i, 0)]
+            assert all(torch.equal(a, b) for a, b in zip(written, again, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_rows_do_not_touch_each_other():
+    lm, prompts = tiny.target("qwen3"), tiny.prompts(70, 41, 133)
+    cache = lm.new_cache(3, 160)
+    for b, p in enumerate(prompts):
+        lm.prefill(p, cache.row(b))
+    tree = bushy(Tree.root(torch.tensor([5, 6, 7])))
+    side_by_side = lm(tree, cache)
+    for b in range(3):
+        alone = Tree(tree.tokens[b : b + 1], tree.parent[b : b + 1], tree.depth[b : b + 1], tree.mask[b : b + 1])
+        real = tree.parent[b] != PAD
+        assert torch.equal(lm(alone, cache.row(b))[0, real], side_by_side[b, real])
+
+
+@torch.inference_mode()
+def test_scratch_beyond_the_pass_is_not_read():
+    lm, (prompt,) = tiny.target("llama"), tiny.prompts(60)
+    cache = lm.new_cache(1, 200)
+    lm.prefill(prompt, cache)
+    clean = lm(Tree.root(torch.tensor([5])), cache).clone()
+    for layer in cache.layers:
+        for x in cache.read(layer, 0):
+            x[:, len(prompt) + 1 :] = float("nan")
+    assert torch.equal(lm(Tree.root(torch.tensor([5])), cache), clean)
+
+
+def test_what_it_does_not_compute_it_refuses():
+    assert not fits(tiny.stock("gpt-oss"), {}) and not fits(tiny.stock("qwen3-moe"), {})
+    model = tiny.stock("llama")
+    assert fits(model, {})
+    projection = model.model.layers[1].self_attn.q_proj
+
+    class Adapted(torch.nn.Linear):
+        pass
+
+    model.model.layers[1].self_attn.q_proj = Adapted(projection.in_features, projection.out_features, bias=False)
+    assert not fits(model, {})
+
+
+@torch.inference_mode()
+def test_a_wrong_weight_shows():
+    """The comparison above can fail: a native step over other weights differs."""
+    lm = tiny.target("llama")
+    other = NativeStep(tiny.stock("llama", seed=1), {})
+    cache = lm.new_cache(1, 40)
+    tree, at = Tree.root(torch.tensor([5])), torch.zeros(1, 1, dtype=torch.long)
+    assert not torch.allclose(lm(tree, cache), other(tree, cache, 0, at, None, Taps()), atol=1e-2)
