@@ -1,0 +1,7 @@
+"""`python -m longdraft.train target ...`."""
+
+from __future__ import annotations
+
+from longdraft.train.commands import main
+
+main()

@@ -1,0 +1,154 @@
+"""Text on this machine -> one array of tokens with marked documents and groups -> training rows.
+
+A group is a book, or the files of one package in path order: text that a reader would have open together. A row is S
+consecutive tokens of one group, so a long row is a long book passage or a repository-like context, never a mixture.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from longdraft.errors import InputError
+
+KINDS = ("code", "book")
+# vendored packages are near-copies of held-out or installed files
+SKIP_PARTS = {"_vendor", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__", "site-packages"}
+SKIP_PARTS |= {"ensurepip", "msilib", "_click"}
+LONGEST_LINE = 600  # beyond it a file is data or generated, not something a person wrote
+
+
+@dataclass
+class Document:
+    """One file's text: `kind` is code or book; files of one `group` may share a row."""
+
+    name: str
+    group: str
+    kind: str
+    text: str
+
+
+@dataclass
+class Corpus:
+    """Tokens of all documents, groups contiguous, each document closed by eos; offsets ascend to len(tokens)."""
+
+    tokens: np.ndarray  # uint16 [N]
+    starts: np.ndarray  # int64 [documents + 1]
+    groups: np.ndarray  # int64 [groups + 1]: token offsets
+    names: list[str]
+    group_names: list[str]
+    kinds: list[str]  # of the groups
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in ("tokens", "starts", "groups"):
+            np.save(folder / f"{part}.npy", getattr(self, part))
+        meta = {part: getattr(self, part) for part in ("names", "group_names", "kinds")}
+        (folder / "corpus.json").write_text(json.dumps(meta))
+
+    @classmethod
+    def load(cls, folder: Path) -> Corpus:
+        try:
+            arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "starts", "groups")}
+            return cls(**arrays, **json.loads((folder / "corpus.json").read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{folder}: no readable tokenised data ({error}); delete it to make it again") from None
+
+    def count(self, kind: str) -> int:
+        sizes = np.diff(self.groups)
+        return int(sum(size for size, each in zip(sizes, self.kinds, strict=True) if each == kind))
+
+
+def held_out(name: str, patterns: list[str]) -> bool:
+    """Names look like `stdlib/argparse.py`, `typer/main.py`, `books/dracula.txt`; patterns may use *."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def read(path: Path) -> str | None:
+    """The text, or None where it is not UTF-8, too short to learn from, or has lines nobody writes by hand."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    long_lines = max(map(len, text.splitlines()), default=0) > LONGEST_LINE
+    return None if len(text) < 300 or (path.suffix == ".py" and long_lines) else text
+
+
+def environment_code(cap: int) -> list[Document]:
+    """The standard library and the installed packages; of each package at most `cap` characters, evenly spread."""
+    stdlib, site = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    documents = package("stdlib", stdlib, cap=10**9)
+    ours = ("longdraft", "_distutils_hack", "__pycache__")
+    for folder in sorted(p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in ours):
+        documents += package(folder.name, folder, cap)
+    return documents
+
+
+def package(name: str, root: Path, cap: int) -> list[Document]:
+    """Python files under root in path order; groups are its first-level folders, the loose files form one more."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if SKIP_PARTS & set(relative.parts[:-1]) or (text := read(path)) is None:
+            continue
+        group = f"{name}/{relative.parts[0]}" if len(relative.parts) > 1 else name
+        found.append(Document(f"{name}/{relative.as_posix()}", group, "code", text))
+    keep = min(1.0, cap / max(1, sum(len(d.text) for d in found)))
+    return [d for i, d in enumerate(found) if int((i + 1) * keep) > int(i * keep)]
+
+
+def text_files(pattern: str) -> list[Document]:
+    """Every file of a glob such as `books/*.txt`: one group each."""
+    root = Path("/") if pattern.startswith("/") else Path()
+    found = []
+    for path in sorted(root.glob(pattern.lstrip("/"))):
+        name = f"{path.parent.name}/{path.name}"
+        if path.is_file() and (text := read(path)) is not None:
+            found.append(Document(name, name, "code" if path.suffix == ".py" else "book", text))
+    return found
+
+
+def collect(globs: list[str], environment: bool, cap: int) -> list[Document]:
+    """All documents once (by content), groups contiguous."""
+    documents = environment_code(cap) if environment else []
+    for pattern in globs:
+        found = text_files(pattern)
+        if not found:
+            raise InputError(f"no readable text matches {pattern!r}; give a glob of UTF-8 files such as 'books/*.txt'")
+        documents += found
+    seen: set[bytes] = set()
+    unique = []
+    for document in documents:
+        digest = hashlib.sha256(document.text.encode()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            unique.append(document)
+    return sorted(unique, key=lambda d: (d.kind, d.group, d.name))
+
+
+def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document], list[Document]]:
+    """-> (training documents, held-out documents)."""
+    out = [d for d in documents if held_out(d.name, patterns)]
+    return [d for d in documents if not held_out(d.name, patterns)], out
+
+
+def tokenise(documents: list[Document], tokenizer, eos: int) -> Corpus:
+    """Encode in batches; `tokenizer` is a tokenizers.Tokenizer of at most 65,536 entries."""
+    pieces, lengths = [], []
+    for at in range(0, len(documents), 64):
+        for encoded in tokenizer.encode_batch([d.text for d in documents[at : at + 64]]):
+            pieces.append(np.asarray([*encoded.ids, eos], np.uint16))
+            lengths.append(len(pieces[-1]))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    first = [i for i, d in enumerate(documents) if i == 0 or d.group != documents[i - 1].group]
+    tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
+    groups = np.asarray([*starts[first], len(tokens)], np.int64)
+    heads = [documents[i] for i in first]
+    names = [d.name for d in documents]
+    return Corpus(tokens, starts, groups, names, [d.group for d in heads], [d.kind for d in heads])

@@ -1,0 +1,207 @@
+"""One loop for every objective: steps, log, checkpoints. It knows neither the model nor what is learnt."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from longdraft.errors import InputError
+from longdraft.train import checkpoint
+from longdraft.train.schedule import Plan
+
+
+def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms; each remembers its full rate."""
+    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    ids = {id(p) for p in inner}
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    made = [
+        torch.optim.Muon(inner, lr=matrix_rate, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]
+    set_rates(made, (matrix_rate, other_rate))
+    return made
+
+
+def set_rates(made: list, rates: tuple[float, float]) -> None:
+    """The rates at factor 1; those of a checkpoint give way, so that a resumed run can go slower."""
+    for each, rate in zip(made, rates, strict=True):
+        for group in each.param_groups:
+            group["full_rate"] = rate
+
+
+def provenance(command: str) -> dict:
+    """Where a number comes from."""
+    sha = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    import transformers
+
+    return {
+        "command": command,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "git_sha": sha.stdout.strip() if sha.returncode == 0 else None,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+class Log:
+    """JSON lines, each on disk when `write` returns."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("a", buffering=1)
+
+    def write(self, event: str, **fields) -> None:
+        try:
+            self.file.write(json.dumps({"event": event, **fields}) + "\n")
+        except OSError as error:
+            raise InputError(f"could not write {self.file.name}: {error}; make room, then --resume") from None
+
+
+def train(
+    model: torch.nn.Module,
+    loss_of: Callable[[int], torch.Tensor],
+    plan: Plan,
+    folder: Path,
+    *,
+    command: str,
+    rates: tuple[float, float],
+    settings: dict | None = None,
+    resume: bool = False,
+    probe: Callable[[], dict] | None = None,
+    probe_every: int = 500,
+    log_every: int = 10,
+    save_seconds: float = 300,
+    stop_at: int | None = None,
+) -> dict:
+    """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
+
+    `loss_of(step)` must be a pure function of the weights and the step: then a killed run, resumed, repeats itself.
+    """
+    made, log, records = optimisers(model, *rates), Log(folder / "log.jsonl"), folder / "checkpoints"
+    state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
+    if resume:
+        state = checkpoint.load(checkpoint.latest(records), model, made)
+        set_rates(made, rates)
+    elif checkpoint.listed(records):
+        raise InputError(f"{records} holds a run: --resume continues it, another --work keeps it")
+    first, last = state["step"], min(plan.steps, stop_at or plan.steps)
+    if first > plan.steps:
+        raise InputError(f"the checkpoint is at step {first}, the stages end at {plan.steps}: add steps")
+    head = {**provenance(command), "from_step": first, "stages": list(plan.stages), "decay": plan.decay}
+    head |= {"step_tokens": plan.step_tokens, "rates": list(rates), **(settings or {})}
+    state["runs"] = [*state["runs"], head]
+    log.write("start", **head)
+    started = time.monotonic() - state["seconds"]
+    saved, meter = time.monotonic(), Meter(log)
+
+    def keep(step: int) -> None:
+        state.update(step=step, tokens=plan.tokens(step), seconds=time.monotonic() - started)
+        checkpoint.save(records, step, model, made, state)
+
+    step = first
+    with bar() as shown, asked_to_stop() as asked:
+        task = shown.add_task("train", total=plan.steps, completed=first, loss=math.nan, speed=0.0)
+        while step < last and not asked:
+            rows, length = plan.shape(step)
+            meter.add(rows * length, *update(model, made, loss_of, plan.rate(step), step, records))
+            step += 1
+            if step % log_every == 0 or step == last:
+                fields = {"tokens": plan.tokens(step), "rate": plan.rate(step - 1), "length": length}
+                shown.update(task, completed=step, **meter.report(step=step, **fields))
+            if probe and (step % probe_every == 0 or step == last):
+                with meter.paused():
+                    state["probes"] = [*state["probes"], {"step": step, "tokens": plan.tokens(step), **probe()}]
+                    log.write("probe", **state["probes"][-1])
+            if time.monotonic() - saved >= save_seconds and step < last:
+                with meter.paused():
+                    keep(step)
+                saved = time.monotonic()
+        keep(step)
+    log.write("end", step=step, tokens=plan.tokens(step), seconds=state["seconds"])
+    return state
+
+
+class Meter:
+    """Losses and tokens since the last report; time spent in `paused` does not count."""
+
+    def __init__(self, log: Log):
+        self.log, self.losses, self.tokens, self.norm, self.since = log, [], 0, 0.0, time.monotonic()
+
+    def add(self, tokens: int, loss: float, norm: float) -> None:
+        self.tokens += tokens
+        self.losses.append(loss)
+        self.norm = norm
+
+    def report(self, **fields) -> dict:
+        """Log the mean loss and the speed, and begin again; -> both."""
+        loss, speed = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.since)
+        more = {"last_loss": self.losses[-1], "norm": self.norm, "tokens_per_s": round(speed)}
+        self.log.write("step", loss=loss, **more, **fields)
+        self.losses, self.tokens, self.since = [], 0, time.monotonic()
+        return {"loss": loss, "speed": speed}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = time.monotonic()
+        yield
+        self.since += time.monotonic() - before
+
+
+def update(model, made: list, loss_of: Callable, factor: float, step: int, records: Path) -> tuple[float, float]:
+    """One optimiser step; -> (loss, gradient norm). A loss or gradient that is not finite changes no weight."""
+    graph = loss_of(step)
+    graph.backward()
+    loss = float(graph.detach())
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        kept = checkpoint.listed(records)
+        where = f"last good checkpoint: {kept[-1]}" if kept else "no checkpoint was written yet"
+        raise InputError(
+            f"the loss is not a number at step {step} ({where}); try --resume with lower --matrix-rate and --other-rate"
+        )
+    for each in made:
+        for group in each.param_groups:
+            group["lr"] = group["full_rate"] * factor
+        each.step()
+        each.zero_grad(set_to_none=True)
+    return loss, norm
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list]:
+    """The list fills when Ctrl-C or SIGTERM comes: the step in hand is finished and kept. Old handlers come back."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # handlers can be set nowhere else
+        yield asked
+        return
+    kept = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def bar() -> Progress:
+    columns = ("{task.description}", "{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}")
+    parts = [TextColumn(c) for c in columns]
+    speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
+    return Progress(parts[0], BarColumn(), *parts[1:], speed, TimeRemainingColumn(), console=Console(stderr=True))

@@ -1,0 +1,381 @@
+"""The trainer keeps its promises: held-out text stays out, a killed run repeats itself, faults are said in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import longdraft
+from longdraft.errors import InputError
+from longdraft.train import checkpoint, data, guide, probes, rows, target, tokenizer, trainer
+from longdraft.train.commands import app
+from longdraft.train.schedule import Plan, parse_stages
+
+RUN = "--no-environment --text books/*.txt --vocab 300 --layers 2 --hidden 32 --heads 2 --mlp 32 --positions 256 "
+RUN += "--stage 32:40 --stage 64:20 --step-tokens 64 --guide-to 20 --log-every 1 --probe-every 1000 --threads 1"
+BUNDLED = Path(longdraft.__path__[0]) / "models" / "target"
+
+
+def write_books(folder: Path) -> None:
+    """Three books to learn from and a held-out one whose name is on the list."""
+    (folder / "books").mkdir()
+    words = ["the", "a", "draft", "model", "tree", "cache", "token", "verify", "accept", "reject", "root", "leaf"]
+    for name in ("one", "two", "three", "dracula"):
+        rng = random.Random(name)
+        text = " ".join(rng.choice(words) for _ in range(1500))
+        (folder / "books" / f"{name}.txt").write_text(text if name != "dracula" else "vampire " * 400)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with books to be in; the number of threads is put back."""
+    write_books(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(before)
+
+
+def command(extra: str) -> list[str]:
+    return ["target", *f"{RUN} {extra}".split()]
+
+
+def losses(log: Path) -> dict[int, float]:
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    return {e["step"]: e["last_loss"] for e in events if e["event"] == "step"}
+
+
+def run(extra: str):
+    return CliRunner().invoke(app, command(extra))
+
+
+def test_killed_run_resumes_to_the_same_losses(workplace):
+    whole = run("--work whole --out whole-out --contexts=")
+    assert whole.exit_code == 0, whole.output
+    expected = losses(Path("whole/log.jsonl"))
+    assert sorted(expected) == list(range(1, 61)) and expected[60] < expected[1] - 0.5
+
+    source = Path(longdraft.__path__[0]).parent
+    words = [sys.executable, "-m", "longdraft.train", *command("--work cut --out cut-out --save-seconds 0 --contexts=")]
+    log = Path("cut/log.jsonl")
+    child = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(source)}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and child.poll() is None and (not log.exists() or len(losses(log)) < 12):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    killed_at = int(checkpoint.latest(Path("cut/checkpoints")).name[5:])
+    assert 5 < killed_at < 60
+
+    again = run("--work cut --out cut-out --resume --contexts=")
+    assert again.exit_code == 0, again.output
+    assert losses(log) == expected
+    weights = [checkpoint.latest(Path(f"{name}/checkpoints")) / "model.safetensors" for name in ("whole", "cut")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert [r["from_step"] for r in json.loads(Path("cut-out/training.json").read_text())["runs"]] == [0, killed_at]
+
+
+def test_exported_model_loads_offline_and_is_described(workplace):
+    assert run("--work run --out out --contexts 16,64").exit_code == 0
+    model = AutoModelForCausalLM.from_pretrained("out", local_files_only=True)
+    known = AutoTokenizer.from_pretrained("out", local_files_only=True)
+    assert model.dtype == torch.bfloat16 and model.config.model_type == "qwen3"
+    text = "def näive(x):\n\treturn x  # 語\n"
+    ids = known(text, return_tensors="pt").input_ids
+    assert known.decode(ids[0]) == text and ids.max() < 300 and known.eos_token_id == model.config.eos_token_id == 0
+    assert torch.isfinite(model(ids).logits).all()
+    record = json.loads(Path("out/training.json").read_text())
+    assert record["step"] == 60 and record["tokens"] == 60 * 64 and record["runs"][0]["stages"] == [[32, 40], [64, 20]]
+    assert record["runs"][0]["command"].startswith("longdraft train ")
+    assert json.loads(Path("out/holdout.json").read_text())["files"] == ["books/dracula.txt"]
+    assert set(record["full_probes"]["book"]["by_context"]) == {"16", "64"}
+    assert not list(Path("out").glob("*.bin")) and not list(Path().glob(".out*"))
+
+
+def test_held_out_text_is_in_neither_corpus_nor_tokenizer(workplace):
+    Path("books/copy.txt").write_text(Path("books/one.txt").read_text())
+    corpus, heldout = target.prepare(Path("run"), ["books/*.txt"], False, 10**6, 300, 256)
+    assert sorted(corpus.names) in (["books/copy.txt", "books/three.txt", "books/two.txt"],) and len(heldout.names) == 1
+    known = tokenizer.load(Path("run/data/tokenizer"))
+    assert "vampire" not in known.decode(corpus.tokens.tolist()) and "vampire" in known.decode(heldout.tokens.tolist())
+    assert len(known.encode("vampire").ids) > len(known.encode(" verify").ids)
+    assert [int(corpus.tokens[e - 1]) for e in corpus.starts[1:]] == [0, 0, 0] and (corpus.tokens == 0).sum() == 3
+
+
+def test_the_bundled_list_names_what_must_stay_out():
+    names = ["stdlib/argparse.py", "stdlib/turtle.py", "books/moby-dick.txt", "typer/main.py", "accelerate/utils/a.py"]
+    assert all(data.held_out(name, target.HELD_OUT) for name in names)
+    assert not any(data.held_out(n, target.HELD_OUT) for n in ("stdlib/ast.py", "books/ulysses.txt", "torch/typing.py"))
+
+
+def test_packages_are_grouped_capped_and_cleaned(tmp_path):
+    for name, text in {
+        "a.py": "x = 1\n" * 100,
+        "deep/b.py": "y = 2\n" * 100,
+        "deep/tests/c.py": "z = 3\n" * 100,
+        "deep/_vendor/d.py": "z = 3\n" * 100,
+        "deep/generated.py": "z = " + "3" * 5000,
+        "deep/tiny.py": "z = 3\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = data.package("pack", tmp_path, cap=10**6)
+    assert [(d.name, d.group) for d in found] == [("pack/a.py", "pack"), ("pack/deep/b.py", "pack/deep")]
+    assert len(data.package("pack", tmp_path, cap=700)) == 1
+
+
+def made_corpus() -> data.Corpus:
+    """Groups of 100 (code), 30 (code) and 400 (book) tokens; a token tells its group by its hundreds."""
+    groups = np.asarray([0, 100, 130, 530])
+    tokens = np.concatenate([np.arange(100), 200 + np.arange(30), 300 + np.arange(400)]).astype(np.uint16)
+    return data.Corpus(tokens, groups, groups, ["a", "b", "c"], ["a", "b", "c"], ["code", "code", "book"])
+
+
+def test_rows_are_consecutive_in_one_group_and_pure():
+    corpus, settings = made_corpus(), {"code": 0.5, "copies": 0.0, "vocab": 1000}
+    kinds = []
+    for step in range(60):
+        tokens, labels, sources = rows.batch(corpus, 3, 24, 7, step, **settings)
+        assert (sources == rows.IGNORE).all()
+        assert tokens.shape == (3, 25) and (tokens.diff() == 1).all() and torch.equal(tokens, labels)
+        kinds += (tokens[:, 0] >= 300).tolist()
+        assert torch.equal(tokens, rows.batch(corpus, 3, 24, 7, step, **settings)[0])
+    assert 60 < sum(kinds) < 120
+    assert not torch.equal(tokens, rows.batch(corpus, 3, 24, 8, 59, **settings)[0])
+    assert (rows.batch(corpus, 3, 200, 7, 0, **settings)[0] >= 300).all()
+    with pytest.raises(InputError, match="501 tokens"):
+        rows.batch(corpus, 1, 500, 7, 0, **settings)
+
+
+def test_repeated_spans_can_be_foreseen_and_the_rest_is_not_scored():
+    changed = masked = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        before = rng.integers(1, 10**12, 513)
+        row, label, source = before.copy(), before.copy(), np.full(513, rows.IGNORE)
+        rows.repeat_spans(row, label, source, rng, 10**12)
+        scored = label != rows.IGNORE
+        assert (label[scored] == row[scored]).all()
+        new = np.flatnonzero(row != before)
+        places = {int(v): i for i, v in reversed(list(enumerate(row)))}  # first place of every value
+        for i in new[scored[new]]:  # tokens here are unique, so whatever is new and scored stood there before, in order
+            place = places[int(row[i])]
+            assert place < i and row[place - 1] == row[i - 1] and source[i] == place
+        assert (source[row == before] == rows.IGNORE).all()
+        changed, masked = changed + len(new), masked + (~scored).sum()
+    assert 0.2 < changed / 200 / 513 < 0.6 and 0.02 < masked / 200 / 513 < 0.4
+
+
+def test_schedule_is_warmed_up_constant_and_decays_to_the_end():
+    plan = Plan(((8, 60), (32, 30)), step_tokens=16, decay=0.5)
+    assert plan.steps == 90 and plan.shape(59) == (2, 8) and plan.shape(60) == (1, 32)
+    assert plan.tokens(60) == 960 and plan.tokens(90) == 1920
+    rates = [plan.rate(step) for step in range(90)]
+    assert rates[0] < 0.2 and rates[20:60] == [1.0] * 40 and rates[60] == 1.0
+    assert all(a > b for a, b in pairwise(rates[60:])) and 0 < rates[-1] < 0.05
+
+
+@pytest.mark.parametrize("text", ["512", "x:3", "512:", "4:10", "512:0", "-8:3", "512:1.5", "1024:5"])
+def test_bad_stages(text):
+    with pytest.raises(InputError, match="--stage"):
+        parse_stages([text], positions=512)
+
+
+def tiny_run(folder: Path, loss_of, steps: int = 6, **more):
+    model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
+    settings = {"command": "test", "rates": (0.02, 0.003), "save_seconds": 0, **more}
+    return model, lambda: trainer.train(model, loss_of(model), Plan(((8, steps),), 8), folder, **settings)
+
+
+def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_weights(tmp_path):
+    def loss_of(model):
+        tokens = torch.arange(9)[None]
+        return lambda step: target.loss(model, tokens, tokens, False) * (math.nan if step == 4 else 1)
+
+    model, go = tiny_run(tmp_path, loss_of)
+    with pytest.raises(InputError, match=r"not a number at step 4 .*step-00000004.*lower"):
+        go()
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert checkpoint.load(checkpoint.latest(tmp_path / "checkpoints"), model, [])["step"] == 4
+
+
+def test_asked_to_stop_keeps_the_step_in_hand_and_resumes_with_the_rates_now_given(tmp_path):
+    def loss_of(model):
+        def one(step):
+            if step == 2 and not more["resume"]:
+                signal.raise_signal(signal.SIGTERM)
+            return target.loss(model, torch.arange(9)[None], torch.arange(9)[None], False)
+
+        return one
+
+    more = {"resume": False, "save_seconds": 1000}
+    handler = signal.getsignal(signal.SIGTERM)
+    _, go = tiny_run(tmp_path, loss_of, **more)
+    assert go()["step"] == 3 and signal.getsignal(signal.SIGTERM) is handler
+    before = checkpoint.latest(tmp_path / "checkpoints") / "model.safetensors"
+    stopped = before.read_bytes()
+    more = {"resume": True, "rates": (0.0, 0.0)}
+    _, go = tiny_run(tmp_path, loss_of, **more)
+    assert go()["step"] == 6
+    assert (checkpoint.latest(tmp_path / "checkpoints") / "model.safetensors").read_bytes() == stopped
+
+
+def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def loss_of(model):
+        def one(step):
+            if step == 3:
+                monkeypatch.setattr(checkpoint, "save_file", full)
+            return target.loss(model, torch.arange(9)[None], torch.arange(9)[None], False)
+
+        return one
+
+    _, go = tiny_run(tmp_path, loss_of)
+    with pytest.raises(InputError, match="No space left"):
+        go()
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    if Path("/dev/full").exists():
+        with pytest.raises(InputError, match="No space left"):
+            trainer.Log(Path("/dev/full")).write("step")
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "optimisers.pt", "state.json"])
+def test_an_unreadable_checkpoint_is_named(workplace, damaged):
+    assert run("--work run --out out --stop-at 2 --contexts=").exit_code == 0
+    path = checkpoint.latest(Path("run/checkpoints"))
+    (path / damaged).write_bytes(b"not what was written")
+    result = run("--work run --out out --resume --contexts=")
+    assert result.exit_code == 2 and "unreadable checkpoint" in result.stderr and str(path) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("--work run --resume", "no checkpoint"),
+        ("--stage 512:3", "256 positions"),
+        ("--text nothing/*.txt", "nothing/*.txt"),
+        ("--vocab 100", "--vocab 100"),
+        ("--hidden 33", "--hidden 33"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(workplace, extra, said):
+    result = run(f"--out out {extra}")
+    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1, result.output
+
+
+def test_a_tiny_corpus_is_refused_and_a_run_is_never_overwritten(workplace):
+    Path("tiny").mkdir()
+    Path("tiny/a.txt").write_text("one two three " * 40)
+    few = CliRunner().invoke(app, ["target", *RUN.replace("books", "tiny").split(), "--out", "out", "--work", "few"])
+    assert few.exit_code == 2 and "tokens to train on" in few.stderr
+    assert run("--work run --out out --stop-at 1 --contexts=").exit_code == 0
+    twice = run("--work run --out out")
+    assert twice.exit_code == 2 and "--resume" in twice.stderr
+
+
+def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
+    model = target.build(vocab=64, layers=3, hidden=32, heads=2, mlp=32, positions=64, seed=0)
+    made = trainer.optimisers(model, 0.02, 0.01)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 64, (4, 12), generator=generator).repeat(1, 2)
+    sources = torch.full_like(tokens, rows.IGNORE)
+    sources[:, 13:] = torch.arange(1, 12)
+    wanted = guide.wishes(sources, 3)
+    assert sorted(wanted) == [1, 2]
+    assert wanted[1][0, :4].tolist() == [rows.IGNORE, 0, 1, 2] and (tokens[:, wanted[2][0, 12]] == tokens[:, 13]).all()
+    alone = target.loss(model, tokens, tokens, False).item()
+    history = []
+    for _ in range(40):
+        plain, extra = guide.guided(model, lambda: target.loss(model, tokens, tokens, False), sources)
+        history.append((plain.item(), extra.item()))
+        extra.backward()
+        for optimiser in made:
+            optimiser.step()
+            optimiser.zero_grad()
+    assert history[0][0] == pytest.approx(alone, rel=1e-5) and 1.5 < history[0][1] < 3.5
+    assert history[-1][1] < 0.5 * history[0][1]
+    assert model.config._attn_implementation == "sdpa" and not guide.WANTED
+
+
+class Copier:
+    """Expects the token `span` places back plus one, else anything: what induction heads do. Counts what it reads."""
+
+    def __init__(self, vocab: int, span: int, sure: float):
+        self.vocab, self.span, self.sure, self.read = vocab, span, sure, []
+        self.lm_head = lambda hidden: hidden
+
+    def model(self, input_ids, use_cache):
+        self.read.append(input_ids)
+        logits = torch.zeros(*input_ids.shape, self.vocab)
+        if self.span and input_ids.shape[1] >= self.span:
+            said = input_ids[:, : input_ids.shape[1] - self.span + 1]
+            logits[:, self.span - 1 :].scatter_(-1, said[..., None], self.sure)
+        return SimpleNamespace(last_hidden_state=logits)
+
+
+def test_induction_probe_tells_a_copier_from_a_guesser():
+    assert probes.induction(Copier(100, 0, 0), 100, span=16) == pytest.approx(math.log(100), abs=1e-3)
+    assert probes.induction(Copier(100, 16, 30.0), 100, span=16) < 0.01
+    assert probes.induction(Copier(100, 15, 30.0), 100, span=16) > 10
+
+
+def test_context_probe_reads_the_same_last_tokens_each_time():
+    reader = Copier(1000, 0, 0)
+    found = probes.by_context(reader, made_corpus(), "book", [16, 64], count=3, last=8)
+    assert found["rows"] == 3 and list(found["by_context"]) == ["16", "64"]
+    assert found["by_context"]["64"]["change"] == pytest.approx(0, abs=1e-5)
+    short, long = reader.read[:3], reader.read[3:]
+    assert all(s.shape == (1, 16) and b.shape == (1, 64) for s, b in zip(short, long, strict=True))
+    assert all(torch.equal(s[0], b[0, -16:]) for s, b in zip(short, long, strict=True))
+    assert probes.by_context(reader, made_corpus(), "book", [16, 4096]) == {}
+
+
+def test_largest_logit_is_what_attention_sees():
+    model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
+    tokens = torch.arange(1, 13)[None]
+    kept = {}
+    attention = model.model.layers[0].self_attn
+    attention.q_norm.register_forward_hook(lambda _m, _i, out: kept.update(q=out.transpose(1, 2)))
+    attention.k_norm.register_forward_hook(lambda _m, _i, out: kept.update(k=out.transpose(1, 2)))
+    with torch.no_grad():
+        attention.q_norm.weight.mul_(20)
+        found = probes.largest_logit(model, tokens)
+        bound = (kept["q"].norm(dim=-1).amax() * kept["k"].norm(dim=-1).amax() / 8**0.5).item()
+        attention.q_norm.weight.mul_(2)
+        assert 0.3 * bound < found <= bound * 1.01
+        assert probes.largest_logit(model, tokens) == pytest.approx(2 * found, rel=0.02)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="no bundled target in this checkout")
+def test_the_bundled_target_is_real_small_and_knows_its_origin():
+    record = json.loads((BUNDLED / "training.json").read_text())
+    assert record["runs"] and all("/" not in run["command"].split("--work")[1].split()[0] for run in record["runs"])
+    assert (BUNDLED / "model.safetensors").stat().st_size < 16e6
+    patterns = json.loads((BUNDLED / "holdout.json").read_text())["patterns"]
+    assert patterns == target.HELD_OUT
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED, local_files_only=True, dtype=torch.float32)
+    known = AutoTokenizer.from_pretrained(BUNDLED, local_files_only=True)
+    text = (
+        "import os\n\n\ndef main():\n    for name in os.listdir('.'):\n        print(name)\n\n\nif __name__ == '__main"
+    )
+    ids = known(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert model(ids, labels=ids).loss < 0.7 * math.log(4096)
