@@ -1,4 +1,4 @@
-"""The native step computes what the Transformers forward computes, and a node's numbers depend on its own path alone."""
+"""The native step computes what Transformers computes, and a node's numbers depend on its own path alone."""
 
 from __future__ import annotations
 

@@ -8,9 +8,17 @@ from functools import cache
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo3Config,
+    Phi3Config,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -31,6 +39,7 @@ BASE = {
     "eos_token_id": 2,
 }
 MOE = {"num_experts_per_tok": 2}
+MIXED = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 CONFIGS = {
     "llama": LlamaConfig(**BASE),
     "qwen3": Qwen3Config(**BASE),
@@ -38,21 +47,59 @@ CONFIGS = {
     "gpt-oss": GptOssConfig(**{**BASE, "num_hidden_layers": 4}, num_local_experts=4, sliding_window=24, **MOE),
     "qwen3-moe": Qwen3MoeConfig(**BASE, num_experts=4, moe_intermediate_size=32, **MOE),
 }
+MAIN = tuple(CONFIGS)  # what the whole lossless matrix runs on; of the others, single passes and a method or two
+CONFIGS |= {
+    "llama-loops": LlamaConfig(**BASE),  # its next token depends on its last one alone, so greedy text runs in circles
+    "llama-torch": LlamaConfig(**BASE),  # the same model by the path that needs no compiler
+    "qwen3-torch": Qwen3Config(**BASE),
+    "llama-mha": LlamaConfig(**{**BASE, "num_key_value_heads": 4}),
+    "llama-mqa": LlamaConfig(**{**BASE, "num_key_value_heads": 1, "head_dim": 20}),
+    "llama-6of3": LlamaConfig(**{**BASE, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "qwen2": Qwen2Config(**BASE),
+    "qwen3-mixed": Qwen3Config(**BASE, use_sliding_window=True, **MIXED),
+    "gemma2-softcap": Gemma2Config(**BASE, **MIXED, query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
+    "gemma3": Gemma3TextConfig(**BASE, **MIXED, query_pre_attn_scalar=16),
+    "phi3": Phi3Config(**BASE),
+    "mixtral": MixtralConfig(**BASE, num_local_experts=4, **MOE),
+    "olmo3": Olmo3Config(**BASE, **MIXED),
+    "glm4": Glm4Config(**BASE),
+    "cohere2": Cohere2Config(**BASE, **MIXED),
+}
+
+
+STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
 def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
-    """A random Transformers model whose next tokens are neither constant nor uniform."""
+    """A random Transformers model whose next tokens are neither constant nor uniform.
+
+    Attention matters, but not so much that a draft under a sparse view is never right.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[name]), attn_implementation="eager").eval()
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
-            torch.nn.init.normal_(p, std=0.25)
+            torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
+    if name == "llama-loops":
+        for layer in model.model.layers:
+            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
     return model.to(dtype)
 
 
 @cache
 def target(name: str) -> LM:
-    return LM(stock(name), name)
+    lm = LM(stock(name), name)
+    if name.endswith("-torch"):
+        lm.native = None
+    return lm
+
+
+@cache
+def eager(name: str):
+    """The same weights under Transformers' own attention; generates to the length asked for."""
+    model = stock(name)
+    model.generation_config.eos_token_id = None
+    return model
 
 
 def prompts(*lengths: int, seed: int = 0, vocab: int = 96) -> list[list[int]]:

@@ -79,7 +79,7 @@ def _try(name: str, action: Any) -> Any:
         raise
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"cannot load {name}: {reason[:300]}; {HOW}") from error
+        raise InputError(f"cannot load {name}: {reason[:300].rstrip('.')}; {HOW}") from error
 
 
 def refuse(config: Any) -> None:

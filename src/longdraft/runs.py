@@ -73,12 +73,7 @@ def first_difference(runs: Prefilled, plain: list[list[int]], other: list[list[i
     top2_gap: by how much plain decoding preferred its token over the next best there (greedy: in logits; sampled: in
     log-probability plus noise). Rounding explains a difference only where it is tiny.
     """
-    found = [
-        (position, row)
-        for row, (a, b) in enumerate(zip(plain, other, strict=True))
-        for position, (x, y) in enumerate(zip(a, b, strict=False))
-        if x != y
-    ]
+    found = [(_parting(a, b), row) for row, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b]
     if not found:
         return None
     position, row = min(found)
@@ -91,5 +86,10 @@ def first_difference(runs: Prefilled, plain: list[list[int]], other: list[list[i
 
     for _ in runs.decode(limit=position + 1, verify=spy):
         pass
-    gap = gaps[position]
+    gap = gaps[position] if position < len(gaps) else math.nan  # plain decoding had ended before
     return {"row": row, "position": position, "top2_gap": gap if math.isfinite(gap) else None}
+
+
+def _parting(a: list[int], b: list[int]) -> int:
+    """The first position at which two unequal rows differ: one may simply be shorter."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft.model import Taps
+from longdraft.ops import DRAFT
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
@@ -67,15 +68,17 @@ def beam(step: Callable[[Tree, int], Tensor], tree: Tree, widths: Sequence[int],
     """Grow from the root by cumulative score, widths[i] nodes at depth i+1 (LongSpec sec. 3.3); a chain is [1]*gamma.
 
     step(tree, start) -> logits [B,W,V] of nodes [start, size). Where a law is kept, each node gets an equal share of
-    its level's width, drawn from its own law.
+    its level's width, drawn from its own law, with noise of this round alone: a refused draft may have had a say in
+    this round's law (a guided view), so its noise must not draw from that law again.
     """
     if tree.size != 1:
         raise ValueError("a beam starts from the root alone: put it first")
+    seed = None if tree.law is None else (seqs.seed ^ DRAFT) + (seqs.length << 32)
     start, total = 0, torch.zeros_like(tree.tokens, dtype=torch.float32)
     for width in list(widths)[: seqs.room]:
         logits = step(tree, start)
         B, W, V = logits.shape
-        scores = seqs.sampler.scores(logits, tree, seqs, start)
+        scores = seqs.sampler.scores(logits, tree, seqs, start, seed)
         if tree.law is not None:
             tree = tree.with_law(start, _law(logits, tree, seqs, start))
             tokens = scores.topk(max(1, width // W), -1).indices

@@ -9,7 +9,7 @@ from longdraft.model import LM, Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
-from longdraft.views import Policy
+from longdraft.views.base import Policy
 
 
 class SelfDrafter(Drafter):

@@ -42,6 +42,9 @@ def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tupl
     for part in (p for s in segments for p in _split(s)):
         bias = None if part.visible is None else _bias(part.visible, groups, q.dtype)
         out, lse = _flash(q, part.k, part.v, scale, bias)
+        if part.visible is not None and not bool((seen := part.visible.any(1)).all()):
+            blind = ~seen.repeat(groups)  # a query that sees nothing of this part gets NaN from the kernel
+            out, lse = out.masked_fill(blind[:, None], 0.0), lse.masked_fill(blind, float("-inf"))
         state = (out.float(), lse) if state is None else merge(state, (out.float(), lse))
     assert state is not None
     return state[0].to(q.dtype), state[1]
@@ -91,7 +94,7 @@ def attend(
     if square and (unmasked or T > FEW):
         out, lse = _many(q.reshape(K, G * T, D), segments, scale, G)
         if sink is not None:
-            seen = torch.sigmoid(lse.view(H, T) - sink[:, None])
+            seen = torch.sigmoid(lse.reshape(H, T) - sink[:, None])
             out = out * seen.view(K, G * T, 1).to(out.dtype)
         return Attended(out.view(H, T, -1).transpose(0, 1))
     out, logits, weights = _few(q.view(K, G, T, D), segments, scale, softcap, sink)

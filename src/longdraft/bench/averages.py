@@ -1,0 +1,27 @@
+"""Means with their standard errors, where neighbouring anchors of a window are not independent."""
+
+from __future__ import annotations
+
+from statistics import fmean, stdev
+
+FEWEST = 5  # windows below which a clustered error is a matter of luck
+
+
+def mean_and_errors(windows: list[list[float]] | list[list[int]]) -> tuple[float, float | None, float | None]:
+    """Mean over all values, its standard error as if they were independent, and that clustered by window.
+
+    None where there are too few values, or windows, to tell.
+    """
+    values = [x for w in windows for x in w]
+    if not values:
+        return 0.0, None, None
+    mean, n, W = fmean(values), len(values), len(windows)
+    simple = stdev(values) / n**0.5 if n > 1 else None
+    sums = [sum(x - mean for x in w) for w in windows]
+    clustered = (W / (W - 1) * sum(s * s for s in sums)) ** 0.5 / n if W >= FEWEST else None
+    return mean, simple, clustered
+
+
+def paired(a: list[list[int]], b: list[list[int]]) -> list[list[int]]:
+    """Differences at the same anchors, window by window."""
+    return [[x - y for x, y in zip(u, v, strict=True)] for u, v in zip(a, b, strict=True)]

@@ -1,0 +1,70 @@
+"""Transformers' own `generate`, the baseline that is not ours: stock model, stock attention, stock cache."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.cache_utils import DynamicCache, StaticCache
+from transformers.generation.streamers import BaseStreamer
+
+from longdraft.model import LM
+
+
+class _Clock(BaseStreamer):
+    """When each new token came; generate first hands over the prompt, which is not one."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(perf_counter())
+
+    def end(self) -> None: ...
+
+
+class Stock:
+    """A separate copy of the model, with nothing of longdraft in it."""
+
+    def __init__(self, target: LM):
+        folder = target.hf.name_or_path
+        options: dict[str, Any] = {"dtype": target.dtype, "attn_implementation": "sdpa"}
+        if folder:
+            options |= {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
+            self.hf: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+        else:
+            config = deepcopy(target.hf.config)
+            self.hf = AutoModelForCausalLM.from_config(config, **options)
+            self.hf.load_state_dict(target.hf.state_dict())
+        self.hf = self.hf.eval().to(target.device)
+        self.hf.generation_config = GenerationConfig()
+
+    @torch.inference_mode()
+    def prefill(self, kind: str, prompts: list[list[int]], new_tokens: int, chunk: int = 1024) -> tuple[Any, float]:
+        """All prompt tokens but the last, in a cache of this kind, and the seconds that took."""
+        begin = perf_counter()
+        ids = torch.tensor(prompts, device=self.hf.device)
+        slots = ids.shape[1] + new_tokens
+        config = self.hf.config
+        cache = StaticCache(config=config, max_cache_len=slots) if kind == "hf-static" else DynamicCache(config=config)
+        for part in ids[:, :-1].split(chunk, 1):
+            if part.shape[1]:
+                self.hf(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache, perf_counter() - begin
+
+    @torch.inference_mode()
+    def decode(self, prompts: list[list[int]], cache: Any, new_tokens: int) -> tuple[list[list[int]], float]:
+        """Greedy new tokens of each row, and the seconds from the first to the last; the cache stays as it is."""
+        ids, clock = torch.tensor(prompts, device=self.hf.device), _Clock()
+        settings = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
+        out = self.hf.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=deepcopy(cache),
+            generation_config=settings,
+            streamer=clock,
+        )
+        return out[:, ids.shape[1] :].tolist(), clock.times[-1] - clock.times[1]

@@ -1,0 +1,84 @@
+"""What is measured on: held-out code, a held-out book, a user's files, or random tokens where only the cost counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longdraft.errors import InputError
+from longdraft.loading import BUNDLED
+
+BOOK = Path(__file__).parent / "text" / "great-expectations.txt"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A named run of tokens; sha256 is that of its UTF-8 text."""
+
+    name: str
+    tokens: list[int]
+    sha256: str
+
+    def prompts(self, context: int, batch: int) -> list[list[int]]:
+        """`batch` prompts of `context` tokens, their starts spread evenly over the text."""
+        spare = len(self.tokens) - context
+        if spare < 0 or (batch > 1 and spare < batch - 1):
+            raise InputError(
+                f"the text {self.name} has {len(self.tokens)} tokens, too few for {batch} prompt(s) of {context}:"
+                " give a longer text or a shorter --context"
+            )
+        starts = [spare * b // max(batch - 1, 1) for b in range(batch)]
+        return [self.tokens[at : at + context] for at in starts]
+
+
+def held_out_code() -> str:
+    """The standard-library files that the bundled models never saw, as far as this Python has them, in one string."""
+    try:
+        patterns = json.loads((BUNDLED / "holdout.json").read_text())["patterns"]
+    except (OSError, ValueError, KeyError):
+        raise InputError(
+            "the bundled model's holdout.json is missing: give --prompt-file, or reinstall longdraft"
+        ) from None
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    files = [stdlib / p.removeprefix("stdlib/") for p in patterns if p.startswith("stdlib/")]
+    return "\n\n".join(f.read_text(encoding="utf-8") for f in files if f.is_file())
+
+
+def read(path: Path) -> str:
+    """A prompt file's text. Raises InputError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the prompt file {path} ({error.strerror}): give a UTF-8 text file") from None
+    except UnicodeDecodeError:
+        raise InputError(f"the prompt file {path} is not UTF-8: give a UTF-8 text file") from None
+    if not text.strip():
+        raise InputError(f"the prompt file {path} is empty: give a UTF-8 text file")
+    return text
+
+
+def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
+    """The files, or without any the named texts (`code`, `book`)."""
+    found = [(f.name, read(f)) for f in files]
+    for name in [] if files else names:
+        if name not in ("code", "book"):
+            raise InputError(f"unknown text {name!r}: choose code, book or code,book")
+        found.append((name, held_out_code() if name == "code" else read(BOOK)))
+    return [_tokenised(name, text, tokenizer) for name, text in found]
+
+
+def _tokenised(name: str, text: str, tokenizer: Any) -> Text:
+    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return Text(name, tokens, hashlib.sha256(text.encode()).hexdigest())
+
+
+def random_text(size: int, vocab: int, seed: int) -> Text:
+    """Tokens without meaning, for what depends on shapes alone."""
+    tokens = torch.randint(vocab, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return Text("random", tokens, hashlib.sha256(json.dumps(tokens).encode()).hexdigest())

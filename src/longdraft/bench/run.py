@@ -1,0 +1,169 @@
+"""Task `speed`: every method decodes the same prompts in one process, turn by turn, prefilled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from longdraft import engine
+from longdraft.bench import record
+from longdraft.bench.baselines import Stock
+from longdraft.bench.entries import Entry
+from longdraft.bench.inputs import Text
+from longdraft.drafters import Drafter, Oracle
+from longdraft.engine import Stats
+from longdraft.errors import InputError
+from longdraft.model import LM
+from longdraft.runs import Prefilled, first_difference
+from longdraft.sampling import Sampler
+from longdraft.verify import match
+
+WARM = 16  # tokens that each method decodes before any is timed
+
+
+@dataclass
+class Speed:
+    """What one run of the task is asked to do."""
+
+    entries: list[Entry]
+    texts: list[Text]
+    contexts: list[int]
+    new_tokens: int = 256
+    batch: int = 1
+    repeat: int = 3
+    sampler: Sampler = field(default_factory=Sampler)
+    seed: int = 0
+    accept: float | None = None
+
+    def __post_init__(self) -> None:
+        if not any(e.name == "plain" for e in self.entries):  # speedup and equality are said of it
+            self.entries = [Entry("plain", "plain"), *self.entries]
+
+    def check(self, target: LM) -> None:
+        """Raises InputError for what could only fail after an hour."""
+        for text in self.texts:
+            for context in self.contexts:
+                prompts = text.prompts(context, self.batch)
+                engine.check(target, prompts, self.new_tokens, Drafter(), match)
+        if any(e.stock for e in self.entries) and (self.new_tokens < 2 or self.sampler.temperature > 0):
+            raise InputError("hf-dynamic and hf-static need --max-new-tokens 2 or more and --temperature 0")
+
+    @property
+    def steps(self) -> int:
+        return len(self.texts) * len(self.contexts) * (len(self.entries) * self.repeat + 1)
+
+
+class Cell:
+    """One text at one context: the prompts, their cache, and what plain decoding says."""
+
+    def __init__(self, job: Speed, target: LM, stock: Stock | None, text: Text, context: int):
+        self.job, self.target, self.stock = job, target, stock
+        self.ours = Prefilled(target, text.prompts(context, job.batch), job.new_tokens, job.sampler, job.seed)
+        self.plain = self.ours.rows()
+        kinds = [e.name for e in job.entries if e.stock]
+        self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}
+
+    def run(self, entry: Entry, limit: int) -> tuple[list[list[int]], dict[str, Any]]:
+        """The new tokens of each row, and the figures of `generate --json`."""
+        if entry.stock:
+            assert self.stock is not None
+            cache, prefill_s = self.stocked[entry.name]
+            rows, seconds = self.stock.decode(self.ours.prompts, cache, limit)
+            figures = outcome(Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds), 0)
+            return rows, figures | {"tokens_per_s": (limit - 1) * len(rows) / seconds}
+        stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
+        drafter = entry.build(self.target)
+        if accept is not None and entry.speculative:
+            drafter = Oracle(drafter, self.plain, accept)
+        return self.ours.rows(drafter, stats, limit), outcome(stats, entry.gamma or 0)
+
+
+def distinct(rows: list[list[int]], n: int = 3) -> float:
+    """Share of the n-grams of each row that are not repeats: low where a text loops."""
+    grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in rows]
+    total = sum(map(len, grams))
+    return sum(len(set(g)) for g in grams) / total if total else 1.0
+
+
+def outcome(stats: Stats, gamma: int) -> dict[str, Any]:
+    """Figures of one decoding, named as in `generate --json`; positions never accepted are there as zeros."""
+    by_position = stats.acceptance_per_position
+    return {
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "tokens_per_s": stats.emitted / stats.decode_s if stats.decode_s else 0.0,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_per_position": by_position + [0.0] * (gamma - len(by_position)),
+        "verify_steps": stats.steps,
+        "draft_s": stats.draft_s,
+        "verify_s": stats.verify_s,
+    }
+
+
+def speed(job: Speed, target: LM, tokenizer: Any, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
+    """Yields each record as it is written. `speedup` is over plain's median so far, and in the end over all of it."""
+    shared = record.provenance(target, job.seed) | {"bandwidth_gb_s": record.bandwidth(target.device)}
+    stock = Stock(target) if any(e.stock for e in job.entries) else None
+    for text in job.texts:
+        for context in job.contexts:
+            tick(f"{text.name} {context}: prefill")
+            cell, done = Cell(job, target, stock, text, context), []
+            for entry in job.entries:
+                cell.run(entry, max(2, min(WARM, job.new_tokens)) if entry.stock else min(WARM, job.new_tokens))
+            for r in range(job.repeat):
+                turn = r % len(job.entries)
+                for entry in job.entries[turn:] + job.entries[:turn]:
+                    tick(f"{text.name} {context}: {entry.label} {r + 1}/{job.repeat}")
+                    rows, figures = cell.run(entry, job.new_tokens)
+                    found = _describe(job, cell, entry, text, rows, figures, tokenizer, shared)
+                    done.append(shared | found | {"context": context, "repeat": r})
+                    _set_speedup(done)
+                    log.append(done[-1])
+                    yield done[-1]
+            log.amend(done)
+
+
+def _set_speedup(records: list[dict]) -> None:
+    plain = [r["tokens_per_s"] for r in records if r["method"] == "plain"]
+    for r in records:
+        r["speedup"] = r["tokens_per_s"] / median(plain) if plain else None
+
+
+def _describe(
+    job: Speed, cell: Cell, entry: Entry, text: Text, rows: list, figures: dict, tokenizer: Any, shared: dict
+) -> dict[str, Any]:
+    """The parts of a record that are this decoding's own. What rows have one each of is a list if there are several."""
+    each = {
+        "text": [tokenizer.decode(row) if tokenizer else "" for row in rows],
+        "token_ids": rows,
+        "prompt_tokens": [len(p) for p in cell.ours.prompts],
+        "new_tokens": [len(row) for row in rows],
+    }
+    difference = first_difference(cell.ours, cell.plain, rows)
+    found = {
+        "task": "speed",
+        "method": entry.name,
+        "label": entry.label,
+        "options": entry.options,
+        **{k: v[0] if len(rows) == 1 else v for k, v in each.items()},
+        "text_name": text.name,
+        "text_sha256": text.sha256,
+        "batch": len(rows),
+        "temperature": job.sampler.temperature,
+        **figures,
+        "distinct_3": distinct(rows),
+        "equal": difference is None,
+        "first_difference": difference,
+    }
+    if "score" in entry.options:
+        found["score"] = entry.options["score"]
+    if job.accept is not None:
+        found["oracle"] = job.accept
+    if entry.name == "plain":
+        middle = len(cell.ours.prompts[0]) + len(rows[0]) / 2
+        size = record.bytes_per_step(cell.target, cell.ours.cache, middle, len(rows))
+        rate = size * figures["tokens_per_s"] / len(rows) / 1e9
+        found |= {"bytes_per_step": size, "bandwidth_share": rate / shared["bandwidth_gb_s"]}
+    return found
