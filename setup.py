@@ -12,12 +12,12 @@ HERE = "src/longdraft/ops/native/"
 setup(
     ext_modules=[
         Extension(
-            f"longdraft.ops.native.{name}",
+            f"longdraft.ops.native.{build}",
             [HERE + "step.cpp"],
-            depends=[HERE + "attention.h", HERE + "simd.h"],
+            depends=[HERE + name for name in ("attention.h", "simd.h", "types.h")],
             extra_compile_args=FLAGS + flags,
             optional=True,
         )
-        for name, flags in BUILDS.items()
+        for build, flags in BUILDS.items()
     ]
 )

@@ -92,6 +92,25 @@ def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("rows", ["first", "last", "ends", "all"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_taps_equal_transformers(name, rows):
+    """Scores of every key head apart, and the residual stream at the ends and in the middle."""
+    lm, prompts = tiny.target(name), tiny.prompts(70, 41)
+
+    def run():
+        cache = lm.new_cache(2, 160)
+        for b, p in enumerate(prompts):
+            lm.prefill(p, cache.row(b))
+        taps = Taps(rows=rows, of="weights", split=True, hidden=(0, 1, 3))
+        lm(Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]])), cache, taps=taps)
+        return dict(taps.scores), taps.states
+
+    fast, slow = both_ways(lm, run)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
 def test_rows_do_not_touch_each_other():
     lm, prompts = tiny.target("qwen3"), tiny.prompts(70, 41, 133)
     cache = lm.new_cache(3, 160)

@@ -123,12 +123,18 @@ class NativeStep:
             picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
         if taps.rows is not None:
-            keep, kept = self._tapped(tree, taps)
-            scores = torch.full((L, B, longest + 1), float("-inf"))
-            p.keep, p.kept, p.weights, p.most = keep.data_ptr(), kept, taps.of == "weights", longest + 1
-            p.scores = scores.data_ptr()
+            keep, columns = taps.kept(tree), self.heads if taps.split else 1
+            scores = torch.full((L, B, keep.shape[1], columns, longest + 1), float("-inf"))
+            p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], taps.of == "weights", taps.split
+            p.scores, p.most = scores.data_ptr(), longest + 1
             taps.scores = {layer: scores[layer] for layer in range(L) if layer not in self.windows}
             arrays += [keep, scores]
+        if taps.hidden:
+            which = torch.tensor(taps.hidden)
+            states = torch.empty(len(which), B, W, self.model.d)
+            p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
+            taps.states = {i: states[n] for n, i in enumerate(taps.hidden)}
+            arrays.append(which)
         self.lib.longdraft_step(self.model, p, self.work, self.dtype == torch.bfloat16)
         return logits
 
@@ -139,9 +145,3 @@ class NativeStep:
             if pair is None
             else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1])
         )
-
-    def _tapped(self, tree: Tree, taps: Any) -> tuple[Tensor, int]:
-        """Query nodes [B,2] whose scores are kept, and how many of the two count."""
-        last = tree.last
-        keep = torch.stack([torch.zeros_like(last) if taps.rows == "ends" else last, last], 1).contiguous()
-        return keep, 1 if taps.rows == "last" or tree.size == 1 else 2

@@ -31,7 +31,7 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     where, offline = _place(name)
     options = {"local_files_only": offline, "trust_remote_code": False}
     config = _try(name, lambda: AutoConfig.from_pretrained(where, **options))
-    refuse(config)
+    _try(name, lambda: refuse(config))
     hf, info = _try(
         name,
         lambda: AutoModelForCausalLM.from_pretrained(
@@ -45,7 +45,7 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if config.model_type not in TRIED:
-        probe(hf)
+        _try(name, lambda: probe(hf))
     return LM(hf, name), tokenizer
 
 
@@ -90,6 +90,11 @@ def refuse(config: Any) -> None:
     except KeyError:
         raise InputError(f"{kind} is not a causal language model of Transformers: use one that is") from None
     windows_of(config)
+    c = config.get_text_config()
+    ropes = getattr(c, "rope_parameters", None) or {}
+    if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
+        why = "longrope rotates differently once the text is long, and cached keys do not follow"
+        raise InputError(f"{kind}'s {why}: use a model of another rope type")
     stateful = getattr(cls, "_is_stateful", False)
     if stateful or not getattr(cls, "_supports_attention_backend", False):
         why = "keeps a state that cannot be rolled back" if stateful else "has no attention interface in Transformers"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,18 +38,27 @@ class KVView(Protocol):
 class Taps:
     """What a forward pass leaves behind on request; the model knows no drafter.
 
-    rows: "ends" (root and last node) or "last": the query rows whose scores over slots 0..root are averaged over rows
-    and heads, as `of` "logits" or "weights", in layers that see everything. -> scores {layer: [B,S] float32, -inf
-    beyond a row's root}, covered [B] = the slots scored.
-    hidden: indices of hidden states to return (0: embeddings) -> states {index: [B,W,d]}.
+    rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
+    "last" (node), "ends" (both) or "all". of: "logits" or "weights". split: a score for each of the K key heads (means
+    over its query heads), otherwise means over all heads.
+    -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
+    hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
     """
 
     rows: str | None = None
     of: str = "logits"
+    split: bool = False
     hidden: tuple[int, ...] = ()
     scores: dict[int, Tensor] = field(default_factory=dict)
     covered: Tensor | None = None
     states: dict[int, Tensor] = field(default_factory=dict)
+
+    def kept(self, tree: Tree) -> Tensor:
+        """[B,R] the query nodes of a pass over the whole tree."""
+        first, last = torch.zeros_like(tree.tokens[:, 0]), tree.last
+        if self.rows == "all":
+            return torch.arange(tree.size, device=first.device).repeat(len(first), 1)
+        return torch.stack({"first": [first], "last": [last], "ends": [first, last]}[self.rows or "ends"], 1)
 
 
 @dataclass
@@ -59,7 +70,7 @@ class _Pass:
     start: int
     depth: Tensor  # [B,size]
     visible: list[Tensor | None]  # per row [W,size]; None where a node sees all of them
-    last: list[int]
+    kept: list[list[int]]
     view: KVView | None
     taps: Taps
     windows: dict[int, int]
@@ -87,14 +98,16 @@ class _Pass:
         return near
 
     def tap(self, layer: int, b: int, found: ops.Attended) -> None:
-        """Average the kept rows over heads, over the slots up to the root."""
+        """Average the kept rows [H,R,S] over heads, over the slots up to the root."""
         kept = found.logits if self.taps.of == "logits" else found.weights
         assert kept is not None
         end, most = self.begin[b] + 1, max(self.begin) + 1
-        mean = kept[..., :end].float().mean((0, 1))
+        columns = len(self.cache.read(layer, b)[0]) if self.taps.split else 1
+        mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
         if layer not in self.taps.scores:
-            self.taps.scores[layer] = mean.new_full((len(self.begin), most), float("-inf"))
-        self.taps.scores[layer][b, :end] = mean
+            shape = (len(self.begin), *mean.shape[:2], most)
+            self.taps.scores[layer] = mean.new_full(shape, float("-inf"))
+        self.taps.scores[layer][b, ..., :end] = mean
 
 
 def _attention(
@@ -128,8 +141,7 @@ def _attention(
     size, rows = p.start + query.shape[2], []
     for b in range(len(p.begin)):
         tapped = p.taps.rows is not None and layer not in p.windows
-        ends = sorted({0, p.last[b]}) if p.taps.rows == "ends" else [p.last[b]]
-        keep = ends if tapped else None
+        keep = p.kept[b] if tapped else None
         found = ops.attend(query[b], p.segments(layer, b, size), scale, softcap, s_aux, keep)
         if tapped:
             p.tap(layer, b, found)
@@ -207,28 +219,43 @@ class LM:
         position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.positions - 1)
         if taps.rows is not None:
             taps.covered = cache.length + 1
-        if self.native is not None and position.shape[1] <= fast.NODES and not taps.hidden and not logits:
+        copied = view is None or hasattr(view, "compact")  # a view that looks at the query runs in torch
+        if self.native is not None and position.shape[1] <= fast.NODES and copied and not logits:
             return self.native(tree, cache, start, position, view, taps)
         mask = tree.mask[:, start:]
         visible = [None if bool(m.all()) else m for m in mask]
-        begin, last = cache.length.tolist(), tree.last.tolist()
-        p = _Pass(cache, begin, start, tree.depth, visible, last, view, taps, self.windows)
-        extra = {"output_hidden_states": list(taps.hidden)} if taps.hidden else {}
-        out = self.hf(
-            input_ids=tree.tokens[:, start:],
-            position_ids=position,
-            use_cache=False,
-            logits_to_keep=logits,
-            longdraft=p,
-            **extra,
-        )
+        kept = taps.kept(tree).tolist() if taps.rows else []
+        p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, taps, self.windows)
+        with self._residuals(taps):
+            out = self.hf(
+                input_ids=tree.tokens[:, start:],
+                position_ids=position,
+                use_cache=False,
+                logits_to_keep=logits,
+                longdraft=p,
+            )
         if p.calls != self.config.num_hidden_layers:
             used = f"{p.calls} of {self.config.num_hidden_layers} layers"
             raise InputError(
                 f"{type(self.hf).__name__}: {used} use the attention interface; longdraft needs all of them"
             )
-        taps.states = {i: out.hidden_states[i] for i in taps.hidden}
         return out.logits
+
+    @contextmanager
+    def _residuals(self, taps: Taps) -> Iterator[None]:
+        """Catch the residual stream where it enters a layer or the final norm."""
+        body = self.hf.get_decoder()
+        places = [*body.layers, body.norm] if taps.hidden else []
+
+        def catch(n: int) -> Any:
+            return lambda module, args, kwargs: taps.states.update({n: args[0] if args else kwargs["hidden_states"]})
+
+        hooks = [places[n].register_forward_pre_hook(catch(n), with_kwargs=True) for n in taps.hidden]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
         """Feed one row's tokens and commit them: cache is of one row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Then(Drafter):
         self._wants = wishes[0] if wishes else Taps()
 
     def wants(self) -> Taps:
-        return Taps(self._wants.rows, self._wants.of, self._wants.hidden)
+        return replace(self._wants, scores={}, states={})
 
     def start(self, seqs: Sequences) -> None:
         for p in self.parts:

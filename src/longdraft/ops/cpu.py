@@ -91,7 +91,7 @@ def attend(
     G = H // K
     square = segments[0].v.shape[-1] == D and softcap is None and keep is None
     unmasked = len(segments) == 1 and segments[0].visible is None and sink is None
-    if square and (unmasked or T > FEW):
+    if square and q.is_cpu and (unmasked or T > FEW):  # elsewhere that kernel is not there
         out, lse = _many(q.reshape(K, G * T, D), segments, scale, G)
         if sink is not None:
             seen = torch.sigmoid(lse.reshape(H, T) - sink[:, None])

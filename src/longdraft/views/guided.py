@@ -29,8 +29,8 @@ class Guided(Policy):
             self._view = self._choose(taps.scores, minimum(taps.covered, cache.length).tolist())
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
-        """scores {layer: [B,S]}, covered: slots scored per row -> picks by topk, unsorted (order means nothing)."""
-        table = stack(list(scores.values()))
+        """scores {layer: [B,R,1,S]}, covered: slots scored per row -> picks by topk, unsorted (order means nothing)."""
+        table = stack([s.mean((1, 2)) for s in scores.values()])
         rows, since = [], []
         for b, n in enumerate(covered):
             budget = budget_of(n, self.ratio, self.floor)

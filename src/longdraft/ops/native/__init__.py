@@ -40,8 +40,9 @@ class Pass(ctypes.Structure):
     _fields_ += [(n, ctypes.c_void_p) for n in ("tokens", "depth", "length", "position", "mask")]
     _fields_ += [("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p))]
     _fields_ += [("slots", ctypes.c_int64), ("since", ctypes.c_void_p), ("picks", ctypes.POINTER(Picked))]
-    _fields_ += [("keep", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("kept", "weights", "most")]
-    _fields_ += [("scores", ctypes.c_void_p), ("logits", ctypes.c_void_p)]
+    _fields_ += [("keep", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("kept", "weights", "split", "most")]
+    _fields_ += [("scores", ctypes.c_void_p), ("hidden", ctypes.c_void_p), ("hiddens", ctypes.c_int64)]
+    _fields_ += [("states", ctypes.c_void_p), ("logits", ctypes.c_void_p)]
 
 
 @cache

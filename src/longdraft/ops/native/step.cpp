@@ -6,48 +6,7 @@
 #include <algorithm>
 
 #include "attention.h"
-
-struct Linear {
-    const void* w;   // [out,in]
-    const float* b;  // [out] or null
-};
-
-struct Layer {
-    Linear q, k, v, o, gate, up, down;
-    const float *norm1, *norm2, *qnorm, *knorm;  // the last two may be null
-    int64_t window;                              // 0: sees everything
-};
-
-struct Model {
-    int64_t layers, d, heads, groups, dim, mlp, vocab;  // groups: query heads per key head
-    float eps, scale, rope_scale;
-    const float* inv_freq;  // [dim/2]
-    const void* embed;      // [vocab,d]
-    Linear head;
-    const float* norm;
-    const Layer* layer;
-};
-
-struct Picked {
-    const void *k, *v;  // [K,n,D], contiguous
-    int64_t n;
-};
-
-struct Pass {
-    int64_t rows, nodes, start;             // B; W new nodes; scratch nodes before them
-    const int64_t *tokens, *depth, *length; // [B,W], [B,start+W], [B]
-    const int64_t* position;                // [B,W]
-    const uint8_t* mask;                    // [B,W,start+W]
-    void* const* k;                         // per layer: [B,K,slots,D]
-    void* const* v;
-    int64_t slots;
-    const int64_t* since;                   // [B], or null: everything is seen
-    const Picked* picks;                    // [layers,B], or null
-    const int64_t* keep;                    // [B,2]: query nodes whose scores are averaged
-    int64_t kept, weights, most;            // how many of them (0: none); as weights, not logits; slots per score row
-    float* scores;                          // [layers,B,most]
-    float* logits;                          // [B,W,vocab]
-};
+#include "types.h"
 
 struct Work {
     std::vector<float> x, y, z, q, cs, m, l, o, lse, tap;
@@ -148,8 +107,8 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         if (tap)
             for (int64_t g = 0; g < G; g++)
                 for (int64_t r = 0; r < p.kept; r++) {
-                    const int64_t node = p.keep[2 * b + r];
-                    logits[g * W + node] = &t.tap[((b * m.heads + h * G + g) * 2 + r) * (p.most + size) + lo];
+                    const int64_t node = p.keep[p.kept * b + r];
+                    logits[g * W + node] = &t.tap[((b * m.heads + h * G + g) * W + node) * (p.most + size) + lo];
                 }
         const int64_t skip = ((b * K + h) * p.slots + lo) * D;
         attend_block<E, ND>(x, static_cast<const E*>(p.k[layer]) + skip, static_cast<const E*>(p.v[layer]) + skip, hi - lo, lo, part,
@@ -181,26 +140,36 @@ static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
     }
 }
 
-// Mean over heads and kept nodes of their scores on slots 0..root.
+// Means over heads (all, or those of a key head) of the kept nodes' scores on slots 0..root.
 static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
-    const int64_t stride = p.most + p.start + p.nodes;
+    const int64_t stride = p.most + p.start + p.nodes, parts = 64;
+    const int64_t columns = p.split ? m.heads / m.groups : 1, heads = m.heads / columns;
 #pragma omp for schedule(static)
-    for (int64_t part = 0; part < p.rows * 64; part++) {
-        const int64_t b = part / 64, n = p.length[b] + 1, lo = n * (part % 64) / 64, hi = n * (part % 64 + 1) / 64;
-        float* out = p.scores + (layer * p.rows + b) * p.most;
+    for (int64_t unit = 0; unit < p.rows * p.kept * columns * parts; unit++) {
+        const int64_t part = unit % parts, c = unit / parts % columns, r = unit / parts / columns % p.kept;
+        const int64_t b = unit / parts / columns / p.kept, node = p.keep[p.kept * b + r], n = p.length[b] + 1;
+        const int64_t lo = n * part / parts, hi = n * (part + 1) / parts;
+        float* out = p.scores + (((layer * p.rows + b) * p.kept + r) * columns + c) * p.most;
         for (int64_t s = lo; s < hi; s++) out[s] = 0;
-        for (int64_t h = 0; h < m.heads; h++)
-            for (int64_t r = 0; r < p.kept; r++) {
-                const bool same = p.keep[2 * b] == p.keep[2 * b + 1];  // one node kept twice was written once
-                const float* from = &t.tap[((b * m.heads + h) * 2 + (same ? p.kept - 1 : r)) * stride];
-                const float lse = t.lse[(b * m.heads + h) * p.nodes + p.keep[2 * b + r]];
-                if (p.weights)
-                    for (int64_t s = lo; s < hi; s++) out[s] += std::exp(from[s] - lse);
-                else
-                    for (int64_t s = lo; s < hi; s++) out[s] += from[s];
-            }
-        for (int64_t s = lo; s < hi; s++) out[s] /= m.heads * p.kept;
+        for (int64_t h = c * heads; h < (c + 1) * heads; h++) {
+            const float* from = &t.tap[((b * m.heads + h) * p.nodes + node) * stride];
+            const float lse = t.lse[(b * m.heads + h) * p.nodes + node];
+            if (p.weights)
+                for (int64_t s = lo; s < hi; s++) out[s] += std::exp(from[s] - lse);
+            else
+                for (int64_t s = lo; s < hi; s++) out[s] += from[s];
+        }
+        for (int64_t s = lo; s < hi; s++) out[s] /= heads;
     }
+}
+
+// Copy the residual stream x [T,d] out where it is asked for after `layer` layers.
+static void show(const Pass& p, int64_t layer, const float* x, int64_t size) {
+    for (int64_t i = 0; i < p.hiddens; i++)
+        if (p.hidden[i] == layer) {
+#pragma omp single
+            std::memcpy(p.states + i * size, x, sizeof(float) * size);
+        }
 }
 
 template <typename E, int ND>
@@ -216,7 +185,7 @@ static void run(const Model& m, const Pass& p, Work& t) {
     t.x.resize(T * d), t.y.resize(T * std::max({H * D + 2 * kv, 2 * m.mlp, d})), t.z.resize(T * std::max(d, H * D));
     t.q.resize(T * H * D), t.cs.resize(T * D), t.lse.resize(T * H);
     t.m.resize(parts), t.l.resize(parts), t.o.resize(parts * D);
-    if (p.kept) t.tap.resize(p.rows * H * 2 * (p.most + p.start + W));
+    if (p.kept) t.tap.resize(p.rows * H * W * (p.most + p.start + W));
     float *x = t.x.data(), *z = t.z.data(), *q = t.y.data(), *k = q + T * H * D, *v = k + T * kv, *up = q + T * m.mlp;
 #pragma omp parallel
     {
@@ -230,6 +199,7 @@ static void run(const Model& m, const Pass& p, Work& t) {
         }
         for (int64_t layer = 0; layer < m.layers; layer++) {
             const Layer& f = m.layer[layer];
+            show(p, layer, x, T * d);
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm1, d, m.eps, z + i * d);
             linear<E>(f.q, z, T, d, H * D, q, false);
@@ -267,6 +237,7 @@ static void run(const Model& m, const Pass& p, Work& t) {
             }
             linear<E>(f.down, q, T, m.mlp, d, x, true);
         }
+        show(p, m.layers, x, T * d);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < T; i++) rms(x + i * d, m.norm, d, m.eps, z + i * d);
         linear<E>(m.head, z, T, d, m.vocab, p.logits, false);

@@ -1,0 +1,48 @@
+// What the Python side hands over: plain structures of sizes and pointers, mirrored in __init__.py.
+#pragma once
+#include <cstdint>
+
+struct Linear {
+    const void* w;   // [out,in]
+    const float* b;  // [out] or null
+};
+
+struct Layer {
+    Linear q, k, v, o, gate, up, down;
+    const float *norm1, *norm2, *qnorm, *knorm;  // the last two may be null
+    int64_t window;                              // 0: sees everything
+};
+
+struct Model {
+    int64_t layers, d, heads, groups, dim, mlp, vocab;  // groups: query heads per key head
+    float eps, scale, rope_scale;
+    const float* inv_freq;  // [dim/2]
+    const void* embed;      // [vocab,d]
+    Linear head;
+    const float* norm;
+    const Layer* layer;
+};
+
+struct Picked {
+    const void *k, *v;  // [K,n,D], contiguous
+    int64_t n;
+};
+
+struct Pass {
+    int64_t rows, nodes, start;             // B; W new nodes; scratch nodes before them
+    const int64_t *tokens, *depth, *length; // [B,W], [B,start+W], [B]
+    const int64_t* position;                // [B,W]
+    const uint8_t* mask;                    // [B,W,start+W]
+    void* const* k;                         // per layer: [B,K,slots,D]
+    void* const* v;
+    int64_t slots;
+    const int64_t* since;                   // [B], or null: everything is seen
+    const Picked* picks;                    // [layers,B], or null
+    const int64_t* keep;                    // [B,kept]: query nodes whose scores are wanted
+    int64_t kept, weights, split, most;     // how many (0: none); weights, not logits; one score a key head; slots a row
+    float* scores;                          // [layers,B,kept,split ? K : 1,most]: means over the heads
+    const int64_t* hidden;                  // [hiddens] layers: the residual stream after so many of them
+    int64_t hiddens;
+    float* states;                          // [hiddens,B,W,d]
+    float* logits;                          // [B,W,vocab]
+};
