@@ -56,17 +56,21 @@ def recents(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256) -
 
 @dataclass(frozen=True)
 class Method:
-    """build(target, **options) -> Drafter; needs: what must be at hand besides the target."""
+    """build(target, **options) -> Drafter, or build(target, part, **options) where it needs a part with weights.
+
+    needs: the kind of that part, a key of PARTS.
+    """
 
     build: Callable[..., Drafter]
     paper: str
-    needs: tuple[str, ...] = ()
+    needs: str | None = None
 
     @property
     def options(self) -> dict[str, tuple[type, Any]]:
         """{name: (type, default)}, read off the function's signature."""
         hints = get_type_hints(self.build)
-        parameters = list(inspect.signature(self.build).parameters.values())[1:]
+        given = 2 if self.needs else 1
+        parameters = list(inspect.signature(self.build).parameters.values())[given:]
         return {p.name: (hints[p.name], p.default) for p in parameters}
 
 
@@ -82,6 +86,10 @@ CONTROLS = {
 }
 
 
+# What a method may need besides the target: kind -> (target, seed) -> a random one of that kind.
+PARTS: dict[str, Callable[[LM, int], Any]] = {}
+
+
 def find(name: str) -> Method:
     """Raises InputError on an unknown name."""
     known = METHODS | CONTROLS
@@ -90,10 +98,18 @@ def find(name: str) -> Method:
     return known[name]
 
 
-def build(name: str, target: LM, options: dict[str, str] | None = None) -> Drafter:
-    """The drafter of a named method; options as text, typed by the method's own signature. Raises InputError."""
+def build(name: str, target: LM, options: dict[str, str] | None = None, part: Any = None) -> Drafter:
+    """The drafter of a named method; options as text, typed by the method's own signature. Raises InputError.
+
+    part: the weights of a method that needs some (Method.needs).
+    """
     method = find(name)
-    return method.build(target, **{k: _typed(name, method, k, v) for k, v in (options or {}).items()})
+    typed = {k: _typed(name, method, k, v) for k, v in (options or {}).items()}
+    if method.needs is None:
+        return method.build(target, **typed)
+    if part is None:
+        raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
+    return method.build(target, part, **typed)
 
 
 def _typed(name: str, method: Method, key: str, value: str) -> Any:
