@@ -101,7 +101,7 @@ def test_exported_model_loads_offline_and_is_described(workplace):
     assert torch.isfinite(model(ids).logits).all()
     record = json.loads(Path("out/training.json").read_text())
     assert record["step"] == 60 and record["tokens"] == 60 * 64 and record["runs"][0]["stages"] == [[32, 40], [64, 20]]
-    assert record["runs"][0]["command"].startswith("longdraft train ")
+    assert record["runs"][0]["command"].startswith("longdraft train")
     assert json.loads(Path("out/holdout.json").read_text())["files"] == ["books/dracula.txt"]
     assert set(record["full_probes"]["book"]["by_context"]) == {"16", "64"}
     assert not list(Path("out").glob("*.bin")) and not list(Path().glob(".out*"))

@@ -104,13 +104,21 @@ def refuse(config: Any) -> None:
 @torch.inference_mode()
 def probe(hf: Any, tokens: int = 12) -> None:
     """Compare one pass with stock attention on an architecture that the tests do not cover. Raises InputError."""
-    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
-    hf.set_attn_implementation("eager")
-    stock = hf(input_ids=ids, use_cache=False).logits.float()
-    lm = LM(hf)
-    cache = lm.new_cache(1, 2 * tokens)
-    lm.prefill(ids[0, : tokens // 2].tolist(), cache)
-    ours = lm(Tree.chain(ids[:, tokens // 2 :]), cache).float()
+    config = hf.config.get_text_config()
+    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % config.vocab_size
+    window = getattr(config, "sliding_window", None)
+    if window:
+        config.sliding_window = tokens // 3  # so that so few tokens show whether both apply it to the same layers
+    try:
+        hf.set_attn_implementation("eager")
+        stock = hf(input_ids=ids, use_cache=False).logits.float()
+        lm = LM(hf)
+        cache = lm.new_cache(1, 2 * tokens)
+        lm.prefill(ids[0, : tokens // 2].tolist(), cache)
+        ours = lm(Tree.chain(ids[:, tokens // 2 :]), cache).float()
+    finally:
+        if window:
+            config.sliding_window = window
     error = (ours - stock[:, tokens // 2 :]).abs().max() / stock.abs().max()
     if not error < 0.05:
         raise InputError(

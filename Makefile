@@ -1,0 +1,50 @@
+# Every target sets up what it needs in .venv first; `make` alone lists them.
+PYTHON ?= python3
+TORCH_INDEX ?=# an extra package index to take torch from, such as that of its CPU builds
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
+
+.PHONY: help setup demo test lint fix bench clean
+help:
+	@echo "make demo    a long prompt by plain decoding, vegas and lookup, side by side (under 3 minutes)"
+	@echo "make test    all tests"
+	@echo "make lint    ruff and pyright; make fix mends what ruff can"
+	@echo "make bench   the published figures, into runs/ (hours)"
+	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
+
+setup: $(READY)
+
+# A python3 that already has torch with CUDA keeps it; otherwise constraints.txt decides.
+$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "longdraft needs Python 3.11 or newer; give one: make PYTHON=python3.11 ..." >&2; exit 2; }
+	@echo "setting up $(VENV), once; this takes a minute or a few"
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
+	  then $(PYTHON) -m venv --system-site-packages $(VENV) && grep -v '^torch' constraints.txt >$(VENV)/constraints.txt; \
+	  else $(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; fi
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  -c $(VENV)/constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/longdraft demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+fix: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
+
+clean:
+	rm -rf $(VENV) build *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

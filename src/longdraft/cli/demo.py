@@ -1,0 +1,114 @@
+"""`longdraft demo`: the main job on a prompt that is on every machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False)
+METHODS = ("plain", "vegas", "lookup")
+DRAFTED, OWN = "green", "bold"
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option("-m", "--model", help="'bundled', a folder, or a Hub id.")] = "bundled",
+    context: Annotated[int, typer.Option(min=16, help="Tokens of the prompt.")] = 16384,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the CPU; torch's choice if unset.")] = None,
+) -> None:
+    """Continue 16K tokens of the standard library's source by plain decoding, vegas and lookup, and compare them."""
+    from rich.console import Console
+
+    from longdraft.bench.texts import stdlib_prompt
+    from longdraft.cli.job import WARM, Run, quiet, traffic
+    from longdraft.drafters import Drafter
+    from longdraft.engine import check
+    from longdraft.loading import load
+    from longdraft.methods import build
+    from longdraft.runs import Prefilled, first_difference
+    from longdraft.sampling import Sampler
+    from longdraft.verify import match
+
+    console = Console(highlight=False)
+    sampler = Sampler(temperature)
+    quiet(threads)
+    target, tokenizer = load(model, dtype)
+    ids, files = stdlib_prompt(tokenizer, context)
+    check(target, [ids], max_new_tokens, Drafter(), match)
+    how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"
+    console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library, cut there:")
+    console.print(f"  {', '.join(files)}")
+    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Reading the prompt ...", end=" ", soft_wrap=True)
+    runs = Prefilled(target, [ids], max_new_tokens, sampler, seed)
+    console.print(f"{runs.prefill_s:.1f} s")
+    for name in METHODS:
+        runs.rows(build(name, target), limit=WARM)
+    console.print(f"[{DRAFTED}]This colour[/]: drafted, then accepted. [{OWN}]This one[/]: the target's own.")
+    found: dict[str, Any] = {}
+    for name in METHODS:
+        console.rule(name, align="left")
+        found[name] = Run([[]])
+        printer = Painter(console, tokenizer)
+        for step in runs.decode(build(name, target), found[name].stats):
+            found[name].take(step)
+            printer.step(step.tokens[0])
+        printer.end()
+    differences = {name: first_difference(runs, found["plain"].rows, run.rows) for name, run in found.items()}
+    console.print(table(found, differences))
+    footnotes(console, found["plain"], traffic(runs, found["plain"]))
+
+
+class Painter:
+    """Writes text as it comes: all but the last token of a step are accepted drafts."""
+
+    def __init__(self, console: Any, tokenizer: Any):
+        from longdraft.cli.show import Detokenizer
+
+        self.console, self.text = console, Detokenizer(tokenizer)
+
+    def step(self, tokens: list[int]) -> None:
+        for i, token in enumerate(tokens):
+            self._write(self.text.push([token]), OWN if i == len(tokens) - 1 else DRAFTED)
+
+    def end(self) -> None:
+        self._write(self.text.flush() + "\n", OWN)
+
+    def _write(self, piece: str, style: str) -> None:
+        if piece:
+            self.console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
+
+
+def table(found: dict[str, Any], differences: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    from longdraft.cli.show import verdict
+
+    shown = Table("method")
+    for column in ("tokens/s", "mean acceptance length", "speedup"):
+        shown.add_column(column, justify="right")
+    shown.add_column("equal")
+    plain = found["plain"].tokens_per_s
+    for name, run in found.items():
+        speed = run.tokens_per_s
+        length = f"{run.stats.mean_acceptance_length:.2f}"
+        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", verdict(differences[name]))
+    return shown
+
+
+def footnotes(console: Any, plain: Any, moved: dict[str, Any]) -> None:
+    """What the figures stand on."""
+    from longdraft.bench.report import LOOPS
+    from longdraft.bench.run import distinct
+
+    share, speed = moved["bandwidth_share"], moved["bandwidth_gb_s"]
+    console.print(
+        f"plain reads {moved['bytes_per_step'] / 1e6:.0f} MB a step: {share:.0%} of this machine's {speed:.0f} GB/s."
+    )
+    new = distinct(plain.rows)
+    if new < LOOPS:
+        console.print(f"Of the text's 3-grams {new:.0%} are new: it goes in circles, which flatters lookup above all.")

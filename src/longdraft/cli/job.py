@@ -1,0 +1,177 @@
+"""One run of `generate`: prefill once, decode (twice where it is compared), and say what was measured."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils import logging as hub
+
+from longdraft.bench.entries import Entry
+from longdraft.bench.record import bandwidth, bytes_per_step, provenance
+from longdraft.bench.run import distinct, outcome
+from longdraft.cli.prompts import Prompt
+from longdraft.cli.show import Detokenizer, text_of
+from longdraft.drafters import Drafter, Oracle
+from longdraft.engine import Stats, Step
+from longdraft.errors import InputError
+from longdraft.model import LM
+from longdraft.runs import Prefilled, first_difference
+from longdraft.sampling import Sampler
+
+WARM = 24  # tokens decoded before a comparison is timed
+
+
+def quiet(threads: int | None) -> None:
+    """The libraries say nothing; torch uses so many threads."""
+    hub.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def end_tokens(target: LM, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end a text, by the model's generation settings and by its tokenizer."""
+    found = getattr(target.hf.generation_config, "eos_token_id", None)
+    ids = set(found) if isinstance(found, list) else {found}
+    return tuple(sorted({i for i in ids | {tokenizer.eos_token_id} if i is not None}))
+
+
+class Printer:
+    """Writes a lone row as it comes; several rows one after the other, at the end."""
+
+    def __init__(self, tokenizer: Any, prompts: list[Prompt]):
+        self.tokenizer, self.prompts = tokenizer, prompts
+        self.text = Detokenizer(tokenizer)
+
+    def step(self, step: Step) -> None:
+        if len(self.prompts) == 1:
+            sys.stdout.write(self.text.push(step.tokens[0]))
+            sys.stdout.flush()
+
+    def end(self, rows: list[list[int]]) -> None:
+        if len(self.prompts) == 1:
+            print(self.text.flush())
+        else:
+            for prompt, row in zip(self.prompts, rows, strict=True):
+                print(f"=== {prompt.name}\n{text_of(self.tokenizer, row)}")
+        sys.stdout.flush()
+
+
+@dataclass
+class Run:
+    """What one method gave, as far as it came."""
+
+    rows: list[list[int]]
+    stats: Stats = field(default_factory=Stats)
+
+    def take(self, step: Step) -> None:
+        for row, tokens in zip(self.rows, step.tokens, strict=True):
+            row += tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.stats.emitted / self.stats.decode_s if self.stats.decode_s else 0.0
+
+
+@dataclass
+class Outcome:
+    record: dict[str, Any]
+    interrupted: bool
+
+
+@dataclass
+class Job:
+    target: LM
+    tokenizer: Any
+    method: Entry
+    sampler: Sampler
+    seed: int
+    accept: float | None = None
+
+    def __post_init__(self) -> None:
+        self.drafter()  # bad options are found before any work
+        name, gamma = self.method.name, self.method.gamma
+        if self.accept is None:
+            return
+        if gamma is None:
+            raise InputError(
+                f"--accept needs a method that drafts a chain of fixed length, such as vegas; {name} does not"
+            )
+        if not 0 <= self.accept <= gamma:
+            raise InputError(f"--accept is {self.accept:g}, and {name} drafts {gamma} a step: give 0 to {gamma}")
+
+    def drafter(self) -> Drafter:
+        return self.method.build(self.target)
+
+    def run(
+        self, prompts: list[list[int]], limit: int, eos: tuple[int, ...], compare: bool, printer: Printer | None
+    ) -> Outcome:
+        """Decode; plain decoding comes first where it is asked for. A keyboard interrupt ends it with what there is."""
+        runs = Prefilled(self.target, prompts, limit, self.sampler, self.seed, eos)
+        main, plain, interrupted = Run([[] for _ in prompts]), None, False
+        try:
+            if compare or self.accept is not None:
+                for drafter in (Drafter(), self.drafter()):
+                    runs.rows(drafter, limit=WARM)
+                plain = Run([[] for _ in prompts])
+                for step in runs.decode(Drafter(), plain.stats):
+                    plain.take(step)
+            drafter = self.drafter()
+            if self.accept is not None and plain is not None:
+                drafter = Oracle(drafter, plain.rows, self.accept)
+            for step in runs.decode(drafter, main.stats):
+                main.take(step)
+                if printer is not None:
+                    printer.step(step)
+        except KeyboardInterrupt:
+            interrupted = True
+        if printer is not None:
+            printer.end(main.rows)
+        record = self._record(runs, main)
+        if plain is not None and not interrupted:
+            record |= self._comparison(runs, main, plain)
+        return Outcome(record | ({"interrupted": True} if interrupted else {}), interrupted)
+
+    def _record(self, runs: Prefilled, run: Run) -> dict[str, Any]:
+        one = len(run.rows) == 1
+        per_row = {
+            "text": [text_of(self.tokenizer, r) for r in run.rows],
+            "token_ids": run.rows,
+            "prompt_tokens": [len(p) for p in runs.prompts],
+            "new_tokens": [len(r) for r in run.rows],
+        }
+        record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
+        run.stats.prefill_s = runs.prefill_s
+        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(self.sampler)}
+        record |= outcome(run.stats, self.method.gamma or 0) | {"distinct_3": distinct(run.rows)}
+        if self.method.name == "plain":
+            record |= traffic(runs, run)
+        if self.accept is not None:
+            record["oracle"] = self.accept
+        return record | provenance(self.target, self.seed)
+
+    def _comparison(self, runs: Prefilled, run: Run, plain: Run) -> dict[str, Any]:
+        plain.stats.prefill_s = runs.prefill_s
+        return {
+            "plain": {"new_tokens": sum(map(len, plain.rows))} | outcome(plain.stats, 0) | traffic(runs, plain),
+            "speedup": run.tokens_per_s / plain.tokens_per_s,
+            "equal": run.rows == plain.rows,
+            "first_difference": first_difference(runs, plain.rows, run.rows),
+        }
+
+
+def traffic(runs: Prefilled, plain: Run) -> dict[str, Any]:
+    """How near plain decoding comes to reading the weights and the cache as fast as this machine reads memory."""
+    passes = max(map(len, plain.rows))
+    if not passes:
+        return {}
+    target, measured_gb_s = runs.target, bandwidth(runs.target.device)
+    lengths = [len(p) + len(r) / 2 for p, r in zip(runs.prompts, plain.rows, strict=True)]
+    moved = bytes_per_step(target, runs.cache, sum(lengths) / len(lengths), len(lengths))
+    share = moved / (plain.stats.decode_s / passes) / (measured_gb_s * 1e9)
+    return {"bytes_per_step": moved, "bandwidth_gb_s": measured_gb_s, "bandwidth_share": share}

@@ -1,0 +1,52 @@
+"""`longdraft methods`: what can be chosen, and whether all of it is at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+def describe(name: str, method: Any, home: Path) -> dict[str, Any]:
+    """needs are folders beside the target: trained drafters."""
+    return {
+        "name": name,
+        "does": (method.build.__doc__ or "").strip().splitlines()[0],
+        "paper": method.paper,
+        "options": {k: {"type": kind.__name__, "default": d} for k, (kind, d) in method.options.items()},
+        "needs": [method.needs] if method.needs else [],
+        "available": method.needs is None or (home / method.needs).is_dir(),
+    }
+
+
+def lines(entry: dict[str, Any]) -> list[str]:
+    options = [f"{k}={o['default']} ({o['type']})" for k, o in entry["options"].items()]
+    needs = f"{', '.join(entry['needs'])} ({'there' if entry['available'] else 'missing'})" if entry["needs"] else ""
+    found = [f"{entry['name']:<16} {entry['paper']}", f"{'':<16} {entry['does']}"]
+    return [*found, *(f"{'':<16} {x}" for x in (", ".join(options) and "-o " + ", ".join(options), needs) if x), ""]
+
+
+@app.command()
+def methods(
+    model: Annotated[str, typer.Option("-m", "--model", help="Where trained drafters are looked for.")] = "bundled",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Every method with its options (and their defaults), what it needs besides the target, and its paper."""
+    from longdraft.loading import BUNDLED
+    from longdraft.methods import CONTROLS, METHODS
+
+    home = BUNDLED.parent if model == "bundled" else Path(model)
+    found = {
+        kind: [describe(name, method, home) for name, method in known.items()]
+        for kind, known in (("methods", METHODS), ("controls", CONTROLS))
+    }
+    if as_json:
+        print(json.dumps({"model": model, **found}))
+        return
+    print("\n".join(line for entry in found["methods"] for line in lines(entry)))
+    print("Controls: what a guided choice of keys must beat at the same budget.\n")
+    print("\n".join(line for entry in found["controls"] for line in lines(entry)).rstrip())

@@ -1,0 +1,398 @@
+"""The command line: what it prints, what it measures, and that a user's mistake is one line and status 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import BASE
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import longdraft
+from longdraft.bench.texts import stdlib_prompt
+from longdraft.cli import COMMANDS, job, main
+from longdraft.cli.show import Detokenizer, figures, text_of, verdict
+from longdraft.loading import load
+from longdraft.runs import Prefilled, first_difference
+from longdraft.train import tokenizer as bpe
+
+WORDS = ["draft", "tree", "cache", "token", "naïve", "verify", "日本", "accept", "leaf", "été", "🎉", "root", "\n"]
+KEYS = {
+    "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s",
+    "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device",
+    "dtype", "versions", "options", "git_sha",
+}  # fmt: skip
+BRIEF = ("--max-new-tokens", "24", "--dtype", "float32")
+SHORT = (*BRIEF, "--ignore-eos")
+
+
+def words(count: int, seed: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a tiny model, prompts, and everything that can be wrong with either."""
+    root = tmp_path_factory.mktemp("cli")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**BASE, "vocab_size": 320}))
+    for p in model.parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=0.25)
+    model.save_pretrained(root / "tiny")
+    bpe.save(bpe.train([words(3000, 0)], 320), root / "tiny", BASE["max_position_embeddings"])
+    for name, count in (("a", 40), ("b", 75), ("long", 2000)):
+        (root / f"{name}.txt").write_text(words(count, seed=count), encoding="utf-8")
+    (root / "empty.txt").touch()
+    (root / "latin1.txt").write_bytes("été".encode("latin-1"))
+    (root / "zero.bin").write_bytes(b"ab\0cd")
+    config = (root / "tiny" / "config.json").read_text()
+    for name, weights in (("bare", None), ("pickled", "pytorch_model.bin"), ("broken", "model.safetensors")):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(config)
+        if weights:
+            (root / name / weights).write_bytes(b"not weights")
+    (root / "nothing").mkdir()
+    before, old = torch.get_num_threads(), os.getcwd()
+    os.chdir(root)
+    yield root
+    os.chdir(old)
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cli(place, capsys):
+    """cli(words...) -> (status, standard output, standard error)."""
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(argv)
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def record(cli):
+    """record(words...) -> the JSON object of a generate run on the tiny model."""
+
+    def call(*argv: str) -> dict:
+        status, out, err = cli("generate", "-m", "tiny", *SHORT, "--json", *argv)
+        assert (status, err) == (0, "")
+        assert len(out.splitlines()) == 1
+        return json.loads(out)
+
+    return call
+
+
+def test_help_is_there_without_torch():
+    source = str(Path(longdraft.__path__[0]).parent)
+    code = "import sys; from longdraft.cli import main; s = main(['--help']); sys.exit(s or 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": source}, capture_output=True)
+    assert done.returncode == 0
+    assert all(name in done.stdout.decode() for name in COMMANDS)
+
+
+def test_a_true_process(place):
+    source = str(Path(longdraft.__path__[0]).parent)
+    argv = [sys.executable, "-m", "longdraft", "generate", "-m", "tiny", *SHORT, "--json", "--prompt-file", "-"]
+    env = {**os.environ, "PYTHONPATH": source, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(argv, input=words(30, 1).encode(), env=env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["new_tokens"] == 24
+
+
+def test_one_row(record):
+    found = record("--prompt-file", "a.txt", "-o", "gamma=3", "--max-new-tokens", "25")
+    assert found.keys() >= KEYS
+    assert found["method"] == "vegas"
+    assert found["options"] == {"gamma": 3, "ratio": 0.07, "floor": 256, "score": "logits"}
+    assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
+    assert found["mean_acceptance_length"] == 4.0  # the budget covers the context, so every draft is right
+    assert len(found["acceptance_per_position"]) == 3
+    assert found["decode_s"] > 0 and found["tokens_per_s"] == pytest.approx(25 / found["decode_s"])
+    assert "plain" not in found and "oracle" not in found
+
+
+def test_rows_side_by_side_are_the_rows_alone(record):
+    files = ("--prompt-file", "a.txt", "--prompt-file", "b.txt")
+    both = record(*files, "--temperature", "0.9", "--seed", "5")
+    alone = [
+        record("--prompt-file", f, "--temperature", "0.9", "--seed", s) for f, s in (("a.txt", "5"), ("b.txt", "6"))
+    ]
+    assert both["token_ids"] == [r["token_ids"] for r in alone]
+    assert both["text"] == [r["text"] for r in alone]
+    assert both["prompt_tokens"] == [r["prompt_tokens"] for r in alone]
+
+
+@pytest.mark.parametrize("sampling", [[], ["--temperature", "1", "--top-p", "0.9", "--penalty", "1.3", "--seed", "3"]])
+@pytest.mark.parametrize("method", ["vegas", "lookup", "plain"])
+def test_compare(record, method, sampling):
+    found = record("--prompt-file", "a.txt", "--method", method, "--compare", *sampling)
+    assert found["equal"] is True and found["first_difference"] is None
+    assert found["speedup"] == pytest.approx(found["tokens_per_s"] / found["plain"]["tokens_per_s"])
+    assert found["plain"]["bandwidth_share"] > 0 and found["plain"]["verify_steps"] == 23
+
+
+def test_plain_says_its_share_of_the_bandwidth(record, cli):
+    assert record("--prompt-file", "a.txt", "--method", "plain")["bandwidth_share"] > 0
+    _, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--method", "plain")
+    assert "GB/s" in err
+
+
+def test_accept_replays_plain_with_errors(record):
+    found = record("--prompt-file", "a.txt", "--accept", "2.5", "-o", "gamma=4", "--max-new-tokens", "100")
+    assert found["oracle"] == 2.5 and found["equal"] is True
+    assert found["mean_acceptance_length"] == pytest.approx(3.5, abs=0.15)
+
+
+def test_prompt_tokens(record, cli):
+    assert record("--prompt-file", "a.txt", "--prompt-tokens", "17")["prompt_tokens"] == 17
+    whole = record("--prompt-file", "a.txt")["prompt_tokens"]
+    status, out, err = cli(
+        "generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--prompt-tokens", "400", "--json"
+    )
+    assert (status, json.loads(out)["prompt_tokens"]) == (0, whole)
+    assert f"has {whole} tokens" in err
+
+
+def test_text_streams_to_the_same_text(record, cli):
+    sampled = ("--prompt-file", "a.txt", "--temperature", "1", "--max-new-tokens", "120")
+    status, out, err = cli("generate", "-m", "tiny", *SHORT, *sampled, "--compare")
+    assert status == 0
+    assert out == record(*sampled)["text"] + "\n"
+    assert len(err.splitlines()) == 1 and "speedup" in err and "equal: yes" in err
+
+
+def test_rows_are_printed_under_their_names(record, cli):
+    files = ("--prompt-file", "a.txt", "--prompt-file", "b.txt")
+    _, out, _ = cli("generate", "-m", "tiny", *SHORT, *files)
+    texts = record(*files)["text"]
+    assert out == "".join(f"=== {name}\n{text}\n" for name, text in zip(("a.txt", "b.txt"), texts, strict=True))
+
+
+def test_end_tokens_end_the_text(record, cli, place):
+    sampled = ("--prompt-file", "a.txt", "--temperature", "1")
+    whole = record(*sampled)["token_ids"]
+    end = next(i for i in range(5, 24) if whole[i] not in whole[:i])
+    settings, made = place / "tiny" / "generation_config.json", place / "tiny" / "tokenizer_config.json"
+    before = settings.read_text(), made.read_text()
+    try:
+        settings.write_text(json.dumps({"eos_token_id": [whole[end]]}))
+        made.write_text(json.dumps({**json.loads(before[1]), "eos_token": None}))
+        _, out, _ = cli("generate", "-m", "tiny", *BRIEF, *sampled, "--json")
+        assert json.loads(out)["token_ids"] == whole[: end + 1]
+        assert record(*sampled)["token_ids"] == whole
+    finally:
+        settings.write_text(before[0])
+        made.write_text(before[1])
+
+
+def test_end_tokens_come_from_the_model_and_its_tokenizer():
+    def ends(configured, own):
+        hf = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=configured))
+        return job.end_tokens(SimpleNamespace(hf=hf), SimpleNamespace(eos_token_id=own))  # type: ignore[arg-type]
+
+    assert ends([7, 5], 9) == (5, 7, 9)
+    assert ends(7, 7) == (7,)
+    assert ends(None, None) == ()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupt_prints_what_there_is(cli, record, monkeypatch, as_json):
+    whole = record("--prompt-file", "a.txt", "--method", "plain")
+    taken = job.Run.take
+
+    def take(self, step):
+        taken(self, step)
+        if len(self.rows[0]) == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(job.Run, "take", take)
+    argv = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--method", "plain")
+    status, out, err = cli(*argv, *(["--json"] if as_json else []))
+    assert status == 130 and "Traceback" not in err
+    if as_json:
+        found = json.loads(out)
+        assert found["token_ids"] == whole["token_ids"][:9] and found["interrupted"] is True
+    else:
+        assert whole["text"].startswith(out.rstrip("\n\ufffd")) and "9 tokens" in err
+
+
+def test_methods(cli):
+    status, out, _ = cli("methods", "--json")
+    found = json.loads(out)
+    assert status == 0
+    by_name = {m["name"]: m for m in found["methods"]}
+    assert by_name.keys() >= {"plain", "lookup", "magicdec-stream", "vegas"}
+    assert by_name["vegas"]["options"]["gamma"] == {"type": "int", "default": 7}
+    assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
+    assert {m["name"] for m in found["controls"]} == {"random-picks", "recents"}
+    status, out, _ = cli("methods")
+    assert status == 0 and all(name in out for name in by_name)
+
+
+def test_demo(cli):
+    status, out, _ = cli("demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
+    assert status == 0
+    rows = [line for line in out.splitlines() if line.startswith("│")]
+    assert [row.split()[1] for row in rows] == ["plain", "vegas", "lookup"]
+    assert all(row.split()[-2] == "yes" for row in rows)
+    assert ".py" in out and "GB/s" in out
+
+
+def test_version(cli):
+    assert cli("--version") == (0, longdraft.__version__ + "\n", "")
+
+
+# Bad input: the words, and what the line must name.
+BAD = [
+    ("foo", "generate, methods, demo"),
+    ("--foo", "generate, methods, demo"),
+    ("generate", "--prompt-file"),
+    ("generate hi --prompt-file a.txt", "one of them"),
+    ("generate hi there", "there"),
+    ("generate ''", "empty"),
+    ("generate hi --prompt-tokens 3", "--prompt-file"),
+    ("generate --prompt-file missing.txt", "missing.txt"),
+    ("generate --prompt-file empty.txt", "empty"),
+    ("generate --prompt-file latin1.txt", "UTF-8"),
+    ("generate --prompt-file zero.bin", "binary"),
+    ("generate --prompt-file tiny", "folder"),
+    ("generate --prompt-file /dev/zero", "device"),
+    ("generate --prompt-file a.txt --prompt-tokens 0", "1"),
+    ("generate --prompt-file long.txt -m tiny", "512 positions"),
+    ("generate hi -m tiny --max-new-tokens 100000000000", "at most 5"),
+    ("generate hi -m tiny --max-new-tokens -3", "1"),
+    ("generate hi -m tiny --max-new-tokens many", "integer"),
+    ("generate hi -m tiny --method nope", "plain, lookup"),
+    ("generate hi -m tiny --methd vegas", "--method"),
+    ("generate hi -m tiny -o gamma=0", "1 or more"),
+    ("generate hi -m tiny -o gamma=x", "a whole number"),
+    ("generate hi -m tiny -o gama=3", "gamma, ratio"),
+    ("generate hi -m tiny -o ratio=nan", "ratio"),
+    ("generate hi -m tiny -o gamma", "key=value"),
+    ("generate hi -m tiny -o score=best", "logits or weights"),
+    ("generate hi -m tiny --temperature -1", "0 (greedy) or more"),
+    ("generate hi -m tiny --temperature hot", "number"),
+    ("generate hi -m tiny --temperature nan", "temperature"),
+    ("generate hi -m tiny --top-p 1.5", "between 0 and 1"),
+    ("generate hi -m tiny --top-k -1", "0 (off) or more"),
+    ("generate hi -m tiny --min-p 2", "between 0"),
+    ("generate hi -m tiny --eta 2", "between 0"),
+    ("generate hi -m tiny --penalty 0", "above 0"),
+    ("generate hi -m tiny --penalty-window 0", "--penalty-window"),
+    ("generate hi -m tiny --seed -1", "--seed"),
+    ("generate hi -m tiny --threads 0", "--threads"),
+    ("generate hi -m tiny --dtype int8", "float32 or bfloat16"),
+    ("generate hi -m tiny --accept 8", "0 to 7"),
+    ("generate hi -m tiny --accept -1", "0 to 7"),
+    ("generate hi -m tiny --accept nan", "0 to 7"),
+    ("generate hi -m tiny --accept 1 --method lookup", "fixed length"),
+    ("generate hi -m tiny --accept 1 --method plain", "fixed length"),
+    ("generate hi -m no-such-folder/at/all", "bundled"),
+    ("generate hi -m nothing", "config.json"),
+    ("generate hi -m bare", "no weights"),
+    ("generate hi -m pickled", "safetensors"),
+    ("generate hi -m broken", "safetensors"),
+    ("generate hi -m a.txt", "no model folder"),
+    ("demo -m tiny --context 600", "512 positions"),
+    ("demo -m tiny --context 3", "--context"),
+    ("methods --jsn", "--json"),
+    ("train target", "--out"),
+    ("bench --methods nope", "nope"),
+]
+
+
+@pytest.mark.parametrize(("line", "names"), BAD, ids=[line for line, _ in BAD])
+def test_bad_input(cli, line, names):
+    status, out, err = cli(*("" if w == "''" else w for w in line.split()))
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1 and err.startswith("longdraft: ")
+    assert names in err
+
+
+def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
+    def full(*_):
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n" * 2
+        )
+
+    monkeypatch.setattr(job, "Prefilled", full)
+    status, _, err = cli("generate", "hi", "-m", "tiny")
+    assert status == 2 and len(err.splitlines()) == 1 and "shorter prompt" in err
+
+
+def test_our_own_faults_are_not_hidden(cli, monkeypatch):
+    def fault(*_):
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(job, "Prefilled", fault)
+    with pytest.raises(ValueError, match="a fault"):
+        cli("generate", "hi", "-m", "tiny")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_character_is_broken(place, size):
+    tokenizer = load("tiny", "float32")[1]
+    text = "naïve été 日本 🎉🎉 – fin\n  ü"
+    ids = tokenizer(text)["input_ids"]
+    stream = Detokenizer(tokenizer)
+    pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+    assert "".join([*pieces, stream.flush()]) == text == text_of(tokenizer, ids)
+    assert all("\ufffd" not in p for p in pieces)
+
+
+def test_half_a_character_at_the_end_is_shown_at_the_end(place):
+    tokenizer = load("tiny", "float32")[1]
+    ids = tokenizer("a🎊")["input_ids"][:-1]
+    stream = Detokenizer(tokenizer)
+    assert "\ufffd" not in "".join(stream.push([i]) for i in ids)
+    assert "\ufffd" in stream.flush() and stream.flush() == ""
+
+
+def test_first_difference_is_the_earliest_with_its_gap(place):
+    target, tokenizer = load("tiny", "float32")
+    prompts = [tokenizer(words(n, n))["input_ids"] for n in (20, 30)]
+    runs = Prefilled(target, prompts, 12)
+    plain = runs.rows()
+    assert first_difference(runs, plain, runs.rows()) is None
+    other = [list(row) for row in plain]
+    other[0][9] += 1
+    other[1][6] += 1
+    found = first_difference(runs, plain, other)
+    assert found is not None and (found["row"], found["position"]) == (1, 6)
+    with torch.no_grad():
+        hf = AutoModelForCausalLM.from_pretrained("tiny", dtype=torch.float32, attn_implementation="eager")
+        best = hf(torch.tensor([prompts[1] + plain[1][:6]])).logits[0, -1].topk(2).values
+    assert found["top2_gap"] == pytest.approx(float(best[0] - best[1]), abs=1e-3)
+    assert "row 2, new token 7" in verdict(found)
+    assert runs.rows(limit=5) == [row[:5] for row in plain]
+
+
+def test_figures_say_what_is_not_equal():
+    words = {"method": "vegas", "new_tokens": [3, 4], "prompt_tokens": [5, 6], "decode_s": 1.0, "tokens_per_s": 7.0}
+    words |= {"mean_acceptance_length": 2.0, "prefill_s": 0.5, "plain": {"tokens_per_s": 3.5}, "speedup": 2.0}
+    words |= {"equal": False, "first_difference": {"row": 0, "position": 3, "top2_gap": 0.015}}
+    line = figures(words)
+    assert "7 tokens" in line and "prefill of 11 tokens" in line
+    assert "equal: no: new token 4, where the target's best two are 0.015 apart" in line
+
+
+def test_stdlib_prompt(place):
+    tokenizer = load("tiny", "float32")[1]
+    ids, files = stdlib_prompt(tokenizer, 5000)
+    more, more_files = stdlib_prompt(tokenizer, 60_000)
+    assert len(ids) == 5000 and ids == more[:5000] and more_files[: len(files)] == files
+    assert len(more_files) > 1 and all(f.endswith(".py") for f in more_files)
+    sizes = [(Path(os.__file__).parent / f).stat().st_size for f in more_files]
+    assert all(a <= b for a, b in pairwise(sizes))
