@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -17,10 +18,13 @@ from tiny import BASE
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import longdraft
+from longdraft import loading
 from longdraft.bench.texts import stdlib_prompt
 from longdraft.cli import COMMANDS, job, main
 from longdraft.cli.show import Detokenizer, figures, text_of, verdict
 from longdraft.loading import load
+from longdraft.methods import METHODS
+from longdraft.parts import Parts
 from longdraft.runs import Prefilled, first_difference
 from longdraft.train import tokenizer as bpe
 
@@ -143,6 +147,55 @@ def test_compare(record, method, sampling):
     assert found["plain"]["bandwidth_share"] > 0 and found["plain"]["verify_steps"] == 23
 
 
+@pytest.mark.parametrize("drafter", ["--random-drafter", "--drafter=tiny"])
+@pytest.mark.parametrize("method", ["sd", "triforce", "sd-sparse"])
+def test_a_drafter_random_or_from_a_folder(record, method, drafter):
+    found = record("--prompt-file", "a.txt", "--method", method, "--compare", drafter)
+    assert found["equal"] is True
+    assert found["drafter"] == ("tiny" if "=" in drafter else "random, seed 0")
+    if (method, drafter) == ("sd", "--drafter=tiny"):  # it drafts for itself
+        assert found["acceptance_per_position"][0] == 1.0
+
+
+@pytest.mark.parametrize("method", [name for name, m in METHODS.items() if m.needs])
+def test_every_part_can_be_random(record, method):
+    found = record("--prompt-file", "a.txt", "--method", method, "--compare", "--random-drafter", "--seed", "3")
+    assert found["equal"] is True and found["drafter"] == "random, seed 3"
+
+
+def test_a_part_is_made_once_and_is_the_same_for_the_same_seed(place):
+    target = load("tiny", "float32")[0]
+    parts = Parts(random=True, seed=1)
+    small = parts.of("lm", target)
+    assert parts.of("lm", target) is small and parts.of(None, target) is None
+    again = Parts(random=True, seed=1).of("lm", target)
+    assert all(torch.equal(a, b) for a, b in zip(small.hf.parameters(), again.hf.parameters(), strict=True))
+    with pytest.raises(longdraft.InputError, match="--random-drafter"):
+        longdraft.build("sd", target, {}, Parts().of("lm", target))
+
+
+def test_a_drafter_of_another_tokenizer_is_refused(place, cli):
+    shutil.copytree(place / "tiny", place / "foreign")
+    bpe.save(bpe.train(["zyxw vuts " * 50 + words(3000, 9)], 320), place / "foreign", 512)
+    status, _, err = cli("generate", "hi", "-m", "tiny", "--method", "sd", "--drafter", "foreign")
+    assert status == 2 and "the target's tokenizer" in err and len(err.splitlines()) == 1
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_what_was_fetched_is_used(monkeypatch):
+    asked = []
+
+    def silent(self, name, timeout):
+        asked.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(loading.HfApi, "model_info", silent)
+    with pytest.raises(longdraft.InputError, match="cannot reach the Hub for org/absent"):
+        loading.load("org/absent")
+    assert len(asked) == 1 and asked[0] <= 5
+    monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: "config.json")
+    assert loading.reachable("org/fetched-before") is False
+
+
 def test_plain_says_its_share_of_the_bandwidth(record, cli):
     assert record("--prompt-file", "a.txt", "--method", "plain")["bandwidth_share"] > 0
     _, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--method", "plain")
@@ -236,6 +289,8 @@ def test_methods(cli):
     assert by_name.keys() >= {"plain", "lookup", "magicdec-stream", "vegas"}
     assert by_name["vegas"]["options"]["gamma"] == {"type": "int", "default": 7}
     assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
+    assert len(by_name) == 22 and all(m["paper"] and m["does"] for m in found["methods"])
+    assert by_name["sd"]["needs"] == ["lm"] and by_name["sd"]["available"] is False
     assert {m["name"] for m in found["controls"]} == {"random-picks", "recents"}
     status, out, _ = cli("methods")
     assert status == 0 and all(name in out for name in by_name)
@@ -278,6 +333,12 @@ BAD = [
     ("generate hi -m tiny --methd vegas", "--method"),
     ("generate hi -m tiny -o gamma=0", "1 or more"),
     ("generate hi -m tiny -o gamma=x", "a whole number"),
+    ("generate hi -m tiny -o gamma=513", "512 or less"),
+    ("generate hi -m tiny --method sd", "--drafter FOLDER or --random-drafter"),
+    ("generate hi -m tiny --method sd --drafter tiny --random-drafter", "one of them"),
+    ("generate hi -m tiny --method sd --drafter nowhere", "no model folder"),
+    ("generate hi -m tiny --method longspec --drafter tiny", "not loaded yet"),
+    ("generate hi -m org/none", "cannot reach the Hub"),
     ("generate hi -m tiny -o gama=3", "gamma, ratio"),
     ("generate hi -m tiny -o ratio=nan", "ratio"),
     ("generate hi -m tiny -o gamma", "key=value"),
@@ -310,6 +371,7 @@ BAD = [
     ("methods --jsn", "--json"),
     ("train target", "--out"),
     ("bench --methods nope", "nope"),
+    ("bench -m tiny --methods sd --prompt-file a.txt", "--random-drafter"),
 ]
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -23,7 +24,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from longdraft.model import LM
+from longdraft.drafters import Glide, random_glide
+from longdraft.model import LM, Taps
+from longdraft.tree import Tree
 
 BASE = {
     "vocab_size": 96,
@@ -64,12 +67,27 @@ CONFIGS |= {
     "olmo3": Olmo3Config(**BASE, **MIXED),
     "glm4": Glm4Config(**BASE),
     "cohere2": Cohere2Config(**BASE, **MIXED),
+    "deepseek": DeepseekV3Config(  # keys and values of different widths
+        **{**BASE, "head_dim": 8, "num_key_value_heads": 4},
+        **MOE,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        moe_intermediate_size=32,
+    ),
 }
 
 
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
+@torch.inference_mode(False)  # models are shared: one made in a test that needs no gradients serves all
 def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
     """A random Transformers model whose next tokens are neither constant nor uniform.
 
@@ -105,3 +123,19 @@ def eager(name: str):
 def prompts(*lengths: int, seed: int = 0, vocab: int = 96) -> list[list[int]]:
     g = torch.Generator().manual_seed(seed)
     return [torch.randint(3, vocab, (n,), generator=g).tolist() for n in lengths]
+
+
+@torch.no_grad()
+def taught_glide(target: LM, seed: int = 0, **options) -> Glide:
+    """A random block whose MLP is a table: unit i fires at token i and says what the target says after i alone."""
+    block = random_glide(target, seed, **options)
+    tokens = torch.arange(target.vocab)[:, None]
+    embedded, taps = block.embed(tokens)[:, 0], Taps(hidden=(target.config.num_hidden_layers,))
+    target(Tree.root(tokens[:, 0]), target.new_cache(len(tokens), 1), taps=taps)
+    wanted = target.norm(taps.states[target.config.num_hidden_layers][:, 0])
+    keys = embedded / embedded.norm(dim=-1, keepdim=True)  # 8 at its own token, about 1 at any other
+    block.gate_proj.weight.copy_(4 * keys)
+    block.up_proj.weight.copy_(keys)
+    said = torch.nn.functional.silu(block.gate_proj(block.mlp_norm(embedded))) * block.up_proj(block.mlp_norm(embedded))
+    block.down_proj.weight.copy_(torch.linalg.lstsq(said, wanted - embedded).solution.T)
+    return block

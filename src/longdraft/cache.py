@@ -98,3 +98,18 @@ class KVCache:
             yield
         finally:
             self.length.copy_(saved)
+
+    @contextmanager
+    def reopen(self, count: int) -> Iterator[None]:
+        """The last `count` committed slots are scratch inside; at the end they are committed again, bit for bit."""
+        ends = self.length.tolist()
+        places = [(layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)]
+        saved = [[x[:, low:n].clone() for x in self.read(layer, b)] for layer, b, low, n in places]
+        with self.rollback():
+            self.length.sub_(count).clamp_(min=0)
+            try:
+                yield
+            finally:  # read again: a pass that needs room moves the buffers
+                for (layer, b, low, n), bits in zip(places, saved, strict=True):
+                    for x, old in zip(self.read(layer, b), bits, strict=True):
+                        x[:, low:n] = old

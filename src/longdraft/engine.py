@@ -11,9 +11,9 @@ import torch
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.rounds import play
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences
-from longdraft.tree import Tree
 from longdraft.verify import Verifier, match, reject
 
 
@@ -48,23 +48,13 @@ class Step:
 
 def step(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats, draft: bool = True) -> Step:
     """One round. Without a draft it is a plain decoding step that also fills the taps."""
-    begin = perf_counter()
-    tree = Tree.root(seqs.last)
-    if verify is reject:
-        tree = tree.with_law(0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device))
+    begin, live, before = perf_counter(), (~seqs.done).tolist(), seqs.length.tolist()
+    done = play(target, drafter, seqs, verify, draft=draft)
+    count = done.count.tolist()
+    stats.draft_s += done.draft_s
+    stats.verify_s += perf_counter() - begin - done.draft_s
     if draft:
-        tree = drafter.grow(tree, seqs)
-    drafted = perf_counter()
-    taps = drafter.wants()
-    logits = target(tree, seqs.cache, taps=taps)
-    verdict = verify(tree, logits, seqs)
-    live, before = (~seqs.done).tolist(), seqs.length.tolist()
-    count = seqs.commit(verdict).tolist()
-    drafter.observe(seqs, tree, verdict, taps)
-    stats.draft_s += drafted - begin
-    stats.verify_s += perf_counter() - drafted
-    if draft:
-        _count(stats, live, count, verdict.count.tolist())
+        _count(stats, live, count, done.verdict.count.tolist())
     stats.emitted += sum(count)
     return Step([seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))])
 
@@ -135,14 +125,19 @@ def stream(
     check(target, prompts, max_new_tokens, drafter, verify)
     begin = perf_counter()
     seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos)
-    stats.prefill_s = perf_counter() - begin
+    stats.prefill_s += perf_counter() - begin
     yield from decode(target, drafter, seqs, verify, stats)
 
 
 def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step drafts nothing: it taps the last prompt token."""
+    """Decode prefilled rows to their ends. The first step drafts nothing: it taps the last prompt token.
+
+    What the drafter does before it (a prefill of its own, say) counts as prefill.
+    """
+    begin = perf_counter()
     with torch.inference_mode():
         drafter.start(seqs)
+    stats.prefill_s += perf_counter() - begin
     draft = False
     while not bool(seqs.done.all()):
         begin = perf_counter()

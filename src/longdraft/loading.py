@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -16,6 +19,7 @@ from longdraft.tree import Tree
 
 BUNDLED = Path(__file__).parent / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PATIENCE = 5.0  # seconds
 HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
 # Architectures whose every pass the tests compare with stock attention; any other is compared once when it is loaded.
 TRIED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
@@ -26,10 +30,20 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
 
     Weights come from safetensors alone and no code of the model's folder is run. Raises InputError.
     """
+    lm = load_lm(name, dtype, device)
+    where = lm.hf.name_or_path
+    options = {"local_files_only": True, "trust_remote_code": False}
+    if not Path(where).is_dir():
+        options["local_files_only"] = not reachable(name)
+    return lm, _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
+
+
+def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM:
+    """A model without its tokenizer. Raises InputError."""
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
-    where, offline = _place(name)
-    options = {"local_files_only": offline, "trust_remote_code": False}
+    where, local = _place(name)
+    options = {"local_files_only": local or not reachable(name), "trust_remote_code": False}
     config = _try(name, lambda: AutoConfig.from_pretrained(where, **options))
     _try(name, lambda: refuse(config))
     hf, info = _try(
@@ -42,11 +56,30 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
-    tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if config.model_type not in TRIED:
         _try(name, lambda: probe(hf))
-    return LM(hf, name), tokenizer
+    return LM(hf, name)
+
+
+@cache
+def reachable(name: str) -> bool:
+    """Whether the Hub has this model. Where it does not answer within seconds, what was fetched before must do.
+
+    Asked first, because a download tries a Hub that does not answer again and again. Raises InputError.
+    """
+    try:
+        HfApi().model_info(name, timeout=PATIENCE)
+    except (RepositoryNotFoundError, GatedRepoError) as error:
+        why = "is gated: accept its terms on the Hub" if isinstance(error, GatedRepoError) else "is not there"
+        raise InputError(f"the Hub says that {name} {why}; {HOW}") from None
+    except Exception:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            raise InputError(
+                f"cannot reach the Hub for {name}, and it was not fetched before: connect to the network, or {HOW}"
+            ) from None
+        return False
+    return True
 
 
 def _place(name: str) -> tuple[str, bool]:

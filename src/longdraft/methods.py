@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
-from longdraft.drafters import Drafter, Lookup, SelfDrafter
+from longdraft.drafters import (
+    Drafter,
+    Eagle,
+    Glide,
+    GlideDrafter,
+    Heads,
+    Hierarchical,
+    LMDrafter,
+    Lookup,
+    Medusa,
+    Recycle,
+    Reuse,
+    SelfDrafter,
+    Suffix,
+    Then,
+)
+from longdraft.drafters.eagle_block import EagleBlock
+from longdraft.drafters.heads import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.errors import InputError
 from longdraft.model import LM
-from longdraft.views import Guided, RandomPicks, Recents, SinkWindow
+from longdraft.options import Method, above_zero, at_least, one_of, share, tree, typed
+from longdraft.parts import PARTS as PARTS
+from longdraft.views import Chunks, Full, Guided, Partial, Quest, RandomPicks, Recents, Retrieval, SinkWindow, SnapKV
+from longdraft.views.once import SCORERS
 
 
 def plain(target: LM) -> Drafter:
@@ -24,6 +41,54 @@ def lookup(target: LM, n: int = 3, count: int = 10) -> Drafter:
     return Lookup(n, count)
 
 
+def suffix(target: LM, nodes: int = 16, factor: float = 2.0, floor: float = 0.1, earlier: int = 0) -> Drafter:
+    """A tree of what most often followed the longest suffix that occurred before: up to factor * its length, or nodes.
+
+    earlier: how many tokens of earlier texts' outputs are searched too.
+    """
+    at_least(1, nodes=nodes)
+    at_least(0, earlier=earlier)
+    share(floor=floor)
+    above_zero(factor=factor)
+    return Suffix(nodes, factor, floor, earlier=earlier)
+
+
+def recycle(target: LM, nodes: int = 24) -> Drafter:
+    """A fixed tree filled with what the target last ranked highest after each token (published: 80 nodes)."""
+    at_least(1, nodes=nodes)
+    return Recycle(nodes)
+
+
+def sd(target: LM, small: LM, gamma: int = 7) -> Drafter:
+    """A small model drafts gamma tokens and sees all of its own cache."""
+    at_least(1, gamma=gamma)
+    return LMDrafter(small, Full(), [1] * gamma, target.vocab)
+
+
+def sd_sparse(
+    target: LM, small: LM, gamma: int = 7, budget: int = 256, chunk: int = 8, score: str = "obs_window"
+) -> Drafter:
+    """A small model drafts gamma tokens and sees `budget` slots of the prompt, the best chunks, and what came after."""
+    return budgetdraft(target, small, gamma, budget, chunk, score)
+
+
+def budgetdraft(
+    target: LM,
+    small: LM,
+    gamma: int = 7,
+    budget: int = 256,
+    chunk: int = 8,
+    score: str = "obs_window",
+    every: int = 0,
+) -> Drafter:
+    """As sd-sparse, with a small model trained to draft that way; picks anew every so many rounds (0: never)."""
+    at_least(1, gamma=gamma, chunk=chunk)
+    at_least(3 * chunk, budget=budget)
+    at_least(0, every=every)
+    one_of(tuple(SCORERS), score=score)
+    return LMDrafter(small, Chunks(budget, chunk, score, every=every), [1] * gamma, target.vocab)
+
+
 def magicdec_stream(target: LM, gamma: int = 7, sink: int = 4, ratio: float = 0.07, floor: int = 256) -> Drafter:
     """The target drafts gamma tokens seeing the first `sink` tokens and the latest: ratio of the context in all."""
     at_least(1, gamma=gamma, floor=floor)
@@ -32,12 +97,142 @@ def magicdec_stream(target: LM, gamma: int = 7, sink: int = 4, ratio: float = 0.
     return SelfDrafter(target, SinkWindow(sink, ratio, floor), [1] * gamma)
 
 
-def vegas(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, score: str = "logits") -> Drafter:
-    """The target drafts gamma tokens seeing what the last verification's first and last rows scored highest."""
+def magicdec_snapkv(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256) -> Drafter:
+    """The target drafts gamma tokens seeing what the prompt's last queries attended to: ratio of the prompt in all."""
     at_least(1, gamma=gamma, floor=floor)
     share(ratio=ratio)
+    return SelfDrafter(target, SnapKV(ratio, floor), [1] * gamma)
+
+
+def magicdec_quest(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, page: int = 16) -> Drafter:
+    """The target drafts gamma tokens, each seeing the pages its own query could like best: ratio of the context."""
+    at_least(1, gamma=gamma, floor=floor, page=page)
+    share(ratio=ratio)
+    return SelfDrafter(target, Quest(ratio, floor, page), [1] * gamma)
+
+
+def vegas(
+    target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, score: str = "logits", recent: int = 0
+) -> Drafter:
+    """The target drafts gamma tokens seeing what the last verification's first and last rows scored highest."""
+    at_least(1, gamma=gamma, floor=floor)
+    at_least(0, recent=recent)
+    share(ratio=ratio)
     one_of(("logits", "weights"), score=score)
-    return SelfDrafter(target, Guided(ratio, floor, score), [1] * gamma)
+    return SelfDrafter(target, Guided(ratio, floor, score, recent=recent), [1] * gamma)
+
+
+def vegas_tree(
+    target: LM, widths: str = "3,4,4,4", ratio: float = 0.07, floor: int = 256, score: str = "logits"
+) -> Drafter:
+    """vegas drafting a tree, `widths` nodes per depth."""
+    at_least(1, floor=floor)
+    share(ratio=ratio)
+    one_of(("logits", "weights"), score=score)
+    return SelfDrafter(target, Guided(ratio, floor, score), tree(widths=widths))
+
+
+def specextend(
+    target: LM,
+    small: LM,
+    widths: str = "4,8,8,8",
+    ratio: float = 0.07,
+    floor: int = 256,
+    chunk: int = 32,
+    every: int = 4,
+) -> Drafter:
+    """A small model drafts a tree, seeing chunks that the target's last accepted token attended to."""
+    at_least(1, floor=floor, chunk=chunk, every=every)
+    share(ratio=ratio)
+    return LMDrafter(small, Retrieval(ratio, floor, chunk, every, last=True), tree(widths=widths), target.vocab)
+
+
+def triforce(
+    target: LM, small: LM, gamma: int = 6, inner: int = 2, budget: int = 1024, sink: int = 16, window: int = 256
+) -> Drafter:
+    """The target drafts gamma tokens under `budget` slots of the prompt, `inner` at a time, which a small model drafts
+    for it seeing `window` slots (published: budget 4096, 1 at a time)."""
+    at_least(1, gamma=gamma, inner=inner, window=window)
+    at_least(0, sink=sink)
+    at_least(24, budget=budget)
+    drafter = LMDrafter(small, SinkWindow(sink, 0.0, window), [1] * inner, target.vocab)
+    return Hierarchical(target, Chunks(budget, 8, "last_query_mean_key"), drafter, gamma)
+
+
+def longspec(target: LM, block: Glide, widths: str = "4,16,16,16,16", window: int = 0) -> Drafter:
+    """A block that reads the target's cache drafts a tree, `widths` nodes per depth (window 0: as it was trained)."""
+    at_least(0, window=window)
+    return GlideDrafter(block, tree(widths=widths), window=window)
+
+
+def longspec_chain(target: LM, block: Glide, gamma: int = 5, window: int = 0) -> Drafter:
+    """A block that reads the target's cache drafts a chain of gamma tokens (window 0: as it was trained)."""
+    at_least(1, gamma=gamma)
+    at_least(0, window=window)
+    return GlideDrafter(block, [1] * gamma, window=window)
+
+
+def longspec_guided(
+    target: LM,
+    block: Glide,
+    widths: str = "4,16,16,16,16",
+    window: int = 0,
+    ratio: float = 0.01,
+    floor: int = 1024,
+    score: str = "logits",
+) -> Drafter:
+    """longspec whose block reads only what the last verification scored highest: a draft costs the same at any context.
+
+    (Up to floor/ratio tokens; then it reads that ratio.)
+    """
+    at_least(1, floor=floor)
+    share(ratio=ratio)
+    one_of(("logits", "weights"), score=score)
+    at_least(0, window=window)
+    return GlideDrafter(block, tree(widths=widths), Guided(ratio, floor, score), window)
+
+
+def vegas_reuse(
+    target: LM, gamma: int = 4, ratio: float = 0.07, floor: int = 256, score: str = "logits", n: int = 4, topk: int = 8
+) -> Drafter:
+    """Vegas, and below its first token the `topk` n-grams that most often began with that token, in one tree."""
+    at_least(1, topk=topk)
+    at_least(2, n=n)
+    return Then(vegas(target, gamma, ratio, floor, score), Reuse(n, topk))
+
+
+def medusa(target: LM, heads: MedusaHeads, widths: str = "sparse") -> Drafter:
+    """Heads on the last verified state guess the tokens after the next; widths per depth, or the sparse tree of 63."""
+    return Medusa(target, heads, SPARSE if widths == "sparse" else cartesian(tree(widths=widths)))
+
+
+def tokenswift(
+    target: LM,
+    heads: ChainedHeads,
+    budget: int = 4096,
+    sink: int = 16,
+    widths: str = "1,3,3,3",
+    n: int = 4,
+    topk: int = 20,
+    choice: str = "count",
+) -> Drafter:
+    """The target under a partial cache of `budget` slots gives a token, chained heads the next; n-grams join below."""
+    at_least(0, sink=sink)
+    at_least(sink + 1, budget=budget)
+    at_least(2, n=n)
+    at_least(1, topk=topk)
+    one_of(("count", "random"), choice=choice)
+    return Then(Heads(target, heads, Partial(budget, sink), tree(widths=widths)), Reuse(n, topk, 1, choice))
+
+
+def eagle(
+    target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 2048
+) -> Drafter:
+    """A layer on the target's states grows a tree by its likeliest nodes and keeps the best, `nodes` with the root."""
+    at_least(1, topk=topk, reach=reach)
+    at_least(0, levels=levels)
+    at_least(2, nodes=nodes)
+    return Eagle(target, block, topk, levels, nodes, reach)
 
 
 def random_picks(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, seed: int = 0) -> Drafter:
@@ -54,40 +249,35 @@ def recents(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256) -
     return SelfDrafter(target, Recents(ratio, floor), [1] * gamma)
 
 
-@dataclass(frozen=True)
-class Method:
-    """build(target, **options) -> Drafter, or build(target, part, **options) where it needs a part with weights.
-
-    needs: the kind of that part, a key of PARTS.
-    """
-
-    build: Callable[..., Drafter]
-    paper: str
-    needs: str | None = None
-
-    @property
-    def options(self) -> dict[str, tuple[type, Any]]:
-        """{name: (type, default)}, read off the function's signature."""
-        hints = get_type_hints(self.build)
-        given = 2 if self.needs else 1
-        parameters = list(inspect.signature(self.build).parameters.values())[given:]
-        return {p.name: (hints[p.name], p.default) for p in parameters}
-
-
+LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
 METHODS = {
     "plain": Method(plain, "autoregressive decoding"),
     "lookup": Method(lookup, "Prompt Lookup Decoding (Saxena 2023)"),
+    "suffix": Method(suffix, "SuffixDecoding (Oliaro et al. 2024)"),
+    "recycle": Method(recycle, "Token Recycling (Luo et al. 2024)"),
+    "sd": Method(sd, "speculative decoding (Leviathan et al. 2023)", needs="lm"),
+    "sd-sparse": Method(sd_sparse, "BudgetDraft's baseline (2026)", needs="lm"),
+    "budgetdraft": Method(budgetdraft, "BudgetDraft (2026)", needs="budget"),
     "magicdec-stream": Method(magicdec_stream, "MagicDec (Chen et al. 2024) with StreamingLLM (Xiao et al. 2023)"),
+    "magicdec-snapkv": Method(magicdec_snapkv, "MagicDec (Chen et al. 2024) with SnapKV (Li et al. 2024)"),
+    "magicdec-quest": Method(magicdec_quest, "MagicDec (Chen et al. 2024) with Quest (Tang et al. 2024)"),
     "vegas": Method(vegas, "Vegas: verification-guided sparse attention (2026)"),
+    "vegas-tree": Method(vegas_tree, "ours: Vegas drafting a tree"),
+    "specextend": Method(specextend, "SpecExtend (Cha and Kim 2025)", needs="lm"),
+    "triforce": Method(triforce, "TriForce (Sun et al. 2024)", needs="lm"),
+    "medusa": Method(medusa, "Medusa (Cai et al. 2024), with lossless verification", needs="medusa"),
+    "tokenswift": Method(tokenswift, "TokenSwift (Wu et al. 2025), with lossless verification", needs="heads"),
+    "eagle2": Method(eagle, "EAGLE-2 (Li et al. 2024)", needs="eagle2"),
+    "eagle3": Method(eagle, "EAGLE-3 (Li et al. 2025)", needs="eagle3"),
+    "vegas-reuse": Method(vegas_reuse, "ours: Vegas and TokenSwift's n-grams in one tree"),
+    "longspec": Method(longspec, LONGSPEC, needs="glide"),
+    "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),
+    "longspec-guided": Method(longspec_guided, f"ours: {LONGSPEC} under a view as in Vegas", needs="glide"),
 }
 CONTROLS = {
     "random-picks": Method(random_picks, "control"),
     "recents": Method(recents, "control"),
 }
-
-
-# What a method may need besides the target: kind -> (target, seed) -> a random one of that kind.
-PARTS: dict[str, Callable[[LM, int], Any]] = {}
 
 
 def find(name: str) -> Method:
@@ -104,39 +294,9 @@ def build(name: str, target: LM, options: dict[str, str] | None = None, part: An
     part: the weights of a method that needs some (Method.needs).
     """
     method = find(name)
-    typed = {k: _typed(name, method, k, v) for k, v in (options or {}).items()}
+    given = {k: typed(name, method, k, v) for k, v in (options or {}).items()}
     if method.needs is None:
-        return method.build(target, **typed)
+        return method.build(target, **given)
     if part is None:
         raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
-    return method.build(target, part, **typed)
-
-
-def _typed(name: str, method: Method, key: str, value: str) -> Any:
-    if key not in method.options:
-        known = ", ".join(method.options) or "none"
-        raise InputError(f"{name} has no option {key!r}: its options are {known}")
-    kind = method.options[key][0]
-    try:
-        return kind(value)
-    except ValueError:
-        words = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
-        raise InputError(f"{name}'s option {key} is {value!r}: give {words}") from None
-
-
-def at_least(low: int, **values: int) -> None:
-    for key, value in values.items():
-        if value < low:
-            raise InputError(f"option {key} is {value}: give {low} or more")
-
-
-def share(**values: float) -> None:
-    for key, value in values.items():
-        if not 0 < value <= 1:
-            raise InputError(f"option {key} is {value}: give a share above 0 and up to 1")
-
-
-def one_of(choices: tuple[str, ...], **values: str) -> None:
-    for key, value in values.items():
-        if value not in choices:
-            raise InputError(f"option {key} is {value!r}: choose {' or '.join(choices)}")
+    return method.build(target, part, **given)

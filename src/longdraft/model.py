@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from longdraft import fast, ops
 from longdraft.cache import KVCache
@@ -27,10 +28,8 @@ class KVView(Protocol):
 
     since: Tensor
 
-    def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None: ...
-
     def segments(
-        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[ops.Segment]: ...
 
 
@@ -43,6 +42,7 @@ class Taps:
     over its query heads), otherwise means over all heads.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
+    A round adds what a drafter may learn from: logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
     """
 
     rows: str | None = None
@@ -52,6 +52,8 @@ class Taps:
     scores: dict[int, Tensor] = field(default_factory=dict)
     covered: Tensor | None = None
     states: dict[int, Tensor] = field(default_factory=dict)
+    logits: Tensor | None = None
+    accepted: Tensor | None = None
 
     def kept(self, tree: Tree) -> Tensor:
         """[B,R] the query nodes of a pass over the whole tree."""
@@ -76,15 +78,15 @@ class _Pass:
     windows: dict[int, int]
     calls: int = 0
 
-    def segments(self, layer: int, b: int, size: int) -> list[ops.Segment]:
-        """The keys row b may read in this layer."""
+    def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
+        """The keys that row b's queries q [H,W,D] may read in this layer."""
         (k, v), n, end = self.cache.read(layer, b), self.begin[b], self.begin[b] + size
         window = self.windows.get(layer)
         if window is not None:
             low = max(0, n - window + 1)  # the first key that any node may see
             return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, size, window))]
         if self.view is not None:
-            return self.view.segments(layer, b, k, v, end, self.visible[b])
+            return self.view.segments(layer, b, k, v, end, self.visible[b], q)
         return [ops.Segment(k[:, :end], v[:, :end], self.visible[b])]
 
     def _near(self, b: int, low: int, size: int, window: int) -> Tensor:
@@ -142,7 +144,7 @@ def _attention(
     for b in range(len(p.begin)):
         tapped = p.taps.rows is not None and layer not in p.windows
         keep = p.kept[b] if tapped else None
-        found = ops.attend(query[b], p.segments(layer, b, size), scale, softcap, s_aux, keep)
+        found = ops.attend(query[b], p.segments(layer, b, size, query[b]), scale, softcap, s_aux, keep)
         if tapped:
             p.tap(layer, b, found)
         rows.append(found.out)
@@ -173,6 +175,12 @@ def windows_of(config: Any) -> dict[int, int]:
     return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
 
 
+def rotates(hf: Any) -> bool:
+    """Whether positions are rotations that any number gives, beyond those the model was trained on too."""
+    kinds = getattr(getattr(hf.get_decoder(), "rotary_emb", None), "rope_type", None)
+    return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= fast.ROPES
+
+
 class LM:
     """Every forward pass is a tree over a cache: logits of its nodes, their keys and values in scratch."""
 
@@ -183,6 +191,7 @@ class LM:
         self.windows = windows_of(hf.config)
         self.native = fast.NativeStep(hf, self.windows) if fast.fits(hf, self.windows) else None
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+        self.reach = 1 << 30 if rotates(hf) else self.positions
         self.vocab = int(self.config.vocab_size)
 
     @property
@@ -216,7 +225,7 @@ class LM:
         """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
         nodes, 0: all). Their keys and values are written to slots length+start and on."""
         taps = taps if taps is not None else Taps()
-        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.positions - 1)
+        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
         if taps.rows is not None:
             taps.covered = cache.length + 1
         copied = view is None or hasattr(view, "compact")  # a view that looks at the query runs in torch
@@ -256,6 +265,27 @@ class LM:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm: residual stream after the last layer [..,d] -> [..,d]."""
+        return self.hf.get_decoder().norm(hidden.to(self.dtype))
+
+    def project(self, normed: Tensor) -> Tensor:
+        """What the model makes of a normed state [..,d]: its output matrix, any bias, scaling and soft cap -> [..,V].
+
+        It is the model's own forward with its layers left out, so no architecture's scaling is written a second time.
+        """
+        body, state = self.hf.get_decoder(), normed.to(self.dtype).reshape(1, -1, normed.shape[-1])
+        body.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=state)
+        try:
+            logits = self.hf(input_ids=None, use_cache=False).logits
+        finally:
+            del body.forward
+        return logits.view(*normed.shape[:-1], -1)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [..,V] of the residual stream after the last layer [..,d] (Taps.hidden of L)."""
+        return self.project(self.norm(hidden))
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
         """Feed one row's tokens and commit them: cache is of one row."""

@@ -75,6 +75,29 @@ class Tree:
             parent = torch.where(parent == PAD, PAD, below)
         return tree
 
+    def plant(self, rows: list[list[tuple[int, int]]]) -> Tree:
+        """Hang a tree of its own below each row's root: rows[b] lists (parent, token), parents first.
+
+        A parent is 0 for the root, or i for the row's i-th pair.
+        """
+        tree = self
+        depths = [[0] for _ in rows]
+        for depth, pairs in zip(depths, rows, strict=True):
+            for parent, _ in pairs:
+                depth.append(depth[parent] + 1)
+        place = [[0] * len(depth) for depth in depths]  # where a row's i-th pair is in the tree
+        for level in range(1, max(map(max, depths)) + 1):
+            new = [[i for i, d in enumerate(depth) if d == level] for depth in depths]
+            most, table = max(map(len, new)), []
+            for at, pairs, these in zip(place, rows, new, strict=True):
+                nodes = [(at[parent], token) for parent, token in (pairs[i - 1] for i in these)]
+                table.append(nodes + [(PAD, 0)] * (most - len(these)))
+                for n, i in enumerate(these):
+                    at[i] = tree.size + n
+            added = torch.tensor(table, device=self.tokens.device)
+            tree = tree.grow(added[..., 0], added[..., 1])
+        return tree
+
     def with_law(self, start: int, law: Tensor) -> Tree:
         """The same tree; law [B,W,V] is what the children of nodes [start, start+W) are drawn from."""
         before = law.new_zeros(len(law), start, law.shape[-1]) if self.law is None else self.law[:, :start]

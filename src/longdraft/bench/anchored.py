@@ -156,6 +156,7 @@ def _describe(job: Anchored, entry: Entry, text: Text, context: int, found: dict
         "method": entry.name,
         "label": entry.label,
         "options": entry.options,
+        **entry.origin,
         **({"score": entry.options["score"]} if "score" in entry.options else {}),
         "text_name": text.name,
         "text_sha256": text.sha256,

@@ -16,6 +16,7 @@ from longdraft.bench.anchored import Anchored, anchored
 from longdraft.bench.run import Speed, speed
 from longdraft.errors import InputError
 from longdraft.loading import load
+from longdraft.parts import Parts
 from longdraft.sampling import Sampler
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and make tables of what was measured.")
@@ -38,6 +39,10 @@ def bench(
     accept: Annotated[float | None, typer.Option(help="Accept so many drafts a step, by an oracle.")] = None,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    drafter: Annotated[str | None, typer.Option(help="Folder of the drafter that methods need.")] = None,
+    random_drafter: Annotated[
+        bool, typer.Option("--random-drafter", help="Random weights for whatever drafter a method needs.")
+    ] = False,
     seed: Annotated[int, typer.Option()] = 0,
     option: Annotated[list[str], typer.Option("-o", help="METHOD.KEY=VALUE; repeat for more.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Append the records here, as JSON lines.")] = None,
@@ -45,7 +50,8 @@ def bench(
     """Measure methods side by side; prints medians, and appends one record per measurement to --out."""
     _at_least(1, anchors=anchors, batch=batch, repeat=repeat, **{"max-new-tokens": max_new_tokens})
     _at_least(0, settle=settle, seed=seed)
-    chosen, contexts, sampler = entries.parse(methods, option), _contexts(context), Sampler(temperature)
+    parts = Parts(drafter, random_drafter, seed, "" if shape else model)
+    chosen, contexts, sampler = entries.parse(methods, option, parts), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored"):
         raise InputError(f"unknown task {task!r}: choose speed or anchored")
     if task == "anchored" and (shape or accept is not None or batch > 1):

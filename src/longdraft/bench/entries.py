@@ -9,17 +9,19 @@ from longdraft import methods
 from longdraft.drafters import Drafter
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.parts import Parts
 
 STOCK = ("hf-dynamic", "hf-static")  # Transformers' own generate
 
 
 @dataclass
 class Entry:
-    """A method with options, under the label that the run's tables show."""
+    """A method with options, under the label that the run's tables show, and where its part with weights comes from."""
 
     label: str
     name: str
     given: dict[str, str] = field(default_factory=dict)
+    parts: Parts = field(default_factory=Parts)
 
     @property
     def stock(self) -> bool:
@@ -28,6 +30,16 @@ class Entry:
     @property
     def speculative(self) -> bool:
         return not self.stock and self.name != "plain"
+
+    @property
+    def needs(self) -> str | None:
+        return None if self.stock else methods.find(self.name).needs
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What a record says of its part."""
+        found = self.parts.origin(self.needs)
+        return {} if found is None else {"drafter": found}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -39,27 +51,28 @@ class Entry:
 
     @property
     def gamma(self) -> int | None:
-        """Drafts a step of a method that always drafts as many."""
-        return self.options.get("gamma")
+        """Drafts a step of a method that always drafts as many, as a chain: n-grams below one make it a tree."""
+        return None if "below" in self.options else self.options.get("gamma")
 
     @property
     def longest(self) -> int:
-        """Drafts a step at most, of any method of today."""
+        """Depth of its drafts at most; 16 holds the trees too that are as deep as they turn out."""
         return self.gamma or self.options.get("count", 16)
 
     def build(self, target: LM) -> Drafter:
-        return methods.build(self.name, target, self.given)
+        """A new drafter; what it needs besides the target is made once in a run."""
+        return methods.build(self.name, target, self.given, self.parts.of(self.needs, target))
 
 
-def parse(names: str, options: list[str]) -> list[Entry]:
+def parse(names: str, options: list[str], parts: Parts | None = None) -> list[Entry]:
     """`vegas,vegas@score=weights` and `-o vegas.gamma=4` -> entries. Raises InputError."""
-    entries = []
+    entries, parts = [], parts or Parts()
     for label in filter(None, (part.strip() for part in names.split(","))):
         name, *pairs = label.split("@")
         if name not in STOCK and name not in methods.METHODS | methods.CONTROLS:
             known = ", ".join([*methods.METHODS, *methods.CONTROLS, *STOCK])
             raise InputError(f"unknown method {name!r}: choose from {known}")
-        entries.append(Entry(label, name, dict(_pair(p, label) for p in pairs)))
+        entries.append(Entry(label, name, dict(_pair(p, label) for p in pairs), parts))
     if not entries:
         raise InputError("no method is named: give --methods plain,vegas, say")
     twice = next((e.label for i, e in enumerate(entries) if e.label in [x.label for x in entries[:i]]), None)

@@ -97,7 +97,8 @@ def _speed(records: list[Record]) -> Section:
     header = ["context", "method", "tokens/s", "speedup", "accepted length", "equal to plain", "repeats"]
     new = first["new_tokens"] if first["batch"] == 1 else first["new_tokens"][0]
     notes = [f"Decoding alone, {new} new tokens a row; medians (least to most)."]
-    notes += [*_stock_notes(records), *_bandwidth_notes(records), *_loop_notes(records), *_origin(records)]
+    notes += [*_stock_notes(records), *_bandwidth_notes(records), *_loop_notes(records), *_distinct_notes(records)]
+    notes += _origin(records)
     return Section(f"{title}: {about}", header, rows, notes)
 
 
@@ -135,6 +136,17 @@ def _loop_notes(records: list[Record]) -> list[str]:
         shares = [r["distinct_3"] for r in records if (r["context"], r["method"]) == (context, "plain")]
         if shares and median(shares) < LOOPS and "oracle" not in records[0]:
             found.append(f"At {context} only {median(shares):.0%} of the new text's 3-grams are distinct: it loops.")
+    return found
+
+
+def _distinct_notes(records: list[Record]) -> list[str]:
+    """Distinct-1 to 4 of plain's text, TokenSwift's measure of how little a long text repeats itself."""
+    found = []
+    for context in sorted({r["context"] for r in records}):
+        plain = [r for r in records if (r["context"], r["method"]) == (context, "plain") and "distinct_1" in r]
+        if plain:
+            shares = " ".join(f"{median(r[f'distinct_{n}'] for r in plain):.2f}" for n in range(1, 5))
+            found.append(f"At {context} Distinct-1 to 4 of the new text: {shares}.")
     return found
 
 

@@ -87,6 +87,11 @@ def distinct(rows: list[list[int]], n: int = 3) -> float:
     return sum(len(set(g)) for g in grams) / total if total else 1.0
 
 
+def diversity(rows: list[list[int]]) -> dict[str, float]:
+    """Distinct-1 to 4, TokenSwift's measure of how little a long text repeats itself."""
+    return {f"distinct_{n}": distinct(rows, n) for n in range(1, 5)}
+
+
 def outcome(stats: Stats, gamma: int) -> dict[str, Any]:
     """Figures of one decoding, named as in `generate --json`; positions never accepted are there as zeros."""
     by_position = stats.acceptance_per_position
@@ -147,13 +152,14 @@ def _describe(
         "method": entry.name,
         "label": entry.label,
         "options": entry.options,
+        **entry.origin,
         **{k: v[0] if len(rows) == 1 else v for k, v in each.items()},
         "text_name": text.name,
         "text_sha256": text.sha256,
         "batch": len(rows),
         "temperature": job.sampler.temperature,
         **figures,
-        "distinct_3": distinct(rows),
+        **diversity(rows),
         "equal": difference is None,
         "first_difference": difference,
     }

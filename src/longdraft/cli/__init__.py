@@ -33,6 +33,9 @@ COMMANDS = {
     "methods": Command("longdraft.cli.methods", "Every method, its options, and what it needs."),
     "demo": Command("longdraft.cli.demo", "Plain decoding, vegas and lookup on a long real prompt, side by side."),
     "bench": Command("longdraft.bench.commands", "Measure methods against each other; one record per run.", True),
+    "audit": Command(
+        "longdraft.cli.audit", "Is a method lossless on your model and text? Ties explained, failures counted."
+    ),
     "report": Command("longdraft.bench.commands", "Tables and plots from such records.", True),
     "train": Command("longdraft.train.commands", "Train a model or a drafter."),
 }

@@ -45,6 +45,10 @@ def generate(
     penalty: Annotated[float, typer.Option(help="Divides the logits of tokens used lately; 1 is off.")] = 1.0,
     penalty_window: Annotated[int, typer.Option(min=1, help="How many tokens are lately.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Row b draws with seed + b.")] = 0,
+    drafter: Annotated[str | None, typer.Option(help="Folder of the drafter that the method needs.")] = None,
+    random_drafter: Annotated[
+        bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")
+    ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past end tokens.")] = False,
     accept: Annotated[
         float | None, typer.Option(help="An oracle accepts this many drafts a step: a figure of cost alone.")
@@ -59,17 +63,19 @@ def generate(
     from longdraft.cli.job import Job, Printer, end_tokens, quiet
     from longdraft.loading import load
     from longdraft.methods import find
+    from longdraft.parts import Parts
     from longdraft.sampling import Sampler
 
     texts = prompts.gather(prompt, prompt_file or [], prompt_tokens)
     given = pairs(option or [])
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
     find(method)
+    parts = Parts(drafter, random_drafter, seed, model)
     quiet(threads)
     target, tokenizer = load(model, dtype)
     rows = prompts.encode(texts, tokenizer, prompt_tokens)
     eos = () if ignore_eos else end_tokens(target, tokenizer)
-    job = Job(target, tokenizer, Entry(method, method, given), sampler, seed, accept)
+    job = Job(target, tokenizer, Entry(method, method, given, parts), sampler, seed, accept)
     outcome = job.run(rows, max_new_tokens, eos, compare, None if as_json else Printer(tokenizer, texts))
     if as_json:
         import json

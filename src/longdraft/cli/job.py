@@ -12,7 +12,7 @@ from huggingface_hub.utils import logging as hub
 
 from longdraft.bench.entries import Entry
 from longdraft.bench.record import bandwidth, bytes_per_step, provenance
-from longdraft.bench.run import distinct, outcome
+from longdraft.bench.run import diversity, outcome
 from longdraft.cli.prompts import Prompt
 from longdraft.cli.show import Detokenizer, text_of
 from longdraft.drafters import Drafter, Oracle
@@ -146,9 +146,10 @@ class Job:
             "new_tokens": [len(r) for r in run.rows],
         }
         record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
-        run.stats.prefill_s = runs.prefill_s
+        run.stats.prefill_s += runs.prefill_s
         record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(self.sampler)}
-        record |= outcome(run.stats, self.method.gamma or 0) | {"distinct_3": distinct(run.rows)}
+        record |= self.method.origin
+        record |= outcome(run.stats, self.method.gamma or 0) | diversity(run.rows)
         if self.method.name == "plain":
             record |= traffic(runs, run)
         if self.accept is not None:
@@ -156,7 +157,7 @@ class Job:
         return record | provenance(self.target, self.seed)
 
     def _comparison(self, runs: Prefilled, run: Run, plain: Run) -> dict[str, Any]:
-        plain.stats.prefill_s = runs.prefill_s
+        plain.stats.prefill_s += runs.prefill_s
         return {
             "plain": {"new_tokens": sum(map(len, plain.rows))} | outcome(plain.stats, 0) | traffic(runs, plain),
             "speedup": run.tokens_per_s / plain.tokens_per_s,

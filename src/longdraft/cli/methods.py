@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,21 +10,22 @@ import typer
 app = typer.Typer(add_completion=False)
 
 
-def describe(name: str, method: Any, home: Path) -> dict[str, Any]:
-    """needs are folders beside the target: trained drafters."""
+def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
+    """available: it needs no drafter, or there is a trained one beside the target."""
     return {
         "name": name,
         "does": (method.build.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
         "options": {k: {"type": kind.__name__, "default": d} for k, (kind, d) in method.options.items()},
         "needs": [method.needs] if method.needs else [],
-        "available": method.needs is None or (home / method.needs).is_dir(),
+        "available": method.needs is None or parts.beside(method.needs) is not None,
     }
 
 
 def lines(entry: dict[str, Any]) -> list[str]:
     options = [f"{k}={o['default']} ({o['type']})" for k, o in entry["options"].items()]
-    needs = f"{', '.join(entry['needs'])} ({'there' if entry['available'] else 'missing'})" if entry["needs"] else ""
+    there = "there" if entry["available"] else "none beside the model: --drafter FOLDER or --random-drafter"
+    needs = f"needs a drafter of kind {entry['needs'][0]} ({there})" if entry["needs"] else ""
     found = [f"{entry['name']:<16} {entry['paper']}", f"{'':<16} {entry['does']}"]
     return [*found, *(f"{'':<16} {x}" for x in (", ".join(options) and "-o " + ", ".join(options), needs) if x), ""]
 
@@ -36,12 +36,12 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Every method with its options (and their defaults), what it needs besides the target, and its paper."""
-    from longdraft.loading import BUNDLED
     from longdraft.methods import CONTROLS, METHODS
+    from longdraft.parts import Parts
 
-    home = BUNDLED.parent if model == "bundled" else Path(model)
+    parts = Parts(model=model)
     found = {
-        kind: [describe(name, method, home) for name, method in known.items()]
+        kind: [describe(name, method, parts) for name, method in known.items()]
         for kind, known in (("methods", METHODS), ("controls", CONTROLS))
     }
     if as_json:

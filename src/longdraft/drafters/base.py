@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from longdraft.cache import KVCache
 from longdraft.model import Taps
 from longdraft.ops import DRAFT
 from longdraft.sequences import Sequences
@@ -27,6 +27,11 @@ class Drafter:
         """What the verify pass must leave behind for observe."""
         return Taps()
 
+    @property
+    def caches(self) -> list[KVCache]:
+        """Caches of its own. Wherever they end within the text, grow must catch up: a hierarchy takes them back."""
+        return []
+
     def start(self, seqs: Sequences) -> None:
         """Called once, after prefill."""
 
@@ -43,13 +48,17 @@ class Then(Drafter):
 
     def __init__(self, *parts: Drafter):
         self.parts = parts
-        wishes = [w for w in (p.wants() for p in parts) if w.rows or w.hidden]
-        if len(wishes) > 1:
-            raise ValueError("two drafters of one tree want taps of the verify pass")
-        self._wants = wishes[0] if wishes else Taps()
+        self.wants()
 
     def wants(self) -> Taps:
-        return replace(self._wants, scores={}, states={})
+        wishes = [w for w in (p.wants() for p in self.parts) if w.rows or w.hidden]
+        if len(wishes) > 1:
+            raise ValueError("two drafters of one tree want taps of the verify pass")
+        return wishes[0] if wishes else Taps()
+
+    @property
+    def caches(self) -> list[KVCache]:
+        return [c for p in self.parts for c in p.caches]
 
     def start(self, seqs: Sequences) -> None:
         for p in self.parts:
@@ -82,7 +91,7 @@ def beam(step: Callable[[Tree, int], Tensor], tree: Tree, widths: Sequence[int],
         scores = seqs.sampler.scores(logits, tree, seqs, start, seed)
         if tree.law is not None:
             tree = tree.with_law(start, _law(logits, tree, seqs, start))
-            tokens = scores.topk(max(1, width // W), -1).indices
+            tokens = scores.topk(min(max(1, width // W), V), -1).indices
             parent = torch.arange(start, start + W, device=tokens.device)[:, None].expand_as(tokens)
             tokens, parent = tokens.reshape(B, -1), parent.reshape(B, -1)
         elif W == width == 1:  # a chain needs no normalisation

@@ -23,6 +23,9 @@ class SelfDrafter(Drafter):
     def wants(self) -> Taps:
         return self.policy.wants()
 
+    def start(self, seqs: Sequences) -> None:
+        self.policy.start(self.target, seqs.tokens, seqs.cache)
+
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)
         return beam(lambda t, start: self.target(t, seqs.cache, start, view), tree, self.widths, seqs)

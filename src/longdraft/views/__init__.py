@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from longdraft.views.base import Full, Policy, View
+from longdraft.views.chunks import Chunks
 from longdraft.views.controls import RandomPicks, Recents
 from longdraft.views.guided import Guided
+from longdraft.views.partial import Partial
+from longdraft.views.quest import Quest
+from longdraft.views.retrieval import Retrieval
 from longdraft.views.sink_window import SinkWindow
+from longdraft.views.snapkv import SnapKV
 
-__all__ = ["Full", "Guided", "Policy", "RandomPicks", "Recents", "SinkWindow", "View"]
+__all__ = [
+    "Chunks",
+    "Full",
+    "Guided",
+    "Partial",
+    "Policy",
+    "Quest",
+    "RandomPicks",
+    "Recents",
+    "Retrieval",
+    "SinkWindow",
+    "SnapKV",
+    "View",
+]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 import torch
 from torch import Tensor
 
 from longdraft.cache import KVCache
-from longdraft.model import Taps
+from longdraft.model import LM, KVView, Taps
 from longdraft.ops import Segment
 
 
@@ -16,8 +17,9 @@ from longdraft.ops import Segment
 class View:
     """picks [L|1,B,P] slots (-1 pads), all below since [B] and without repeats; every slot from `since` on is seen too.
 
-    layers maps a model's layer to its place in picks (None: one choice serves all). The picked keys are copied
-    together once per row and layer, when a draft first reads them.
+    picks [L|1,B,K|1,P]: each key head has its own, as many as its neighbours. layers maps a model's layer to its place
+    in picks (None: one choice serves all). The picked keys are copied together once per row and layer, when a draft
+    first reads them.
     """
 
     picks: Tensor
@@ -33,15 +35,24 @@ class View:
         """The picked keys and values of row b, side by side, from its k, v [K,S,D]; None where nothing is picked."""
         if (layer, b) not in self._compact:
             slots = self.picks[0 if self.layers is None else self.layers[layer], b]
-            slots = slots[slots >= 0]
-            self._compact[layer, b] = (k.index_select(1, slots), v.index_select(1, slots)) if len(slots) else None
+            slots = slots[..., (slots if slots.dim() == 1 else slots[0]) >= 0]
+            self._compact[layer, b] = (_picked(k, slots), _picked(v, slots)) if slots.shape[-1] else None
         return self._compact[layer, b]
 
-    def segments(self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None) -> list[Segment]:
-        """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`."""
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
+    ) -> list[Segment]:
+        """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`, whatever its queries q."""
         at, picked = self._since[b], self.compact(layer, b, k, v)
         tail = Segment(k[:, at:end], v[:, at:end], visible)
         return [tail] if picked is None else [Segment(*picked), tail]
+
+
+def _picked(x: Tensor, slots: Tensor) -> Tensor:
+    """x [K,S,D] at slots [P], or [K,P] of each head -> [K,P,D]."""
+    if slots.dim() == 1:
+        return x.index_select(1, slots)
+    return x.gather(1, slots[..., None].expand(len(x), -1, x.shape[-1]))
 
 
 class Policy:
@@ -53,9 +64,15 @@ class Policy:
     def wants(self) -> Taps:
         return Taps()
 
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        """After prefill: `cache` is the model's own, and all but the last of each row's tokens [B,N] are in it.
+
+        May run the model on scratch slots, never change a committed one. `tokens` grows in place with the text.
+        """
+
     def update(self, cache: KVCache, taps: Taps) -> None: ...
 
-    def view(self, cache: KVCache) -> View | None:
+    def view(self, cache: KVCache) -> KVView | None:
         """None: everything is seen."""
         raise NotImplementedError
 
@@ -69,7 +86,7 @@ class Full(Policy):
 
 def budget_of(length: int, ratio: float, floor: int) -> int:
     """How many slots a view may pick of a context: ratio of it, at least `floor`, at most all (Vegas sec. 3)."""
-    return min(length, max(floor, -int(-ratio * length // 1)))
+    return min(length, max(floor, ceil(ratio * length - 1e-9)))  # 0.07 * 400 is 28, though floats say a little more
 
 
 def pad_rows(rows: list[Tensor], since: list[int], device: torch.device, layers: dict[int, int] | None = None) -> View:

@@ -13,11 +13,14 @@ class Guided(Policy):
     """Slots 0..root ranked by the verify pass's first and last query rows, one choice per layer (Vegas sec. 3).
 
     Scores are means over the rows and all query heads; what came after the root stays visible. The first choice is
-    guided by the last prompt token's row.
+    guided by the last prompt token's row. recent: so many places of the budget go to the latest slots, whatever their
+    score (at most half; the paper has 0).
     """
 
-    def __init__(self, ratio: float = 0.07, floor: int = 256, score: str = "logits", rows: str = "ends"):
-        self.ratio, self.floor, self.score, self.rows = ratio, floor, score, rows
+    def __init__(
+        self, ratio: float = 0.07, floor: int = 256, score: str = "logits", rows: str = "ends", recent: int = 0
+    ):
+        self.ratio, self.floor, self.score, self.rows, self.recent = ratio, floor, score, rows, recent
         self._view: View | None = None
 
     def wants(self) -> Taps:
@@ -35,8 +38,10 @@ class Guided(Policy):
         for b, n in enumerate(covered):
             budget = budget_of(n, self.ratio, self.floor)
             everything = budget >= n
-            rows.append(table[:, b, :n].topk(0 if everything else budget, sorted=False).indices)
-            since.append(0 if everything else n)
+            recent = min(self.recent, budget // 2)
+            ranked = table[:, b, : n - recent]
+            rows.append(ranked.topk(0 if everything else budget - recent, sorted=False).indices)
+            since.append(0 if everything else n - recent)
         return pad_rows(rows, since, table.device, {layer: i for i, layer in enumerate(scores)})
 
     def view(self, cache: KVCache) -> View | None:

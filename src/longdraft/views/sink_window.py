@@ -20,5 +20,5 @@ class SinkWindow(Policy):
             budget = budget_of(n, self.ratio, self.floor)
             sink = 0 if budget >= n else min(self.sink, budget)
             rows.append(torch.arange(sink, device=device)[None])
-            since.append(n - budget + sink if sink else 0)
+            since.append(n - budget + sink)
         return pad_rows(rows, since, device)

@@ -57,6 +57,10 @@ def library() -> ctypes.CDLL | None:
         lib = ctypes.CDLL(str(found[0]))  # its OpenMP is torch's own, already in the process
     except OSError:
         return None
+    sizes = [ctypes.sizeof(x) for x in (Model, Layer, Pass)]
+    layout = getattr(lib, "longdraft_layout", None)
+    if layout is None or layout() != sizes[0] * 1000000 + sizes[1] * 1000 + sizes[2]:
+        return None  # built from another version of the sources
     lib.longdraft_new.restype = ctypes.c_void_p
     lib.longdraft_free.argtypes = [ctypes.c_void_p]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]

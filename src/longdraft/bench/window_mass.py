@@ -1,0 +1,60 @@
+"""How much attention lies outside a window: the epsilon of LongSpec's theorem 3.1, measured on a text.
+
+A query at position t sees itself and t-window..t-1; the mass is the share of its attention, were it to see everything,
+that falls on keys before t-window. Means over the queries that have such keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.drafters.glide_block import Glide
+from longdraft.errors import InputError
+from longdraft.model import LM, Taps
+from longdraft.tree import Tree
+
+CHUNK = 64  # queries at a time; below any sensible window
+
+
+def _check(tokens: list[int], window: int) -> None:
+    if window < 1 or len(tokens) < window + 2:
+        raise InputError(f"{len(tokens)} tokens leave nothing outside a window of {window}: give more of them")
+
+
+@torch.inference_mode()
+def of_drafter(block: Glide, tokens: list[int], window: int = 0) -> Tensor:
+    """The block's self-attention (window 0: at its own window) -> [H], a mean mass for each head. Raises InputError."""
+    window = window or block.window
+    _check(tokens, window)
+    ids = torch.tensor([tokens], device=block.host.target.device)
+    position = torch.arange(len(tokens), device=ids.device)
+    normed, turn = block.self_norm(block.embed(ids)), block.host.turn(position[None])
+    q, (k, _) = block.queries(normed, turn)[0], block.keys(normed, turn)
+    k = k[0].repeat_interleave(block.heads // block.host.keys, 0)
+    total = q.new_zeros(block.heads, dtype=torch.float64)
+    for at in position[window + 1 :].split(CHUNK):
+        end = int(at[-1]) + 1
+        logits = (q[:, at] @ k[:, :end].mT).float() * block.host.dim**-0.5
+        weights = logits.masked_fill(position[:end] > at[:, None], float("-inf")).softmax(-1)
+        total += (weights * (position[:end] < at[:, None] - window)).sum((1, 2))
+    return total / (len(tokens) - window - 1)
+
+
+@torch.inference_mode()
+def of_target(target: LM, tokens: list[int], window: int = 512) -> dict[int, float]:
+    """{layer: mean mass over heads} of the target's own attention, in its layers that see everything."""
+    _check(tokens, window)
+    chunk, total = min(CHUNK, window), {}
+    cache = target.new_cache(1, len(tokens))
+    target.prefill(tokens[: window + 1], cache)
+    for part in torch.tensor([tokens[window + 1 :]], device=target.device).split(chunk, 1):
+        begin, taps = int(cache.length), Taps(rows="all", of="weights")
+        target(Tree.chain(part), cache, taps=taps, logits=1)
+        at = torch.arange(begin, begin + part.shape[1], device=target.device)
+        for layer, found in taps.scores.items():  # [1,R,1,begin+1]: all that can lie outside
+            outside = torch.arange(found.shape[-1], device=at.device) < at[:, None] - window
+            mass = float(found[0, :, 0].masked_fill(~outside, 0.0).sum())
+            total[layer] = total.get(layer, 0.0) + mass
+        cache.length += part.shape[1]
+    return {layer: mass / (len(tokens) - window - 1) for layer, mass in total.items()}

@@ -1,0 +1,55 @@
+"""TriForce: a draft that is itself drafted and verified, on the target under a view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from longdraft.drafters.base import Drafter
+from longdraft.model import LM, Taps
+from longdraft.rounds import play
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.verify import Verdict
+from longdraft.views.base import Policy
+
+
+class Hierarchical(Drafter):
+    """Up to gamma tokens, each what the target says under the policy's view: the inner drafts change only their cost.
+
+    The middle level is the same round as the top's, on copies of the rows and inside a rollback of the target's cache
+    (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless in itself, and the top level is as ever.
+    The inner drafter is told of the middle's verdicts and never of the top's; its caches are taken back to what the top
+    has confirmed, and it catches up from there.
+    """
+
+    def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
+        self.target, self.policy, self.inner, self.gamma = target, policy, inner, gamma
+
+    def wants(self) -> Taps:
+        return self.policy.wants()
+
+    def start(self, seqs: Sequences) -> None:
+        self.policy.start(self.target, seqs.tokens, seqs.cache)
+        self.inner.start(seqs)
+
+    @property
+    def caches(self) -> list:
+        return self.inner.caches
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        left = (seqs.prompt + seqs.limit - seqs.length - 1).clamp(min=0, max=self.gamma).masked_fill(seqs.done, 0)
+        middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
+        with seqs.cache.rollback():
+            view = self.policy.view(seqs.cache)
+            while not bool(middle.done.all()):
+                play(self.target, self.inner, middle, view=view)
+        for cache in self.inner.caches:
+            cache.length.copy_(torch.minimum(cache.length, seqs.length - 1))
+        tokens, count = middle.since(seqs.length)
+        drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]
+        return tree.graft(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.policy.update(seqs.cache, taps)

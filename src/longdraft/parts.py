@@ -1,0 +1,98 @@
+"""What a method may need besides the target: a part with weights, random or trained; each is made once in a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longdraft.drafters.eagle_block import random_eagle2, random_eagle3
+from longdraft.drafters.glide_block import random_glide
+from longdraft.drafters.heads import random_heads, random_medusa
+from longdraft.drafters.lm import random_lm
+from longdraft.errors import InputError
+from longdraft.loading import BUNDLED, DTYPES, load_lm
+from longdraft.model import LM
+
+# kind -> (target, seed) -> a random one of that kind.
+PARTS: dict[str, Callable[[LM, int], Any]] = {
+    "lm": random_lm,
+    "budget": random_lm,
+    "glide": random_glide,
+    "heads": random_heads,
+    "medusa": random_medusa,
+    "eagle2": random_eagle2,
+    "eagle3": random_eagle3,
+}
+
+
+def lm_from(folder: str, target: LM) -> LM:
+    """A small model from a folder, like a target, in the target's dtype and on its device."""
+    dtype = next(name for name, kind in DTYPES.items() if kind == target.dtype)
+    small = load_lm(folder, dtype, str(target.device))
+    mine, theirs = _words(small), _words(target)
+    odd = next((i for i in mine.keys() & theirs.keys() if mine[i] != theirs[i]), None)
+    if odd is not None:
+        raise InputError(
+            f"token {odd} is {mine[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target: use a drafter"
+            " that was trained with the target's tokenizer"
+        )
+    return small
+
+
+def _words(lm: LM) -> dict[int, str]:
+    """{id: token} of the tokenizer in a model's folder; nothing where there is none to compare."""
+    try:
+        found = json.loads((Path(lm.hf.name_or_path) / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
+
+
+# kind -> (folder, target) -> the trained one that lies there. A kind that is not here is not loaded yet.
+TRAINED: dict[str, Callable[[str, LM], Any]] = {"lm": lm_from, "budget": lm_from}
+
+
+@dataclass
+class Parts:
+    """Where a run's parts come from: the folder given, else random ones, else what lies beside the target, by kind."""
+
+    folder: str | None = None
+    random: bool = False
+    seed: int = 0
+    model: str = ""
+    made: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.folder and self.random:
+            raise InputError("both --drafter and --random-drafter are given: give one of them")
+
+    def beside(self, kind: str) -> Path | None:
+        """The folder of a trained part beside the target, if there is one."""
+        home = BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
+        found = home / kind if home is not None else None
+        return found if found is not None and found.is_dir() and kind in TRAINED else None
+
+    def of(self, kind: str | None, target: LM) -> Any:
+        """The part of this kind, or None: none is needed, or none is there (`methods.build` says what to give)."""
+        if kind is not None and kind not in self.made:
+            self.made[kind] = self._make(kind, target)
+        return self.made[kind] if kind is not None else None
+
+    def _make(self, kind: str, target: LM) -> Any:
+        if self.random:
+            return PARTS[kind](target, self.seed)
+        folder = self.folder or self.beside(kind)
+        if folder is None:
+            return None
+        if kind not in TRAINED:
+            raise InputError(f"trained drafters of kind {kind} are not loaded yet: use --random-drafter")
+        return TRAINED[kind](str(folder), target)
+
+    def origin(self, kind: str | None) -> str | None:
+        """What a record says of the part."""
+        if kind is None:
+            return None
+        return f"random, seed {self.seed}" if self.random else Path(self.folder or self.beside(kind) or kind).name

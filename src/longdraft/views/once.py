@@ -1,0 +1,92 @@
+"""Choosing once, after prefill, by what the end of the prompt attends to; and the scores to choose by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.model import LM, Taps
+from longdraft.tree import Tree
+from longdraft.views.base import Policy, View, pad_rows
+
+OBSERVED = 32  # queries that vote, at most
+
+# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, of the layers that see everything
+Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
+
+
+def _again(model: LM, tokens: Tensor, cache: KVCache, since: int, taps: Taps) -> dict[int, Tensor]:
+    """Run the tokens from slot `since` to the root once more and commit nothing -> {layer: [R,K,S]}, summed later."""
+    n = int(cache.length[0])
+    with cache.reopen(n - since):
+        model(Tree.chain(tokens[:, since : n + 1]), cache, taps=taps)
+    return {layer: scores[0] for layer, scores in taps.scores.items()}
+
+
+def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
+    """Softmax weights of the last queries, those after `slots`, summed (SnapKV; BudgetDraft's words)."""
+    scores = _again(model, tokens, cache, slots, Taps(rows="all", of="weights", split=True))
+    return {layer: s[-OBSERVED:, :, :slots].sum(0) for layer, s in scores.items()}
+
+
+def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
+    """The last query times each key: over a chunk their mean is the query times the mean key (TriForce)."""
+    scores = _again(model, tokens, cache, int(cache.length[0]), Taps(rows="first", of="logits", split=True))
+    return {layer: s[0, :, :slots] for layer, s in scores.items()}
+
+
+def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
+    """The last key, as a stand-in for the query, times each key (BudgetDraft's released evaluation)."""
+    n = int(cache.length[0])
+    _again(model, tokens, cache, n, Taps())  # the root's key, in scratch
+    keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer not in model.windows}
+    return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
+
+
+SCORERS: dict[str, Scorer] = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
+
+
+class Once(Policy):
+    """Picks are chosen after prefill for each layer and key head, then stay; every later slot is seen as well.
+
+    A kind says from which slot on all is seen, and which of the slots before it. every: choose again each so many
+    rounds (0: never).
+    """
+
+    def __init__(self, score: str, every: int = 0):
+        self.scorer, self.every = SCORERS[score], every
+        self._view: View | None = None
+        self._text: tuple[LM, Tensor] | None = None
+        self._rounds = 0
+
+    def since(self, length: int) -> int:
+        """The slot of a text of `length` tokens from which on all is seen; 0: the budget covers everything."""
+        raise NotImplementedError
+
+    def pick(self, scores: Tensor, length: int) -> Tensor:
+        """scores [K,since(length)], the higher the better -> slots [K,P], as many for each head."""
+        raise NotImplementedError
+
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        self._text, self._rounds = (model, tokens), 0
+        self._view = self._choose(model, tokens, cache)
+
+    def view(self, cache: KVCache) -> View | None:
+        if self._text and self.every and self._rounds and self._rounds % self.every == 0:
+            self._view = self._choose(*self._text, cache)
+        self._rounds += 1
+        return self._view
+
+    def _choose(self, model: LM, tokens: Tensor, cache: KVCache) -> View | None:
+        lengths = [n + 1 for n in cache.length.tolist()]  # the root counts: its query is the last one
+        since = [self.since(n) for n in lengths]
+        scores = {b: self.scorer(model, tokens[b : b + 1], cache.row(b), s) for b, s in enumerate(since) if s}
+        if not any(scores.values()):  # all rows fit, or all layers have windows of their own
+            return None
+        rows = {b: torch.stack([self.pick(s, lengths[b]) for s in found.values()]) for b, found in scores.items()}
+        layers = {layer: i for i, layer in enumerate(next(iter(scores.values())))}
+        nothing = next(iter(rows.values()))[..., :0]
+        return pad_rows([rows.get(b, nothing) for b in range(len(since))], since, nothing.device, layers)

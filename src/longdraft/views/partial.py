@@ -1,0 +1,67 @@
+"""TokenSwift's partial cache: a fixed budget, in order of importance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.model import LM, Taps
+from longdraft.views.base import Policy, View
+
+
+class Partial(Policy):
+    """Never more than `budget` committed slots: the first `sink`, the newest, and of the rest the most important.
+
+    Importance is q.k of the last verification's root, per key head, summed over the query heads of its group
+    (TokenSwift eq. 2; a mean of scaled logits orders the slots alike). Each token committed since takes the place of
+    the least important slot. Once they have taken all places but the sink's, the next verification ranks anew.
+    """
+
+    def __init__(self, budget: int, sink: int = 16):
+        self.budget, self.sink = budget, min(sink, budget - 1)
+        self._forget()
+
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._order: list[Tensor] = []  # per row [L,K,budget - sink or fewer]: ranked slots, best first
+        self._built: list[int] = []  # per row: how many slots had been ranked
+        self._layers: dict[int, int] = {}
+        self._stale: list[bool] = []  # per row: whether the next verification is to rank it
+
+    def wants(self) -> Taps:
+        return Taps(rows="first", split=True) if not self._stale or any(self._stale) else Taps()
+
+    def update(self, cache: KVCache, taps: Taps) -> None:
+        lengths = cache.length.tolist()
+        if not self._stale:
+            self._built, self._stale = [0] * len(lengths), [True] * len(lengths)
+        if taps.scores and taps.covered is not None:
+            table = torch.stack([s[:, 0] for s in taps.scores.values()])  # [L,B,K,S]
+            self._layers = {layer: i for i, layer in enumerate(taps.scores)}
+            none = table.new_zeros(*table[:, 0, :, :0].shape, dtype=torch.long)
+            self._order = self._order or [none] * len(lengths)
+            covered = torch.minimum(taps.covered, cache.length).tolist()  # a row that is done committed nothing
+            for b, n in enumerate(covered):
+                if self._stale[b]:
+                    ranked = table[:, b, :, self.sink : n]
+                    top = ranked.topk(min(self.budget - self.sink, ranked.shape[-1])).indices
+                    self._order[b], self._built[b] = top + self.sink, n
+        places = self.budget - self.sink
+        self._stale = [n - built >= places for n, built in zip(lengths, self._built, strict=True)]
+
+    def view(self, cache: KVCache) -> View | None:
+        lengths = cache.length.tolist()
+        if not self._order or max(lengths) <= self.budget:
+            return None  # all of it is seen (or nothing is ranked, where every layer has a window of its own)
+        since = [max(built, n - self.budget + self.sink) for built, n in zip(self._built, lengths, strict=True)]
+        L, K = self._order[0].shape[:2]
+        picks = torch.full((L, len(lengths), K, self.budget), -1, device=cache.length.device)
+        for b, (n, at) in enumerate(zip(lengths, since, strict=True)):
+            sink = min(self.sink, at)
+            kept = self._order[b][..., : self.budget - sink - (n - at)]
+            picks[:, b, :, :sink] = torch.arange(sink, device=picks.device)
+            picks[:, b, :, sink : sink + kept.shape[-1]] = kept
+        return View(picks, cache.length.new_tensor(since), self._layers)

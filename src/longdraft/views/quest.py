@@ -1,0 +1,99 @@
+"""Quest: every draft step reads the pages that could hold the keys its own query likes best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.model import LM
+from longdraft.ops import Segment
+from longdraft.views.base import Policy, budget_of
+
+
+@dataclass
+class Pages:
+    """lows, highs {(layer, row): [K,N,D]}: per channel, the least and greatest of each of a row's first N full pages.
+
+    They are made of committed keys alone, which never change, so a page is computed once.
+    """
+
+    page: int
+    lows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    highs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
+        """For queries q [H,W,D] and keys k [K,S,D] of the row -> [K,count], no less than any q.k in each page.
+
+        Per channel a page cannot give more than max(q * low, q * high) (Quest sec. 3.3); of a key head's query heads
+        and nodes, the greatest bound counts, since they read the same pages.
+        """
+        K, _, D = k.shape
+        low, high = (
+            self._grown(t, (layer, b), k, count, least) for t, least in ((self.lows, True), (self.highs, False))
+        )
+        rows = q.reshape(K, -1, D)
+        most = rows.clamp(min=0) @ high[:, :count].mT + rows.clamp(max=0) @ low[:, :count].mT
+        return most.amax(1)
+
+    def _grown(
+        self, table: dict[tuple[int, int], Tensor], key: tuple[int, int], k: Tensor, count: int, least: bool
+    ) -> Tensor:
+        known = table.get(key)
+        have = 0 if known is None else known.shape[1]
+        if known is None or have < count:
+            new = k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page))
+            new = new.amin(2) if least else new.amax(2)
+            known = table[key] = new if known is None else torch.cat([known, new], 1)
+        return known
+
+
+@dataclass
+class QuestView:
+    """Looks at the query, so it has no `compact`. counts: full pages of each row, picked: how many of them are read.
+
+    What lies behind the last full page is seen too.
+    """
+
+    since: Tensor
+    counts: list[int]
+    picked: list[int]
+    pages: Pages
+    dense: int
+
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+    ) -> list[Segment]:
+        count, picked, page = self.counts[b], self.picked[b], self.pages.page
+        if layer < self.dense or picked >= count:
+            return [Segment(k[:, :end], v[:, :end], visible)]
+        best = self.pages.bounds(layer, b, k, count, q).topk(picked, sorted=False).indices
+        slots = (best[..., None] * page + torch.arange(page, device=k.device)).flatten(1)[..., None]
+        near = Segment(k[:, count * page : end], v[:, count * page : end], visible)
+        return [Segment(*(x.gather(1, slots.expand(-1, -1, x.shape[-1])) for x in (k, v))), near]
+
+
+class Quest(Policy):
+    """Pages of `page` slots, as many as the budget holds but at least 3, the page being filled among them.
+
+    The first `dense` layers see everything, as published.
+    """
+
+    def __init__(self, ratio: float = 0.07, floor: int = 256, page: int = 16, dense: int = 2):
+        self.ratio, self.floor, self.page, self.dense = ratio, floor, page, dense
+        self._pages = Pages(page)
+
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        self._pages = Pages(self.page)
+
+    def view(self, cache: KVCache) -> QuestView:
+        lengths = cache.length.tolist()
+        counts = [n // self.page for n in lengths]
+        picked = []
+        for n, count in zip(lengths, counts, strict=True):
+            budget = budget_of(n, self.ratio, self.floor)
+            picked.append(count if budget >= n else max(3, budget // self.page) - 1)
+        since = torch.tensor([c * self.page for c in counts], device=cache.length.device)
+        return QuestView(since, counts, picked, self._pages, self.dense)

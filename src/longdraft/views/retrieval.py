@@ -1,0 +1,59 @@
+"""SpecExtend: the last accepted token's attention in the target says which chunks the next drafts should read."""
+
+from __future__ import annotations
+
+from torch import Tensor, arange, minimum, stack
+
+from longdraft.cache import KVCache
+from longdraft.model import LM, Taps
+from longdraft.views.base import Policy, View, budget_of, pad_rows
+
+
+class Retrieval(Policy):
+    """Chunks of `chunk` slots ranked by the mean weight that the last accepted node gave them, chosen every n rounds.
+
+    Weights are means over heads (SpecExtend sec. 4.2). Chunks that were not full then, and all later ones, are seen
+    too, so new text joins of itself. last: the last layer's weights choose for all layers, of another model's cache if
+    need be (cross-model retrieval); otherwise each layer chooses for itself.
+    """
+
+    def __init__(self, ratio: float = 0.07, floor: int = 256, chunk: int = 32, every: int = 4, last: bool = False):
+        self.ratio, self.floor, self.chunk, self.every, self.last = ratio, floor, chunk, every, last
+        self._forget()
+
+    def _forget(self) -> None:
+        self._view: View | None = None
+        self._rounds = 0
+
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        self._forget()
+
+    def wants(self) -> Taps:
+        """All rows: which node is the last accepted one is known only afterwards. Nothing between two choices."""
+        return Taps(rows="all", of="weights") if self._rounds % self.every == 0 else Taps()
+
+    def update(self, cache: KVCache, taps: Taps) -> None:
+        due, self._rounds = self._rounds % self.every == 0, self._rounds + 1
+        if due and taps.scores and taps.covered is not None and taps.accepted is not None:
+            # a row that is done committed nothing: its root is still scratch
+            self._view = self._choose(taps.scores, taps.accepted, minimum(taps.covered, cache.length).tolist())
+
+    def _choose(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:
+        """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b] of each row."""
+        layers = [max(scores)] if self.last else list(scores)
+        rows, since = [], []
+        for b, n in enumerate(covered):
+            weights = stack([scores[layer][b, int(accepted[b]), 0] for layer in layers])
+            full = n // self.chunk
+            budget = budget_of(n, self.ratio, self.floor)
+            everything = budget >= n
+            wanted = 0 if everything else min(max(1, budget // self.chunk), full)
+            means = weights[:, : full * self.chunk].unflatten(1, (full, self.chunk)).mean(2)
+            first = means.topk(wanted).indices.sort().values * self.chunk
+            rows.append((first[..., None] + arange(self.chunk, device=first.device)).flatten(1))
+            since.append(0 if everything else full * self.chunk)
+        places = None if self.last else {layer: i for i, layer in enumerate(layers)}
+        return pad_rows(rows, since, weights.device, places)
+
+    def view(self, cache: KVCache) -> View | None:
+        return self._view

@@ -1,0 +1,273 @@
+"""Deliberately broken twins: each is the good version with one fault, most of them found in published code.
+
+A plant replaces something for the length of a test; test_broken.py says which check must fail then.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from pytest import MonkeyPatch
+
+from longdraft import verify
+from longdraft.cache import KVCache
+from longdraft.drafters import SelfDrafter
+from longdraft.model import LM
+from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
+from longdraft.sampling import Sampler
+from longdraft.sequences import Sequences
+from longdraft.tree import PAD, Tree
+from longdraft.verify import Verdict
+from longdraft.views import View
+
+CAUGHT: dict[str, list[str]] = {}  # fault: checks that failed, filled by test_broken.py for the table of the run
+
+
+# Verifiers -----------------------------------------------------------------------------------------------------------
+
+
+def per_path_draws(tree: Tree, logits, seqs: Sequences) -> Verdict:
+    """One draw of the target per leaf and depth, the leaf with the longest match wins (TokenSwift as released)."""
+    law = seqs.sampler.law(logits, tree, seqs).log_softmax(-1)
+    rows = []
+    for b, parent in enumerate(tree.parent.tolist()):
+        best: tuple[list[int], list[int]] = ([], [])
+        for leaf in (n for n in range(tree.size) if n not in parent and parent[n] != PAD):
+            path = [leaf]
+            while parent[path[0]] >= 0:
+                path.insert(0, parent[path[0]])
+            position = (seqs.length[b] + tree.depth[b, path])[None]
+            noise = gumbel(seqs.seed[b : b + 1] + 1_000_003 * leaf, position, law.shape[-1])[0]
+            drawn = (law[b, path] + noise).argmax(-1).tolist()
+            good = 0
+            while good + 1 < len(path) and drawn[good] == int(tree.tokens[b, path[good + 1]]):
+                good += 1
+            if good + 1 > len(best[0]):
+                best = (path[: good + 1], drawn[: good + 1])
+        rows.append(best)
+    return verdict_of(rows)
+
+
+def verdict_of(rows: list[tuple[list[int], list[int]]]) -> Verdict:
+    """[(path, emitted)] of unequal lengths -> a Verdict padded with its last entries."""
+    most = max(len(path) for path, _ in rows)
+    path, emitted = (torch.tensor([r[i] + [r[i][-1]] * (most - len(r[i])) for r in rows]) for i in (0, 1))
+    return Verdict(path, torch.tensor([len(r[0]) for r in rows]), emitted)
+
+
+def reject_with(fault: str | None):
+    """Speculative sampling by p/q written a second time, with one fault or (None) with none."""
+
+    def verifier(tree: Tree, logits, seqs: Sequences) -> Verdict:
+        target = seqs.sampler.law(logits, tree, seqs).softmax(-1)
+        return verdict_of([_reject(tree, target[b], seqs, b, fault) for b in range(len(target))])
+
+    return verifier
+
+
+def _reject(tree: Tree, target, seqs: Sequences, b: int, fault: str | None) -> tuple[list[int], list[int]]:
+    here, path, emitted, seed = 0, [0], [], seqs.seed[b : b + 1]
+    parent, tokens = tree.parent[b].tolist(), tree.tokens[b].tolist()
+    while True:
+        position = (seqs.length[b] + tree.depth[b, here]).view(1, 1)
+        p, q = target[here].double(), tree.law[b, here].double()
+        accepted = None
+        for rank, child in enumerate(n for n, at in enumerate(parent) if at == here):
+            x = tokens[child]
+            if q[x] == 0 and fault != "tests a child that is no draw":
+                continue
+            at = child if fault == "ratio by tree slot" else x
+            bound = 1.0 if fault == "q forced to 1" else q[at]
+            coin = verify.uniform(seed ^ ACCEPT, position, torch.tensor([rank])).view(())
+            if coin * bound < p[at] or (fault == "coin 0 accepts anything" and coin * bound <= p[at]):
+                accepted = child
+                break
+            if fault != "redraws from p":
+                left = (p - q).clamp(min=0)
+                p = left / left.sum() if left.sum() > 0 else p
+            if fault != "q keeps a refused token":
+                q = q.scatter(0, torch.tensor(x), 0.0)
+                q = q / q.sum().clamp(min=1e-300)
+        if accepted is None:
+            drawn = int((p.log() + gumbel(seed ^ RESIDUAL, position, len(p)).view(-1)).argmax())
+            return path, [*emitted, drawn]
+        emitted.append(tokens[accepted])
+        path.append(accepted)
+        here = accepted
+
+
+def plant_verifier(name: str, twin):
+    return lambda mp: mp.setattr(verify, name, twin)
+
+
+# Trees, cache, rows --------------------------------------------------------------------------------------------------
+
+
+def wrong_position(mp: MonkeyPatch) -> None:
+    """Nodes of the first level claim the root's own position, and so on down."""
+    good = Tree.grow
+
+    def grow(self, parent, tokens):
+        tree = good(self, parent, tokens)
+        late = (tree.parent == 0) & (torch.arange(tree.size) >= self.size)
+        return replace(tree, depth=tree.depth - late.long())
+
+    mp.setattr(Tree, "grow", grow)
+
+
+def sees_sibling(mp: MonkeyPatch) -> None:
+    """A node also sees the node before it: right for a chain, stale scratch in a tree."""
+    good = Tree.grow
+
+    def grow(self, parent, tokens):
+        tree = good(self, parent, tokens)
+        return replace(tree, mask=tree.mask | torch.eye(tree.size, dtype=torch.bool).roll(-1, 1).tril(-1))
+
+    mp.setattr(Tree, "grow", grow)
+
+
+def keep_shifted(mp: MonkeyPatch) -> None:
+    """The last kept node's slot comes from its neighbour: an off-by-one in the compaction."""
+    good = KVCache.keep
+
+    def keep(self, path, count):
+        last = torch.arange(path.shape[1]) == count[:, None] - 1
+        good(self, torch.where(last & (path > 0), path - 1, path), count)
+
+    mp.setattr(KVCache, "keep", keep)
+
+
+def keep_in_place(mp: MonkeyPatch) -> None:
+    """Accepted nodes are not moved together: right for a chain alone."""
+
+    def keep(self, path, count):
+        self.length += count
+
+    mp.setattr(KVCache, "keep", keep)
+
+
+def length_off(mp: MonkeyPatch) -> None:
+    """A step that accepted drafts commits one slot too many: a refused draft's keys stay."""
+    good = KVCache.keep
+
+    def keep(self, path, count):
+        good(self, path, count)
+        self.length += (count > 1).long()
+
+    mp.setattr(KVCache, "keep", keep)
+
+
+def rollback_off(mp: MonkeyPatch) -> None:
+    """A rollback leaves the first speculative slot committed."""
+
+    @contextmanager
+    def rollback(self):
+        saved = self.length.clone()
+        try:
+            yield
+        finally:
+            self.length.copy_(saved + 1)
+
+    mp.setattr(KVCache, "rollback", rollback)
+
+
+def corrupting_draft(mp: MonkeyPatch) -> None:
+    """The drafter's pass starts one slot too low and overwrites the last committed keys."""
+    good = SelfDrafter.grow
+
+    def grow(self, tree, seqs):
+        with seqs.cache.rollback():
+            seqs.cache.length -= 1
+            return good(self, tree, seqs)
+
+    mp.setattr(SelfDrafter, "grow", grow)
+
+
+def late_end(mp: MonkeyPatch) -> None:
+    """An end token is noticed only when it is the last of its step."""
+    good = Sequences.commit
+
+    def commit(self, verdict):
+        eos, self.eos = self.eos, ()
+        count = good(self, verdict)
+        self.eos = eos
+        self.done = self.done | torch.isin(self.last, torch.tensor(eos))
+        return count
+
+    mp.setattr(Sequences, "commit", commit)
+
+
+def frozen_penalty(mp: MonkeyPatch) -> None:
+    """Every node is penalised for what was said before the root, none for its own path."""
+    good = Sampler._penalised
+
+    def penalised(self, logits, tree, seqs, start):
+        alone = torch.eye(tree.size, dtype=torch.bool).expand_as(tree.mask).clone()
+        alone[:, :, 1:] = False
+        alone[:, :, 0] = True
+        return good(self, logits, replace(tree, depth=torch.zeros_like(tree.depth), mask=alone), seqs, start)
+
+    mp.setattr(Sampler, "_penalised", penalised)
+
+
+# Randomness ----------------------------------------------------------------------------------------------------------
+
+
+def noise_by_place(mp: MonkeyPatch) -> None:
+    """Noise depends on the place in the tensor, as a generator's does: one seed for the batch, drawn in order."""
+    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: _generator(s, (*p.shape, t.shape[-1])))
+
+
+def _generator(seed, shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(int(seed[0])), dtype=torch.float64)
+
+
+def noise_without_position(mp: MonkeyPatch) -> None:
+    """The same noise at every position of a row."""
+    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: uniform(s, torch.zeros_like(p), t))
+
+
+def noise_additive(mp: MonkeyPatch) -> None:
+    """Seed and position enter by their sum alone: row b+1 says at p what row b says at p+1."""
+    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: uniform(torch.zeros_like(s), s[:, None] + p, t))
+
+
+# Drafts and views ----------------------------------------------------------------------------------------------------
+
+
+def beam_of_top(step, tree: Tree, widths, seqs: Sequences) -> Tree:
+    """Children are the top of q, not draws from it, and are tested by p/q all the same (LongSpec as released)."""
+    start = 0
+    for width in widths[: seqs.room]:
+        law = step(tree, start).softmax(-1)
+        tree = tree.with_law(start, law)
+        tokens = law.topk(max(1, width // law.shape[1]), -1).indices
+        parent = torch.arange(start, start + law.shape[1])[:, None].expand_as(tokens)
+        tree, start = tree.grow(parent.reshape(len(law), -1), tokens.reshape(len(law), -1)), tree.size
+    return tree
+
+
+def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences) -> Tree:
+    """A refused draft's noise draws the next round's draft too, though what it said may have chosen that round's q."""
+    start = 0
+    for width in widths[: seqs.room]:
+        logits = step(tree, start)
+        tree = tree.with_law(start, logits.softmax(-1))
+        tokens = seqs.sampler.scores(logits, tree, seqs, start).topk(max(1, width // logits.shape[1]), -1).indices
+        parent = torch.arange(start, start + logits.shape[1])[:, None].expand_as(tokens)
+        tree, start = tree.grow(parent.reshape(len(tokens), -1), tokens.reshape(len(tokens), -1)), tree.size
+    return tree
+
+
+def double_counting(mp: MonkeyPatch) -> None:
+    """A view that shows its picks a second time: `since` lies below some of them."""
+    good = LM.__call__
+
+    def call(self, tree, cache, start=0, view=None, taps=None, logits=0):
+        if isinstance(view, View):
+            view = View(view.picks, (view.since - 8).clamp(min=0), view.layers)
+        return good(self, tree, cache, start, view, taps, logits)
+
+    mp.setattr(LM, "__call__", call)

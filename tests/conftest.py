@@ -1,0 +1,28 @@
+"""Settings every test shares, and the table of planted faults at the end of a run."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test uses the network
+
+import pytest
+import torch
+from hypothesis import settings
+
+pytest.register_assert_rewrite("checks")
+
+torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.load_profile("suite")
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    import broken
+
+    if not broken.CAUGHT:
+        return
+    terminalreporter.section("planted faults, and the checks that caught each")
+    width = max(map(len, broken.CAUGHT))
+    for fault, checks in broken.CAUGHT.items():
+        terminalreporter.write_line(f"{fault:<{width}}  {', '.join(checks)}")

@@ -1,0 +1,275 @@
+"""The audit can fail: it flags every planted fault that changes a text, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import broken
+import pytest
+import tiny
+import torch
+from broken import plant_verifier, reject_with
+from checks import PENALTY
+
+from longdraft import InputError, Sampler, build, match
+from longdraft.bench.audit import WINDOW, Audit, Prompt, Way, ways, windows
+from longdraft.bench.audit_log import AuditLog, sentences
+from longdraft.cli import main
+from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
+from longdraft.methods import METHODS
+from longdraft.parts import Parts
+from longdraft.verify import Verdict
+from longdraft.views import Full, Guided, SinkWindow
+
+SMALL = {"gamma": "4", "floor": "16"}
+N = 24
+
+
+def method(name, **options):
+    return lambda t: build(name, t, options, Parts(random=True).of(METHODS[name].needs, t))
+
+
+def chain(t):
+    return SelfDrafter(t, Full(), [1] * 3)
+
+
+def tree(t):
+    return SelfDrafter(t, Guided(0.07, 16), [3, 4, 4])
+
+
+def levels(t):
+    return Hierarchical(t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [1, 1]), 4)
+
+
+def audit(make, model="llama", chosen=None, tolerance=1e-3, verify=None, lengths=(70, 31), new=N) -> Audit:
+    lm = tiny.target(model)
+    prompts = [Prompt(f"p{i}", p, new) for i, p in enumerate(tiny.prompts(*lengths))]
+    return Audit(lm, lambda: make(lm), prompts, ways(None, 1, 3) if chosen is None else chosen, tolerance, verify)
+
+
+def run(job: Audit, known=lambda index, way: False) -> list[dict]:
+    job.check()
+    return list(job.run(lambda n, what: None, known))
+
+
+GOOD = {
+    "plain": lambda t: Drafter(),
+    "full view": chain,
+    "tree": tree,
+    "levels": levels,
+    "vegas": method("vegas", **SMALL),
+    "lookup": method("lookup", n="1"),
+    "sd": method("sd", gamma="3"),
+    "longspec": method("longspec", widths="2,3"),
+}
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("name", GOOD)
+def test_nothing_is_found_where_nothing_is_wrong(name, model):
+    runs = run(audit(GOOD[name], model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70,)))
+    assert len(runs) == 3
+    assert all((r["tokens"], r["differences"], r["failures"]) == (N, 0, 0) for r in runs)
+    if name in ("full view", "tree"):
+        assert sum(r["accepted"] for r in runs) > 0
+
+
+# fault: (plant, drafter, model)
+PLANTED = {
+    "one draw per path (TokenSwift)": (plant_verifier("match", broken.per_path_draws), tree, "gpt-oss"),
+    "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, chain, "llama"),
+    "position off by one": (broken.wrong_position, chain, "llama"),
+    "a node sees its sibling": (broken.sees_sibling, tree, "gpt-oss"),
+    "kept slots shifted by one": (broken.keep_shifted, tree, "gpt-oss"),
+    "kept slots not moved": (broken.keep_in_place, tree, "gpt-oss"),
+    "length off by one after acceptance": (broken.length_off, chain, "llama"),
+    "rollback leaves one slot": (broken.rollback_off, levels, "llama"),
+    "draft overwrites committed slots": (broken.corrupting_draft, chain, "llama"),
+    "noise by place in the batch": (broken.noise_by_place, chain, "llama"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_flagged(fault, monkeypatch):
+    plant, make, model = PLANTED[fault]
+    plant(monkeypatch)
+    assert failures(audit(make, model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70, 31, 90))) > 0
+    broken.CAUGHT.setdefault(fault, []).append("audit")
+
+
+REJECTING = {
+    "ratio by tree slot (LongSpec)": "ratio by tree slot",
+    "redraws from p, not the residual (TriForce)": "redraws from p",
+    "q forced to 1": "q forced to 1",
+    "q keeps a refused token": "q keeps a refused token",
+}
+
+
+@pytest.mark.parametrize("fault", REJECTING)
+def test_a_broken_rejection_is_flagged(fault, monkeypatch):
+    """(Any rejection is when sampled: it keeps the law and not the tokens.)"""
+    twin = reject_with(REJECTING[fault])
+    monkeypatch.setattr("longdraft.rounds.reject", twin)  # so that drafts keep their law
+    assert failures(audit(chain, verify=twin)) > 0
+    broken.CAUGHT.setdefault(fault, []).append("audit")
+
+
+def failures(job: Audit) -> int:
+    return sum(r["failures"] for r in run(job))
+
+
+def test_a_drafter_that_touches_the_prompts_keys_is_flagged_though_the_text_is_right():
+    class Scribbler(Drafter):
+        def grow(self, tree, seqs):
+            seqs.cache.read(1, 0)[0][0, 5, 3] += 1e-6
+            return tree
+
+    runs = run(audit(lambda t: Scribbler()))
+    assert all((r["tokens"], r["differences"], r["failures"]) == (N, 1, 1) for r in runs)
+    assert "changed" in runs[0]["found"][0]["why"]
+
+
+def slips(places: set[int]):
+    """A verifier that says the target's second choice at these lengths of a text."""
+
+    def verifier(tree, logits, seqs):
+        verdict = match(tree, logits, seqs)
+        if int(seqs.length[0]) not in places:
+            return Verdict(verdict.path[:, :1], torch.ones_like(verdict.count), verdict.emitted[:, :1])
+        second = seqs.sampler.scores(logits, tree, seqs)[:, 0].topk(2).indices[:, 1:]
+        return Verdict(verdict.path[:, :1], torch.ones_like(verdict.count), second)
+
+    return verifier
+
+
+@pytest.mark.parametrize("way", [Way(Sampler(), 0), Way(Sampler(1.0), 4)], ids=str)
+def test_a_tie_is_passed_and_what_follows_is_audited(way):
+    [found] = run(audit(chain, chosen=[way], tolerance=1e9, verify=slips({75, 80, 93}), lengths=(70,)))
+    assert (found["tokens"], found["ties"], found["failures"]) == (N, 3, 0)
+    assert [d["position"] for d in found["found"]] == [5, 10, 23]
+    assert all(d["gap"] == d["top2_gap"] > 0 and d["plain"] != d["method"] for d in found["found"])
+    gaps = [d["gap"] for d in found["found"]]
+    [strict] = run(audit(chain, chosen=[way], tolerance=0.0, verify=slips({75, 80, 93}), lengths=(70,)))
+    assert (strict["tokens"], strict["ties"], strict["failures"]) == (6, 0, 1)  # a failure ends the run
+    [between] = run(audit(chain, chosen=[way], tolerance=gaps[0], verify=slips({75}), lengths=(70,)))
+    assert (between["tokens"], between["ties"]) == (N, 1)
+
+
+def test_a_token_far_from_the_best_is_no_tie_however_close_the_best_two_are():
+    def third(tree, logits, seqs):
+        worst = logits[:, 0].argmin(-1, keepdim=True)
+        return Verdict(torch.zeros_like(worst), torch.ones_like(worst[:, 0]), worst)
+
+    [found] = run(audit(chain, chosen=[Way(Sampler(), 0)], tolerance=1.0, verify=third, lengths=(70,)))
+    assert found["failures"] == 1 and found["found"][0]["gap"] is None
+
+
+def test_ways():
+    assert [str(w) for w in ways(None, 2, 7)] == ["greedy", "T=1 seed 7", "T=1 seed 8"]
+    assert [str(w) for w in ways(0.0, 2, 7)] == ["greedy"]
+    assert [str(w) for w in ways(0.5, 1, 7)] == ["T=0.5 seed 7"]
+
+
+def test_windows_are_spread_over_a_text_and_give_all_tokens():
+    text = list(range(9000))
+    found = windows("f", text, 1000, 2 * WINDOW + 100, 1 << 20)
+    assert [len(p.tokens) for p in found] == [1000] * 3 and sum(p.new for p in found) == 2 * WINDOW + 100
+    assert found[0].tokens[0] == 0 and found[-1].tokens[-1] == 8999
+    assert windows("f", text[:50], 1000, 5000, 1 << 20) == [Prompt("f", text[:50], 5000)]
+    assert windows("f", text, 1000, 100, 600) == [Prompt("f", text[:500], 100)]
+
+
+def test_an_interrupted_audit_is_resumed(tmp_path):
+    out, settings = tmp_path / "a.json", {"method": "full view"}
+    job, log = audit(chain), AuditLog(out, settings, 4, False)
+    log.write()
+    count = iter(range(1000))
+
+    def tick(n, what):
+        if next(count) == 70:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        for r in job.run(tick, log.known):
+            log.add(r)
+    assert log.record()["complete"] is False and json.loads(out.read_text()) == log.record()
+    with pytest.raises(InputError, match="--resume"):
+        AuditLog(out, settings, 4, False)
+    with pytest.raises(InputError, match="another method"):
+        AuditLog(out, {"method": "tree"}, 4, True)
+    again = AuditLog(out, settings, 4, True)
+    before = len(again.runs)
+    for r in run(job, again.known):
+        again.add(r)
+    assert 0 < before < len(again.runs) == 4
+    record = json.loads(out.read_text())
+    assert record["complete"] and record["tokens"] == 4 * N and record["failures"] == 0
+    assert "no failure" in sentences(record, 1e-3)[-1]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A tiny model with a tokenizer, and a text."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from longdraft.train import tokenizer as bpe
+
+    root = tmp_path_factory.mktemp("audit")
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**tiny.BASE, "vocab_size": 320}))
+    for p in model.parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=0.25)
+    model.save_pretrained(root / "m")
+    text = " ".join(f"word{i * i % 97} of {i % 13}" for i in range(900))
+    bpe.save(bpe.train([text], 320), root / "m", tiny.BASE["max_position_embeddings"])
+    (root / "a.txt").write_text(text)
+    (root / "b.txt").write_text(text[300:900])
+    return root
+
+
+def command(place: Path, *words: str) -> int:
+    files = ["--prompt-file", str(place / "a.txt"), "--prompt-file", str(place / "b.txt")]
+    shape = ["--tokens", "20", "--prompt-tokens", "90", "--threads", "1"]
+    return main(["audit", "-m", str(place / "m"), *files, *shape, *words])
+
+
+def test_the_command(place, capsys, tmp_path):
+    out = tmp_path / "x.json"
+    words = ["--method", "sd", "--random-drafter", "-o", "gamma=3", "--seeds", "2", "--out", str(out), "--json"]
+    assert command(place, *words) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["tokens"], record["differences"], record["ties"], record["failures"]) == (120, 0, 0, 0)
+    assert record == json.loads(out.read_text()) and record["drafter"] == "random, seed 0"
+    assert all(r["mean_acceptance_length"] >= 1 and 0 < r["distinct_3"] <= 1 for r in record["runs"])
+    assert str(place) not in json.dumps(record)
+    assert command(place, *words[:-1], "--resume") == 0
+    shown = capsys.readouterr().out
+    assert "120 tokens compared: no tie, no failure." in shown and "a.txt" in shown
+
+
+def test_the_command_fails_on_a_fault(place, capsys, monkeypatch):
+    broken.wrong_position(monkeypatch)
+    assert command(place, "--method", "vegas", "--temperature", "1") == 1
+    assert "FAILURES" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("--method sd", "--random-drafter"),
+        ("--method sd --random-drafter --drafter m", "one of them"),
+        ("--method nope", "plain, lookup"),
+        ("-o gamma=513", "512 or less"),
+        ("--tolerance -1", "0 or more"),
+        ("--tolerance nan", "0 or more"),
+        ("--tokens 9999999", "positions"),
+        ("--resume", "--out"),
+        ("--dtype int8", "float32 or bfloat16"),
+    ],
+)
+def test_bad_input(place, capsys, words, names):
+    assert command(place, *words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and names in err

@@ -1,0 +1,125 @@
+"""The checks can fail: each planted fault makes one of them fail that the good version passes."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import broken
+import checks
+import pytest
+from broken import plant_verifier, reject_with
+from checks import PENALTY, SAMPLERS, Toy, check_law, check_lossless, remembering, tables
+from pytest import MonkeyPatch
+
+from longdraft.drafters import SelfDrafter
+from longdraft.views import Full, Guided
+
+
+def vegas_tree(t):
+    return SelfDrafter(t, Guided(0.07, 16), [3, 4, 4])
+
+
+def full_view(t):
+    return SelfDrafter(t, Full(), [1] * 3)
+
+
+tree_law = partial(check_law, "reject", widths=(3, 6))
+narrow_law = partial(check_law, "reject", widths=(3, 6), sampler=SAMPLERS["T=0.7 top-p"])
+match_law = partial(check_law, "match", widths=(3, 6), limit=3, vocab=4)
+chain = partial(check_lossless, full_view, "llama", SAMPLERS["T=1"])
+tree = partial(check_lossless, vegas_tree, "gpt-oss", SAMPLERS["T=1"], (70, 31, 90))
+penalised = partial(check_lossless, full_view, "mistral-window", PENALTY, (70, 31, 90), 24)
+
+
+def reject_plant(fault):
+    return plant_verifier("reject", reject_with(fault))
+
+
+# fault: (plant, check); a fault may stand here more than once, " v ..." tells its lines apart
+PLANTED = {
+    "one draw per path (TokenSwift) v law": (plant_verifier("match", broken.per_path_draws), match_law),
+    "one draw per path (TokenSwift) v plain": (plant_verifier("match", broken.per_path_draws), tree),
+    "ratio by tree slot (LongSpec)": (reject_plant("ratio by tree slot"), tree_law),
+    "redraws from p, not the residual (TriForce)": (reject_plant("redraws from p"), tree_law),
+    "q forced to 1": (reject_plant("q forced to 1"), tree_law),
+    "q keeps a refused token": (reject_plant("q keeps a refused token"), tree_law),
+    "ratio test of a child that is no draw": (reject_plant("tests a child that is no draw"), narrow_law),
+    "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, penalised),
+    "position off by one": (broken.wrong_position, chain),
+    "position off by one v stock": (broken.wrong_position, partial(checks.check_tree_pass, "llama")),
+    "a node sees its sibling": (broken.sees_sibling, tree),
+    "a node sees its sibling v stock": (broken.sees_sibling, partial(checks.check_tree_pass, "llama")),
+    "a node sees its sibling v naive": (broken.sees_sibling, checks.check_branching_shape),
+    "kept slots shifted by one": (broken.keep_shifted, tree),
+    "kept slots shifted by one v cache": (broken.keep_shifted, checks.check_branching_keep),
+    "kept slots not moved": (broken.keep_in_place, tree),
+    "kept slots not moved v cache": (broken.keep_in_place, checks.check_branching_keep),
+    "length off by one after acceptance": (broken.length_off, chain),
+    "length off by one after acceptance v cache": (broken.length_off, checks.check_branching_keep),
+    "rollback leaves one slot": (broken.rollback_off, checks.check_rollback),
+    "draft overwrites committed slots": (broken.corrupting_draft, chain),
+    "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
+    "view counts slots twice": (broken.double_counting, checks.check_sink_window_pass),
+    "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),
+    "noise by place in the batch v plain": (broken.noise_by_place, chain),
+    "noise without position": (broken.noise_without_position, checks.check_draws_are_independent),
+    "noise of seed + position": (broken.noise_additive, checks.check_draws_are_independent),
+}
+
+
+def name_of(check) -> str:
+    while isinstance(check, partial):
+        check = check.func
+    return check.__name__
+
+
+passed = cache(lambda check: check())  # the good version need not pass the same check twice
+
+
+def expect_caught(fault: str, good, bad) -> None:
+    passed(good)
+    with pytest.raises(AssertionError):
+        bad()
+    broken.CAUGHT.setdefault(fault.split(" v ")[0], []).append(name_of(good))
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_fault_is_caught(fault, monkeypatch):
+    plant, check = PLANTED[fault]
+
+    def bad():
+        plant(monkeypatch)
+        check()
+
+    expect_caught(fault, check, bad)
+
+
+def test_top_k_children_tested_as_draws_are_caught():
+    bad = partial(check_law, "reject", drafter=Toy(tables(5, 2)[None], [3, 6], broken.beam_of_top))
+    expect_caught("top-k children tested as draws (LongSpec)", tree_law, bad)
+
+
+def test_noise_used_by_two_rounds_is_caught():
+    good = partial(check_law, "reject", **remembering())
+    bad = partial(check_law, "reject", **remembering(broken.beam_reusing_noise))
+    expect_caught("draft noise used by two rounds", good, bad)
+
+
+def test_a_coin_of_zero_is_caught():
+    def bad():
+        with MonkeyPatch.context() as mp:
+            reject_plant("coin 0 accepts anything")(mp)
+            checks.check_impossible(mp)
+
+    def check_impossible():
+        with MonkeyPatch.context() as mp:
+            checks.check_impossible(mp)
+
+    expect_caught("a coin of 0 accepts the impossible", check_impossible, bad)
+
+
+@pytest.mark.parametrize("sampler", [SAMPLERS["T=1"], SAMPLERS["T=0.7 top-p"]], ids=["T=1", "top-p"])
+def test_the_twins_harness_itself_is_sound(sampler, monkeypatch):
+    """Without a fault the second writing of `reject` passes, so what fails a twin is its fault alone."""
+    reject_plant(None)(monkeypatch)
+    check_law("reject", widths=(3, 6), sampler=sampler)

@@ -1,0 +1,106 @@
+"""SpecExtend's retrieval: chunks by the last accepted node's weights, chosen every few rounds, for one text alone."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from checks import PENALTY, check_full_acceptance, check_lossless
+
+from longdraft import stream
+from longdraft.cache import KVCache
+from longdraft.drafters import LMDrafter, Lookup, SelfDrafter, Then
+from longdraft.drafters.lm import random_lm
+from longdraft.model import Taps
+from longdraft.views import Retrieval, View
+
+CHUNK = 4
+
+
+def cache_of(lengths: list[int]) -> KVCache:
+    cache = KVCache(len(lengths), 8)
+    cache.length += torch.tensor(lengths)
+    return cache
+
+
+def scored(roots: list[int], accepted: list[int], nodes: int = 3, seed: int = 0) -> Taps:
+    """Weights that each node of a tree gave to slots 0..root, in layers 0 and 2, as a round leaves them."""
+    g = torch.Generator().manual_seed(seed)
+    table = torch.rand(2, len(roots), nodes, 1, max(roots) + 1, generator=g)
+    for b, n in enumerate(roots):
+        table[:, b, ..., n + 1 :] = float("-inf")
+    taps = Taps("all", of="weights", scores={0: table[0], 2: table[1]}, covered=torch.tensor(roots) + 1)
+    taps.accepted = torch.tensor(accepted)
+    return taps
+
+
+def first(views: list[View]) -> list[int]:
+    """Of each view, when it was first shown."""
+    ids = [id(v) for v in views]
+    return [ids.index(i) for i in ids]
+
+
+def seen(view: View, layer: int, b: int) -> set[int]:
+    picks = view.picks[0 if view.layers is None else view.layers[layer], b]
+    return {int(p) for p in picks if p >= 0}
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_best_chunks_by_the_last_accepted_nodes_weights(last):
+    roots, accepted = [42, 63, 11], [2, 0, 1]
+    taps, policy = scored(roots, accepted), Retrieval(0.01, 16, CHUNK, last=last)
+    policy.update(cache_of([n + 1 + a for n, a in zip(roots, accepted, strict=True)]), taps)
+    view = policy.view(cache_of(roots))
+    for b, n in enumerate(roots):
+        full = (n + 1) // CHUNK
+        for layer in (0, 2):
+            weights = taps.scores[2 if last else layer][b, accepted[b], 0]
+            means = [float(weights[c * CHUNK : (c + 1) * CHUNK].mean()) for c in range(full)]
+            best = sorted(range(full), key=lambda c: -means[c])[: 16 // CHUNK]
+            want = {c * CHUNK + i for c in best for i in range(CHUNK)} if n + 1 > 16 else set()
+            assert seen(view, layer, b) == want
+        assert int(view.since[b]) == (full * CHUNK if n + 1 > 16 else 0)
+
+
+def test_chosen_every_few_rounds_and_new_text_joins():
+    policy, views = Retrieval(0.01, 8, CHUNK, every=3), []
+    for n in range(20, 29):
+        wants = policy.wants()
+        taps = scored([n], [0], seed=n) if wants.rows else Taps()
+        assert (wants.rows, wants.of) == (("all", "weights") if (n - 20) % 3 == 0 else (None, "logits"))
+        policy.update(cache_of([n + 1]), taps)
+        views.append(policy.view(cache_of([n + 1])))
+    assert first(views) == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+    assert [int(v.since[0]) for v in views[::3]] == [20, 24, 24]  # all from there on is seen
+
+
+def test_beside_taps_of_every_round_it_still_waits():
+    policy = Retrieval(0.01, 8, CHUNK, every=2)
+    views = []
+    for n in range(20, 24):
+        policy.update(cache_of([n + 1]), scored([n], [0], seed=n))
+        views.append(policy.view(cache_of([n + 1])))
+    assert first(views) == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["self", "cross"])
+def test_a_selection_ends_with_its_text(kind):
+    lm, policy = tiny.target("llama"), Retrieval(0.01, 16, CHUNK, every=1000, last=kind == "cross")
+    drafter = SelfDrafter(lm, policy, [1]) if kind == "self" else LMDrafter(random_lm(lm, 1), policy, [1], lm.vocab)
+    for length in (70, 40):
+        shown = []
+        known = length if kind == "self" else length - 1  # a drafter's own cache has not seen the root yet
+        for _ in stream(lm, tiny.prompts(length), drafter, 12):
+            shown.append(policy.view(drafter.caches[0] if drafter.caches else cache_of([0])))
+            assert int(shown[-1].since[0]) == known // CHUNK * CHUNK
+        assert len(shown) > 2 and set(first(shown)) == {0}
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt-oss"])
+def test_a_budget_of_the_context_accepts_everything(model):
+    check_full_acceptance(lambda t: SelfDrafter(t, Retrieval(0.07, 999), [1] * 5), 5, model, lengths=(70, 31))
+
+
+def test_in_one_tree_with_a_lookup():
+    policy = Retrieval(0.07, 16, CHUNK)
+    check_lossless(lambda t: Then(SelfDrafter(t, policy, [2, 2]), Lookup(1, 3)), "llama", PENALTY, (70, 31))

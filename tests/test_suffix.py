@@ -1,0 +1,177 @@
+"""The suffix automaton against a search through the whole text, and the trees drafted from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import perf_counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longdraft import Sampler
+from longdraft.cache import KVCache
+from longdraft.drafters import Suffix
+from longdraft.drafters.suffix import Automaton, Recent
+from longdraft.sequences import Sequences
+from longdraft.tree import PAD, Tree
+
+texts = st.lists(st.integers(0, 2), max_size=50)
+
+
+def automaton(text: list[int]) -> Automaton:
+    index = Automaton()
+    for token in text:
+        index.extend(token)
+    return index
+
+
+def followers(text: list[int], string: list[int]) -> Counter:
+    """How often each token came after a string."""
+    n = len(string)
+    return Counter(text[i + n] for i in range(len(text) - n) if text[i : i + n] == string)
+
+
+def longest(text: list[int], within: list[int]) -> list[int]:
+    """The longest suffix of a text that is somewhere within another."""
+    places = [text[i:] for i in range(len(text))]
+    return next((s for s in places if any(within[i : i + len(s)] == s for i in range(len(within)))), [])
+
+
+def continuations(text: list[int], string: list[int], depth: int, floor: float) -> dict[tuple[int, ...], float]:
+    """Every continuation of a string that is likely enough, with its probability."""
+    found: dict[tuple[int, ...], float] = {}
+    level = {(): 1.0}
+    for _ in range(depth):
+        below = {}
+        for path, p in level.items():
+            counts = followers(text, [*string, *path])
+            below |= {(*path, t): p * n / sum(counts.values()) for t, n in counts.items()}
+        level = {path: p for path, p in below.items() if p >= floor}
+        found |= level
+    return found
+
+
+def spelled(pairs: list[tuple[int, int]]) -> list[tuple[int, ...]]:
+    paths = [()]
+    for parent, token in pairs:
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+@given(texts)
+def test_the_longest_repeated_suffix(text):
+    _, length = automaton(text).repeated()
+    want = next((n for n in range(len(text) - 1, 0, -1) if longest(text, text[:-1])[-n:] == text[-n:]), 0)
+    assert length == want
+
+
+@given(texts, st.integers(1, 6), st.sampled_from([0.05, 0.3, 1.0]), st.integers(1, 30))
+def test_drafts_are_the_likeliest_continuations(text, depth, floor, nodes):
+    index = automaton(text)
+    state, length = index.repeated()
+    want = continuations(text, text[len(text) - length :], depth, floor)
+    everything = spelled(index.likely(state, 10**6, depth, floor))
+    assert len(everything) == len(set(everything)) and set(everything) == set(want)
+    some = spelled(index.likely(state, nodes, depth, floor))
+    best = sorted(want.values(), reverse=True)[:nodes]
+    assert [want[path] for path in some] == pytest.approx(best)
+
+
+@given(texts, texts)
+def test_following_another_text(text, within):
+    index, at = automaton(within), (0, 0)
+    for n, token in enumerate(text, 1):
+        at = index.follow(*at, token)
+        want = longest(text[:n], within)
+        assert at[1] == len(want)
+        assert {t: index.count[s] for t, s in index.next[at[0]].items()} == followers(within, want)
+
+
+def test_a_text_of_one_token_takes_linear_time():
+    times = []
+    for n in (4000, 32000):
+        begin = perf_counter()
+        index = automaton([7] * n)
+        times.append(perf_counter() - begin)
+        assert index.repeated()[1] == n - 1
+        assert index.likely(index.repeated()[0], 3, 9, 0.1) == [(0, 7)]  # what followed it once ends there
+    assert times[1] < 40 * times[0]
+
+
+@given(st.integers(1, 12), st.lists(st.lists(st.integers(0, 2), max_size=30), max_size=8))
+def test_what_is_indexed_is_bounded(most, parts):
+    recent, text = Recent(most), []
+    for part in parts:
+        recent.extend(part)
+        text += part
+        assert recent.seen == len(text)
+        assert min(most, len(text)) <= len(recent.tokens) < 2 * most
+        assert recent.tokens == text[len(text) - len(recent.tokens) :]
+        assert recent.index.next == automaton(recent.tokens).next
+
+
+def sequences(*prompts: list[int], limit: int = 20) -> Sequences:
+    return Sequences.of(list(prompts), limit, KVCache(len(prompts), 1), Sampler())
+
+
+def drafted(drafter: Suffix, seqs: Sequences) -> list[set[tuple[int, ...]]]:
+    """The paths of each row's tree."""
+    tree = drafter.grow(Tree.root(seqs.last), seqs)
+    rows = []
+    for parents, tokens in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True):
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        for n in range(1, tree.size):
+            if parents[n] != PAD:
+                paths[n] = (*paths[parents[n]], tokens[n])
+        rows.append(set(paths.values()) - {()})
+    return rows
+
+
+def test_a_longer_match_is_trusted_for_more_tokens():
+    text = list(range(10, 30))
+    seqs = sequences([*text, 12], [*text, 12, 13, 14], [*text, 5])
+    drafter = Suffix(nodes=6, factor=1.0)
+    drafter.start(seqs)
+    assert drafted(drafter, seqs) == [{(13,)}, {(15,), (15, 16), (15, 16, 17)}, set()]
+    drafter = Suffix(nodes=6, factor=99)
+    drafter.start(seqs)
+    assert [len(row) for row in drafted(drafter, seqs)] == [6, 6, 0]
+
+
+def test_branches_by_frequency():
+    seqs = sequences([1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 4, 8, 1, 2])
+    drafter = Suffix(nodes=3, factor=9, floor=0.3)
+    drafter.start(seqs)
+    assert drafted(drafter, seqs) == [{(4,), (3,), (4, 8)}]  # of what is equally likely, the shallow first
+
+
+def test_drafts_end_where_the_limit_is():
+    for limit in (1, 2, 4):
+        seqs = sequences([*range(10, 30), *range(10, 20)], limit=limit)
+        drafter = Suffix()
+        drafter.start(seqs)
+        assert max((len(p) for p in drafted(drafter, seqs)[0]), default=0) == limit - 1
+
+
+def test_earlier_outputs_are_remembered_and_earlier_prompts_are_not():
+    drafter = Suffix(factor=9, earlier=50)
+    first = sequences([1, 2, 3])
+    drafter.start(first)
+    first.tokens[0, 3:7] = torch.tensor([4, 5, 6, 7])
+    first.length += 4
+    drafter.observe(first, None, None, None)  # type: ignore[arg-type]
+    second = sequences([9, 4, 5], [9, 1, 2], [8, 6, 7])
+    drafter.start(second)
+    assert drafted(drafter, second) == [{(6,), (6, 7)}, set(), set()]  # and nothing across the end of a text
+    drafter.start(sequences([9]))
+    assert drafter.memory is not None and len([t for t in drafter.memory.tokens if t < 0]) == 4
+
+
+def test_memory_is_off_by_default():
+    drafter = Suffix(factor=9)
+    for prompt in ([1, 2, 3, 1, 2], [1, 2]):
+        seqs = sequences(prompt)
+        drafter.start(seqs)
+    assert drafted(drafter, seqs) == [set()]
