@@ -112,24 +112,26 @@ def magicdec_quest(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int =
 
 
 def vegas(
-    target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, score: str = "logits", recent: int = 0
+    target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, score: str = "weights", recent: int = 0
 ) -> Drafter:
     """The target drafts gamma tokens seeing what the last verification's first and last rows scored highest."""
-    at_least(1, gamma=gamma, floor=floor)
+    at_least(1, gamma=gamma)
     at_least(0, recent=recent)
-    share(ratio=ratio)
-    one_of(("logits", "weights"), score=score)
-    return SelfDrafter(target, Guided(ratio, floor, score, recent=recent), [1] * gamma)
+    return SelfDrafter(target, _guided(ratio, floor, score, recent), [1] * gamma)
 
 
-def vegas_tree(
-    target: LM, widths: str = "3,4,4,4", ratio: float = 0.07, floor: int = 256, score: str = "logits"
-) -> Drafter:
-    """vegas drafting a tree, `widths` nodes per depth."""
+def _guided(ratio: float, floor: int, score: str, recent: int = 0) -> Guided:
     at_least(1, floor=floor)
     share(ratio=ratio)
     one_of(("logits", "weights"), score=score)
-    return SelfDrafter(target, Guided(ratio, floor, score), tree(widths=widths))
+    return Guided(ratio, floor, score, recent=recent)
+
+
+def vegas_tree(
+    target: LM, widths: str = "3,4,4,4", ratio: float = 0.07, floor: int = 256, score: str = "weights"
+) -> Drafter:
+    """vegas drafting a tree, `widths` nodes per depth."""
+    return SelfDrafter(target, _guided(ratio, floor, score), tree(widths=widths))
 
 
 def specextend(
@@ -179,21 +181,15 @@ def longspec_guided(
     window: int = 0,
     ratio: float = 0.01,
     floor: int = 1024,
-    score: str = "logits",
+    score: str = "weights",
 ) -> Drafter:
-    """longspec whose block reads only what the last verification scored highest: a draft costs the same at any context.
-
-    (Up to floor/ratio tokens; then it reads that ratio.)
-    """
-    at_least(1, floor=floor)
-    share(ratio=ratio)
-    one_of(("logits", "weights"), score=score)
+    """longspec whose block reads only what the last verification scored highest: its cost is that of floor slots."""
     at_least(0, window=window)
-    return GlideDrafter(block, tree(widths=widths), Guided(ratio, floor, score), window)
+    return GlideDrafter(block, tree(widths=widths), _guided(ratio, floor, score), window)
 
 
 def vegas_reuse(
-    target: LM, gamma: int = 4, ratio: float = 0.07, floor: int = 256, score: str = "logits", n: int = 4, topk: int = 8
+    target: LM, gamma: int = 4, ratio: float = 0.07, floor: int = 256, score: str = "weights", n: int = 4, topk: int = 8
 ) -> Drafter:
     """Vegas, and below its first token the `topk` n-grams that most often began with that token, in one tree."""
     at_least(1, topk=topk)

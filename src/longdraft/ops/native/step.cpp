@@ -155,7 +155,13 @@ static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
             const float* from = &t.tap[((b * m.heads + h) * p.nodes + node) * stride];
             const float lse = t.lse[(b * m.heads + h) * p.nodes + node];
             if (p.weights)
-                for (int64_t s = lo; s < hi; s++) out[s] += std::exp(from[s] - lse);
+                for (int64_t s = lo; s < hi; s += 16) {
+                    float few[16];  // the last slots may be fewer than sixteen
+                    const int64_t n = std::min<int64_t>(16, hi - s);
+                    std::memcpy(few, from + s, sizeof(float) * n);
+                    store(few, vexp(load(few) - lse));
+                    for (int64_t i = 0; i < n; i++) out[s + i] += few[i];
+                }
             else
                 for (int64_t s = lo; s < hi; s++) out[s] += from[s];
         }
