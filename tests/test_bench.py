@@ -76,8 +76,8 @@ def test_records_say_what_was_measured(speed):
     assert all(r["equal"] and r["first_difference"] is None for r in records)
     assert {r["method"] for r in records} == {"plain", "vegas", "lookup", "hf-dynamic", "hf-static"}
     vegas = [r for r in records if r["method"] == "vegas"]
-    assert vegas[0]["options"] == {"gamma": 4, "ratio": 0.07, "floor": 8, "score": "logits"}
-    assert vegas[0]["score"] == "logits"
+    assert vegas[0]["options"] == {"gamma": 4, "ratio": 0.07, "floor": 8, "score": "weights", "recent": 0}
+    assert vegas[0]["score"] == "weights"
     assert vegas[0]["new_tokens"] == [20, 20]
     assert len({json.dumps(r["token_ids"]) for r in records if r["context"] == 64}) == 1
     assert not any(word.startswith("/") for r in records for word in r["command"].split())
@@ -136,7 +136,7 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
     assert full["mean_acceptance_length"] == 8
     assert full["acceptance_per_position"] == [1.0] * 7
     assert {n for w in full["accepted"] for n in w} == {7}
-    assert (full["anchors"], full["windows"], full["score"]) == (30, 10, "logits")
+    assert (full["anchors"], full["windows"], full["score"]) == (30, 10, "weights")
     assert random["mean_acceptance_length"] < 7
     assert random["stderr"] > 0
     assert sum(random["acceptance_per_position"]) + 1 == pytest.approx(random["mean_acceptance_length"])
