@@ -5,7 +5,12 @@ from __future__ import annotations
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-Wno-psabi"]
-BUILDS = {"_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"], "_avx2": ["-mavx2", "-mfma"]}
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+BUILDS = {
+    "_amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+    "_avx512": AVX512,
+    "_avx2": ["-mavx2", "-mfma"],
+}
 HERE = "src/longdraft/ops/native/"
 
 # No -fopenmp when linking: the OpenMP runtime is the one torch has loaded, so that there is one pool of threads.
@@ -13,8 +18,8 @@ setup(
     ext_modules=[
         Extension(
             f"longdraft.ops.native.{build}",
-            [HERE + "step.cpp"],
-            depends=[HERE + name for name in ("attention.h", "simd.h", "types.h")],
+            [HERE + "step.cpp", HERE + "select.cpp"],
+            depends=[HERE + name for name in ("attention.h", "simd.h", "tiles.h", "types.h")],
             extra_compile_args=FLAGS + flags,
             optional=True,
         )

@@ -92,7 +92,7 @@ def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("rows", ["first", "last", "ends", "all"])
+@pytest.mark.parametrize("rows", ["first", "last", "ends", "all", "mean"])
 @pytest.mark.parametrize("name", FAMILY)
 def test_taps_equal_transformers(name, rows):
     """Scores of every key head apart, and the residual stream at the ends and in the middle."""
@@ -108,6 +108,34 @@ def test_taps_equal_transformers(name, rows):
 
     fast, slow = both_ways(lm, run)
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [k for kinds in native.BUILDS.values() for k in kinds])
+def test_every_build_is_right_in_bfloat16(kind, monkeypatch):
+    """Against the same weights in float32 not much worse than Transformers in bfloat16; and the same row by row."""
+    if (build := native.opened(kind)) is None:
+        pytest.skip(f"{kind} was not built or cannot run on this processor")
+    monkeypatch.setattr(native, "library", lambda: build)
+    half, (prompt,) = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide"), tiny.prompts(1100)
+    exact = LM(tiny.stock("wide", dtype=torch.bfloat16).float(), "wide")
+    for width in (1, 3, 8, 16, 21):
+        drafted, found = torch.randint(3, 96, (1, width), generator=torch.Generator().manual_seed(width)), []
+        for lm, by_transformers in ((exact, True), (half, True), (half, False)):
+            kept, lm.native = lm.native, None if by_transformers else lm.native
+            cache = lm.new_cache(1, 1200)
+            lm.prefill(prompt, cache)
+            taps = Taps(rows="mean", of="weights")
+            logits = lm(Tree.chain(drafted), cache, taps=taps)
+            found.append([logits.float(), torch.stack(list(taps.scores.values())).float()])
+            lm.native = kept
+        for truth, theirs, ours in zip(*found, strict=True):
+            assert (ours - truth).abs().mean() <= 1.5 * (theirs - truth).abs().mean()
+        alone = []
+        for token in drafted.T:
+            alone.append(half(Tree.root(token), cache))
+            cache.length += 1
+        assert torch.equal(torch.cat(alone, 1), logits)
 
 
 @torch.inference_mode()

@@ -75,7 +75,7 @@ def test_random_picks_repeat_and_vary():
 
 
 def test_guided_takes_the_best_scores_and_all_that_follows():
-    lengths, taps, policy = [400, 37, 20, 12], scored([400, 37, 20, 12]), Guided(0.07, 16)
+    lengths, taps, policy = [400, 37, 20, 12], scored([400, 37, 20, 12]), Guided(0.07, 16, reach=0)
     cache = cache_of([403, 38, 20, 13])  # after the commit: row 2 was done and committed nothing, its root included
     policy.update(cache, taps)
     view = policy.view(cache)
@@ -88,6 +88,16 @@ def test_guided_takes_the_best_scores_and_all_that_follows():
             best = set(scores.topk(budgets[b]).indices.tolist())
             assert set(view.picks[place, b].tolist()) - {-1} == best
     assert (view.picks[:, 3] == -1).all()
+
+
+def test_guided_reads_on_from_a_high_score():
+    """With a reach, what follows the one place that scores is taken before all else; without, nothing follows it."""
+    scores = torch.full((1, 1, 1, 400), 1e-6).index_fill_(3, torch.tensor([100]), 1.0)
+    for reach, wanted in ((8, set(range(100, 109))), (0, {100})):
+        policy = Guided(0.04, 16, reach=reach)
+        policy.update(cache_of([400]), Taps(rows="mean", scores={0: scores}, covered=torch.tensor([400])))
+        picks = set(policy.view(cache_of([400])).picks[0, 0].tolist())
+        assert picks & set(range(90, 130)) == wanted
 
 
 def test_guided_follows_the_latest_scores_and_needs_some():
@@ -164,7 +174,7 @@ def test_weights_guide_better_than_chance():
         root, taps = Tree.root(torch.tensor([5])), Taps("last", "weights")
         full = lm(root, cache, taps=taps)
         cache.length += 1
-        guided = Guided(0.07, 16, "weights")
+        guided = Guided(0.07, 16, "weights", reach=0)
         guided.update(cache, taps)
         errors = []
         for policy in (guided, RandomPicks(0.07, 16)):

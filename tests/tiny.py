@@ -59,6 +59,7 @@ CONFIGS |= {
     "llama-mqa": LlamaConfig(**{**BASE, "num_key_value_heads": 1, "head_dim": 20}),
     "llama-6of3": LlamaConfig(**{**BASE, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}),
     "qwen2": Qwen2Config(**BASE),
+    "wide": Qwen3Config(**{**BASE, "head_dim": 64, "max_position_embeddings": 2048}),  # as wide as matrix tiles want
     "qwen3-mixed": Qwen3Config(**BASE, use_sliding_window=True, **MIXED),
     "gemma2-softcap": Gemma2Config(**BASE, **MIXED, query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
     "gemma3": Gemma3TextConfig(**BASE, **MIXED, query_pre_attn_scalar=16),

@@ -124,8 +124,10 @@ class NativeStep:
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
         if taps.rows is not None:
             keep, columns = taps.kept(tree), self.heads if taps.split else 1
-            scores = torch.full((L, B, keep.shape[1], columns, longest + 1), float("-inf"))
+            pooled = taps.rows == "mean"
+            scores = torch.full((L, B, 1 if pooled else keep.shape[1], columns, longest + 1), float("-inf"))
             p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], taps.of == "weights", taps.split
+            p.pooled = pooled
             p.scores, p.most = scores.data_ptr(), longest + 1
             taps.scores = {layer: scores[layer] for layer in range(L) if layer not in self.windows}
             arrays += [keep, scores]

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from longdraft import fast, ops
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
-from longdraft.tree import Tree
+from longdraft.tree import PAD, Tree
 
 NAME = "longdraft"
 # Arguments that models hand to attention functions and that do not change its numbers.
@@ -38,8 +38,8 @@ class Taps:
     """What a forward pass leaves behind on request; the model knows no drafter.
 
     rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
-    "last" (node), "ends" (both) or "all". of: "logits" or "weights". split: a score for each of the K key heads (means
-    over its query heads), otherwise means over all heads.
+    "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all). of: "logits" or "weights". split: a score
+    for each of the K key heads (means over its query heads), otherwise means over all heads.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
     A round adds what a drafter may learn from: logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
@@ -58,8 +58,9 @@ class Taps:
     def kept(self, tree: Tree) -> Tensor:
         """[B,R] the query nodes of a pass over the whole tree."""
         first, last = torch.zeros_like(tree.tokens[:, 0]), tree.last
-        if self.rows == "all":
-            return torch.arange(tree.size, device=first.device).repeat(len(first), 1)
+        if self.rows in ("all", "mean"):
+            every = torch.arange(tree.size, device=first.device).repeat(len(first), 1)
+            return every if self.rows == "all" else every.where(tree.parent != PAD, last[:, None])
         return torch.stack({"first": [first], "last": [last], "ends": [first, last]}[self.rows or "ends"], 1)
 
 
@@ -106,6 +107,8 @@ class _Pass:
         end, most = self.begin[b] + 1, max(self.begin) + 1
         columns = len(self.cache.read(layer, b)[0]) if self.taps.split else 1
         mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
+        if self.taps.rows == "mean":
+            mean = mean.mean(0, keepdim=True)
         if layer not in self.taps.scores:
             shape = (len(self.begin), *mean.shape[:2], most)
             self.taps.scores[layer] = mean.new_full(shape, float("-inf"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, KVView, Taps
-from longdraft.ops import Segment
+from longdraft.ops import Segment, take
 
 
 @dataclass
@@ -36,7 +36,7 @@ class View:
         if (layer, b) not in self._compact:
             slots = self.picks[0 if self.layers is None else self.layers[layer], b]
             slots = slots[..., (slots if slots.dim() == 1 else slots[0]) >= 0]
-            self._compact[layer, b] = (_picked(k, slots), _picked(v, slots)) if slots.shape[-1] else None
+            self._compact[layer, b] = (take(k, slots), take(v, slots)) if slots.shape[-1] else None
         return self._compact[layer, b]
 
     def segments(
@@ -46,13 +46,6 @@ class View:
         at, picked = self._since[b], self.compact(layer, b, k, v)
         tail = Segment(k[:, at:end], v[:, at:end], visible)
         return [tail] if picked is None else [Segment(*picked), tail]
-
-
-def _picked(x: Tensor, slots: Tensor) -> Tensor:
-    """x [K,S,D] at slots [P], or [K,P] of each head -> [K,P,D]."""
-    if slots.dim() == 1:
-        return x.index_select(1, slots)
-    return x.gather(1, slots[..., None].expand(len(x), -1, x.shape[-1]))
 
 
 class Policy:

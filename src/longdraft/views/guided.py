@@ -6,21 +6,25 @@ from torch import Tensor, minimum, stack
 
 from longdraft.cache import KVCache
 from longdraft.model import Taps
+from longdraft.ops import choose
 from longdraft.views.base import Policy, View, budget_of, pad_rows
+
+SHARE = 0.25  # of its score, what a place lends to each of those that follow it (measured: docs/log.md)
 
 
 class Guided(Policy):
-    """Slots 0..root ranked by the verify pass's first and last query rows, one choice per layer (Vegas sec. 3).
+    """Slots 0..root ranked by the verify pass's own queries, one choice per layer (Vegas sec. 3).
 
-    Scores are means over the rows and all query heads; what came after the root stays visible. The first choice is
-    guided by the last prompt token's row. recent: so many places of the budget go to the latest slots, whatever their
-    score (at most half; the paper has 0).
+    Scores are means over query rows and heads; what came after the root stays visible. The first choice is guided by
+    the last prompt token's row. rows: "ends" are the first and the last, as in the paper; "mean" is the mean of all.
+    reach: a place lends part of its score to so many places after it, since what a text repeats is read on, one place
+    a token, while a draft goes on (0 in the paper).
     """
 
     def __init__(
-        self, ratio: float = 0.07, floor: int = 256, score: str = "logits", rows: str = "ends", recent: int = 0
+        self, ratio: float = 0.07, floor: int = 256, score: str = "weights", rows: str = "mean", reach: int = 8
     ):
-        self.ratio, self.floor, self.score, self.rows, self.recent = ratio, floor, score, rows, recent
+        self.ratio, self.floor, self.score, self.rows, self.reach = ratio, floor, score, rows, reach
         self._view: View | None = None
 
     def wants(self) -> Taps:
@@ -32,17 +36,16 @@ class Guided(Policy):
             self._view = self._choose(taps.scores, minimum(taps.covered, cache.length).tolist())
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
-        """scores {layer: [B,R,1,S]}, covered: slots scored per row -> picks by topk, unsorted (order means nothing)."""
-        table = stack([s.mean((1, 2)) for s in scores.values()])
+        """scores {layer: [B,R,1,S]}, covered: slots scored per row -> the picks of each."""
+        first = next(iter(scores.values()))
+        table = stack([s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()])
         rows, since = [], []
         for b, n in enumerate(covered):
             budget = budget_of(n, self.ratio, self.floor)
             everything = budget >= n
-            recent = min(self.recent, budget // 2)
-            ranked = table[:, b, : n - recent]
-            rows.append(ranked.topk(0 if everything else budget - recent, sorted=False).indices)
-            since.append(0 if everything else n - recent)
-        return pad_rows(rows, since, table.device, {layer: i for i, layer in enumerate(scores)})
+            rows.append(choose(table[:, b, :n], 0 if everything else budget, self.reach, SHARE))
+            since.append(0 if everything else n)
+        return pad_rows(rows, since, first.device, {layer: i for i, layer in enumerate(scores)})
 
     def view(self, cache: KVCache) -> View | None:
         return self._view

@@ -1,6 +1,6 @@
 """The native kernels, if the package was built with a C++ compiler: plain C functions over pointers, loaded once.
 
-Two builds of one source lie side by side; the processor decides which is loaded. Without either, torch serves.
+Builds of one source lie side by side; the processor decides which is loaded. Without any, torch serves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-BUILDS = {"AVX512": "_avx512", "AVX2": "_avx2"}  # torch's name of the processor's best -> our file
+BUILDS = {"AVX512": ["_amx", "_avx512"], "AVX2": ["_avx2"]}  # torch's name of the processor's best -> ours, best first
 
 
 class Linear(ctypes.Structure):
@@ -40,18 +40,26 @@ class Pass(ctypes.Structure):
     _fields_ += [(n, ctypes.c_void_p) for n in ("tokens", "depth", "length", "position", "mask")]
     _fields_ += [("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p))]
     _fields_ += [("slots", ctypes.c_int64), ("since", ctypes.c_void_p), ("picks", ctypes.POINTER(Picked))]
-    _fields_ += [("keep", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("kept", "weights", "split", "most")]
+    _fields_ += [("keep", ctypes.c_void_p)]
+    _fields_ += [(n, ctypes.c_int64) for n in ("kept", "weights", "split", "pooled", "most")]
     _fields_ += [("scores", ctypes.c_void_p), ("hidden", ctypes.c_void_p), ("hiddens", ctypes.c_int64)]
     _fields_ += [("states", ctypes.c_void_p), ("logits", ctypes.c_void_p)]
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The build for this processor, or None. LONGDRAFT_NATIVE=0 turns it off, =avx2 asks for that one."""
+    """The best build that this processor runs, or None. LONGDRAFT_NATIVE=0: none; =amx, =avx512, =avx2: that one."""
     wish = os.environ.get("LONGDRAFT_NATIVE", "")
-    kind = "_avx2" if wish == "avx2" else BUILDS.get(torch.backends.cpu.get_cpu_capability())
-    found = [] if wish == "0" or kind is None else sorted(Path(__file__).parent.glob(f"{kind}.*so"))
-    if not found:
+    if wish == "0":
+        return None
+    kinds = [f"_{wish}"] if wish else BUILDS.get(torch.backends.cpu.get_cpu_capability(), [])
+    return next((lib for kind in kinds if (lib := opened(kind)) is not None), None)
+
+
+def opened(kind: str) -> ctypes.CDLL | None:
+    """That build, or None where it is missing, of another version, or cannot run here."""
+    found = sorted(Path(__file__).parent.glob(f"{kind}.*so"))
+    if not found or (kind == "_amx" and not torch.cpu._is_amx_tile_supported()):
         return None
     try:
         lib = ctypes.CDLL(str(found[0]))  # its OpenMP is torch's own, already in the process
@@ -59,9 +67,13 @@ def library() -> ctypes.CDLL | None:
         return None
     sizes = [ctypes.sizeof(x) for x in (Model, Layer, Pass)]
     layout = getattr(lib, "longdraft_layout", None)
-    if layout is None or layout() != sizes[0] * 1000000 + sizes[1] * 1000 + sizes[2]:
-        return None  # built from another version of the sources
+    if layout is None or layout() != sizes[0] * 1000000 + sizes[1] * 1000 + sizes[2] or not lib.longdraft_usable():
+        return None
     lib.longdraft_new.restype = ctypes.c_void_p
     lib.longdraft_free.argtypes = [ctypes.c_void_p]
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    lib.longdraft_choose.argtypes = [pointer, *[number] * 4, ctypes.c_float, number, pointer]
+    lib.longdraft_choose.restype = lib.longdraft_take.restype = None
+    lib.longdraft_take.argtypes = [pointer, *[number] * 3, pointer, *[number] * 2, pointer]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
     return lib

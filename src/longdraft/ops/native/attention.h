@@ -6,7 +6,7 @@
 #include "simd.h"
 
 constexpr int64_t BLOCK = 1024;  // slots of one unit of work: a multiple of it starts every block, whoever computes it
-constexpr int64_t CHUNK = 128;   // keys whose scores are held at once
+constexpr int64_t CHUNK = 256;   // keys whose scores are held at once
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 // What a block must know of its query rows: R rows of q [R,D] (scaled already), W nodes a head.
@@ -39,9 +39,12 @@ static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, in
     }
 }
 
-// Ask for memory that the next chunk will read: the processor's own guess ends at every page.
+static inline float* aligned(float* p) { return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t(63)); }
+
+// Ask for memory that the next chunk will read: the processor's own guess ends at every page. Into the second cache:
+// the first would hold neither it nor as many requests at once.
 static inline void ahead(const void* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
 }
 
 // Scores of sixteen keys kf [16,D] for one query row.
@@ -76,54 +79,84 @@ static inline void mix(const float* p, const float* keep, const E* v, int64_t n,
         for (int i = 0; i < ND; i++) store(o + (r * ND + i) * 16, acc[r][i]);
 }
 
-// One block: n keys k, v [n,D] at slots first and on (first < 0: picked keys, which every row sees).
-// logits, if given, receives each row's scores: logits[r] + j, or null for rows nobody asked for.
+// The products of one chunk with vector instructions, in float whatever the keys are.
 template <typename E, int ND>
-static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, float* const* logits,
-                         std::vector<float>& work) {
-    constexpr int D = 16 * ND, RB = ND <= 4 ? 4 : ND <= 8 ? 2 : 1;
-    const int64_t R = x.R;
-    work.resize(R * (CHUNK + 1) + 16 * D);
-    float *s = work.data(), *keep = s + R * CHUNK, *kf = keep + R;
-    for (int64_t r = 0; r < R; r++) out.m[r] = NONE, out.l[r] = 0;
-    std::memset(out.o, 0, sizeof(float) * R * D);
-    for (int64_t c = 0; c < n; c += CHUNK) {
-        const int64_t len = n - c < CHUNK ? n - c : CHUNK;
-        for (int64_t j = 0; j < len; j += 16) {
+struct Vectors {
+    static constexpr int D = 16 * ND, RB = ND <= 4 ? 4 : ND <= 8 ? 2 : 1;
+    struct Setup {  // what a thread must do before and after
+        explicit Setup(int64_t) {}
+        ~Setup() {}
+    };
+    static int64_t room(int64_t) { return 16 * D; }
+    const float* q;
+    int64_t R;
+    float* kf;
+    Vectors(const Queries& x, float* work) : q(x.q), R(x.R), kf(work) {}
+
+    // s [R,CHUNK] = q k^T for n keys; columns up to the next multiple of sixteen are written too.
+    void scores(const E* k, int64_t n, float* s) {
+        for (int64_t j = 0; j < n; j += 16) {
             for (int64_t i = 0; i < 16; i++) {
-                const E* key = k + (c + (j + i < len ? j + i : len - 1)) * D;
+                const E* key = k + (j + i < n ? j + i : n - 1) * D;
                 ahead(key + CHUNK * D, D * sizeof(E));
                 for (int d = 0; d < ND; d++) store(kf + i * D + 16 * d, load(key + 16 * d));
             }
-            for (int64_t r = 0; r < R; r++) store(s + r * CHUNK + j, score16<ND>(x.q + r * D, kf));
+            for (int64_t r = 0; r < R; r++) store(s + r * CHUNK + j, score16<ND>(q + r * D, kf));
         }
-        const int64_t padded = (len + 15) / 16 * 16;
+    }
+
+    // o [R,D] = o * keep + p v for n values; p [R,CHUNK].
+    void values(const float* p, const float* keep, const E* v, int64_t n, float* o) {
+        int64_t r = 0;
+        for (; r + RB <= R; r += RB) mix<E, ND, RB>(p + r * CHUNK, keep + r, v, n, o + r * D);
+        for (; r < R; r++) mix<E, ND, 1>(p + r * CHUNK, keep + r, v, n, o + r * D);
+    }
+};
+
+// One row's scores of a chunk -> its weights, relative to the row's new maximum; -> what the old output is worth.
+static inline float soften(float* row, int64_t padded, float& max, float& total) {
+    v16 top = load(row);
+    for (int64_t j = 16; j < padded; j += 16) top = vmax(top, load(row + j));
+    const float m = std::fmax(max, most(top));
+    if (m == NONE) {
+        std::memset(row, 0, sizeof(float) * padded);
+        return 1;
+    }
+    v16 add = splat(0);
+    for (int64_t j = 0; j < padded; j += 16) {
+        const v16 p = vexp(load(row + j) - m);
+        add += p;
+        store(row + j, p);
+    }
+    const float keep = std::exp(max - m);
+    total = total * keep + sum(add);
+    max = m;
+    return keep;
+}
+
+// One block: n keys k, v [n,D] at slots first and on (first < 0: picked keys, which every row sees).
+// logits, if given, receives each row's scores: logits[r] + j, or null for rows nobody asked for.
+template <typename E, int ND, typename Products>
+static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, float* const* logits,
+                         std::vector<float>& work) {
+    constexpr int D = 16 * ND;
+    const int64_t R = x.R;
+    work.resize(R * (CHUNK + 1) + Products::room(R) + 16);
+    float *s = aligned(work.data()), *keep = s + R * CHUNK + Products::room(R);
+    Products products(x, s + R * CHUNK);
+    for (int64_t r = 0; r < R; r++) out.m[r] = NONE, out.l[r] = 0;
+    std::memset(out.o, 0, sizeof(float) * R * D);
+    for (int64_t c = 0; c < n; c += CHUNK) {
+        const int64_t len = n - c < CHUNK ? n - c : CHUNK, padded = (len + 15) / 16 * 16;
         const bool masked = first >= 0 && (x.window || first + c + len > x.length);
+        products.scores(k + c * D, len, s);
         for (int64_t r = 0; r < R; r++) {
             float* row = s + r * CHUNK;
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
             if (masked) hide(row, x, r, first + c, len);
             if (logits && logits[r]) std::memcpy(logits[r] + c, row, sizeof(float) * len);
-            v16 top = load(row);
-            for (int64_t j = 16; j < padded; j += 16) top = vmax(top, load(row + j));
-            const float m = std::fmax(out.m[r], most(top));
-            if (m == NONE) {
-                std::memset(row, 0, sizeof(float) * padded);
-                keep[r] = 1;
-                continue;
-            }
-            v16 total = splat(0);
-            for (int64_t j = 0; j < padded; j += 16) {
-                const v16 p = vexp(load(row + j) - m);
-                total += p;
-                store(row + j, p);
-            }
-            keep[r] = std::exp(out.m[r] - m);
-            out.l[r] = out.l[r] * keep[r] + sum(total);
-            out.m[r] = m;
+            keep[r] = soften(row, padded, out.m[r], out.l[r]);
         }
-        int64_t r = 0;
-        for (; r + RB <= R; r += RB) mix<E, ND, RB>(s + r * CHUNK, keep + r, v + c * D, len, out.o + r * D);
-        for (; r < R; r++) mix<E, ND, 1>(s + r * CHUNK, keep + r, v + c * D, len, out.o + r * D);
+        products.values(s, keep, v + c * D, len, out.o);
     }
 }

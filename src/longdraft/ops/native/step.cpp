@@ -4,9 +4,20 @@
 // Weights and cache are float or bf16; everything between is float. Each row's sums run in an order that does not depend
 // on the number of rows, nodes or threads.
 #include <algorithm>
+#include <type_traits>
 
 #include "attention.h"
+#include "tiles.h"
 #include "types.h"
+
+// How a chunk's products are computed.
+#ifdef __AMX_BF16__
+template <typename E, int ND>
+using Products = std::conditional_t<sizeof(E) == 2 && ND % 2 == 0, Tiles<ND>, Vectors<E, ND>>;
+#else
+template <typename E, int ND>
+using Products = Vectors<E, ND>;
+#endif
 
 struct Work {
     std::vector<float> x, y, z, q, cs, m, l, o, lse, tap;
@@ -19,35 +30,70 @@ static void rms(const float* x, const float* w, int64_t n, float eps, float* out
     for (int64_t i = 0; i < n; i += 16) store(out + i, load(x + i) * s * load(w + i));
 }
 
-// y [T,out] (+)= x [T,in] W^T + b, sixteen outputs at a time; called inside the parallel region.
+// Sixteen outputs of every row: x [T,in] times w [16,in], in float; sink(t, sums) takes each row's.
 template <typename E>
-static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64_t out, float* y, bool add) {
-#pragma omp for schedule(static)
+struct VectorLinear {
+    const float* x;
+    int64_t T, in;
+    std::vector<float> wide;
+    VectorLinear(const float* x, int64_t T, int64_t in) : x(x), T(T), in(in), wide(T > 1 && sizeof(E) == 2 ? 16 * in : 0) {}
+
+    template <typename W, typename Sink>
+    void rows(const W* w, Sink sink) {
+        for (int64_t t = 0; t < T; t++) {
+            v16 acc[16];
+            for (int j = 0; j < 16; j++) acc[j] = splat(0);
+            for (int64_t i = 0; i < in; i += 16) {
+                const v16 a = load(x + t * in + i);
+                for (int j = 0; j < 16; j++) acc[j] += a * load(w + j * in + i);
+            }
+            sink(t, sums(acc));
+        }
+    }
+    template <typename Sink>
+    void block(const E* w, Sink sink) {
+        for (size_t i = 0; i < wide.size(); i += 16) store(wide.data() + i, load(w + i));
+        if (wide.size())
+            rows(wide.data(), sink);
+        else
+            rows(w, sink);
+    }
+};
+
+#ifdef __AMX_BF16__
+// The same with tiles: x is rounded to bf16.
+struct TileLinear {
+    int64_t T, in;
+    std::vector<float> room;
+    float *packed, *sums;
+    Shapes shapes;
+    TileLinear(const float* x, int64_t T, int64_t in) : T(T), in(in), room((T + TILE - 1) / TILE * TILE * in / 2 + TILE * TILE + 16), shapes(T) {
+        sums = aligned(room.data()), packed = sums + TILE * TILE;
+        pack(x, T, in, packed);
+    }
+    template <typename Sink>
+    void block(const bf16* w, Sink sink) {
+        ahead(w + 16 * in, 16 * in * sizeof(bf16));
+        for (int64_t t = 0; t < T; t += TILE) {
+            product(w, packed + t * in / 2, in);
+            _tile_stored(2, sums, T == 1 ? 4 : 64);
+            if (T == 1)
+                sink(0, load(sums));
+            else
+                for (int64_t r = t; r < T && r < t + TILE; r++) sink(r, strided(sums + r - t));
+        }
+    }
+};
+#endif
+
+// y [T,out] (+)= x [T,in] W^T + b, sixteen outputs at a time; called inside the parallel region, without a barrier after.
+template <typename E, typename How>
+static void outputs(const Linear& f, How how, int64_t in, int64_t out, float* y, bool add) {
+#pragma omp for schedule(static) nowait
     for (int64_t block = 0; block < (out + 15) / 16; block++) {
         const int64_t at = std::min(block * 16, out - 16);
         const int64_t done = block * 16 - at;  // outputs of the last block that the one before has written
-        const E* w = static_cast<const E*>(f.w) + at * in;
-        static thread_local std::vector<float> wide;
-        const bool reuse = T > 1 && sizeof(E) == 2;
-        if (reuse) {
-            wide.resize(16 * in);
-            for (int64_t i = 0; i < 16 * in; i += 16) store(wide.data() + i, load(w + i));
-        }
-        for (int64_t t = 0; t < T; t++) {
-            v16 acc[16];
-            const float* row = x + t * in;
-            for (int j = 0; j < 16; j++) acc[j] = splat(0);
-            if (reuse)
-                for (int64_t i = 0; i < in; i += 16) {
-                    const v16 a = load(row + i);
-                    for (int j = 0; j < 16; j++) acc[j] += a * load(wide.data() + j * in + i);
-                }
-            else
-                for (int64_t i = 0; i < in; i += 16) {
-                    const v16 a = load(row + i);
-                    for (int j = 0; j < 16; j++) acc[j] += a * load(w + j * in + i);
-                }
-            v16 r = sums(acc);
+        how.block(static_cast<const E*>(f.w) + at * in, [&](int64_t t, v16 r) {
             if (f.b) r += load(f.b + at);
             float* to = y + t * out + at;
             if (add) {
@@ -55,8 +101,17 @@ static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64
             } else {
                 store(to, r);
             }
-        }
+        });
     }
+}
+
+template <typename E>
+static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64_t out, float* y, bool add) {
+#ifdef __AMX_BF16__
+    if constexpr (sizeof(E) == 2)
+        if (in % 32 == 0) return outputs<E>(f, TileLinear(x, T, in), in, out, y, add);
+#endif
+    outputs<E>(f, VectorLinear<E>(x, T, in), in, out, y, add);
 }
 
 // One head of q or k: norm, then rotation. cs: cos [D/2] then sin [D/2].
@@ -83,6 +138,7 @@ template <typename E, int ND>
 static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest) {
     const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = p.start + W;
     const bool tap = p.kept && !m.layer[layer].window;
+    const typename Products<E, ND>::Setup setup(R);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = 0; unit < p.rows * K * widest; unit++) {
         static thread_local std::vector<float> work;
@@ -97,7 +153,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         if (i < picked) {
             const Picked& from = p.picks[layer * p.rows + b];
             const int64_t lo = i * BLOCK, n = std::min(BLOCK, from.n - lo), skip = (h * from.n + lo) * D;
-            attend_block<E, ND>(x, static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, part, nullptr, work);
+            attend_block<E, ND, Products<E, ND>>(x, static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, part, nullptr, work);
             continue;
         }
         const int64_t since = p.picks && !x.window ? p.since[b] : 0, end = p.length[b] + size;
@@ -111,7 +167,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
                     logits[g * W + node] = &t.tap[((b * m.heads + h * G + g) * W + node) * (p.most + size) + lo];
                 }
         const int64_t skip = ((b * K + h) * p.slots + lo) * D;
-        attend_block<E, ND>(x, static_cast<const E*>(p.k[layer]) + skip, static_cast<const E*>(p.v[layer]) + skip, hi - lo, lo, part,
+        attend_block<E, ND, Products<E, ND>>(x, static_cast<const E*>(p.k[layer]) + skip, static_cast<const E*>(p.v[layer]) + skip, hi - lo, lo, part,
                             tap ? logits.data() : nullptr, work);
     }
 }
@@ -140,32 +196,29 @@ static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
     }
 }
 
-// Means over heads (all, or those of a key head) of the kept nodes' scores on slots 0..root.
+// Means over heads (all, or those of a key head), and rows if pooled, of the kept nodes' scores on slots 0..root.
 static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
-    const int64_t stride = p.most + p.start + p.nodes, parts = 64;
+    const int64_t stride = p.most + p.start + p.nodes, parts = 64, rows = p.pooled ? 1 : p.kept, each = p.kept / rows;
     const int64_t columns = p.split ? m.heads / m.groups : 1, heads = m.heads / columns;
 #pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < p.rows * p.kept * columns * parts; unit++) {
-        const int64_t part = unit % parts, c = unit / parts % columns, r = unit / parts / columns % p.kept;
-        const int64_t b = unit / parts / columns / p.kept, node = p.keep[p.kept * b + r], n = p.length[b] + 1;
-        const int64_t lo = n * part / parts, hi = n * (part + 1) / parts;
-        float* out = p.scores + (((layer * p.rows + b) * p.kept + r) * columns + c) * p.most;
-        for (int64_t s = lo; s < hi; s++) out[s] = 0;
-        for (int64_t h = c * heads; h < (c + 1) * heads; h++) {
-            const float* from = &t.tap[((b * m.heads + h) * p.nodes + node) * stride];
-            const float lse = t.lse[(b * m.heads + h) * p.nodes + node];
-            if (p.weights)
-                for (int64_t s = lo; s < hi; s += 16) {
-                    float few[16];  // the last slots may be fewer than sixteen
-                    const int64_t n = std::min<int64_t>(16, hi - s);
-                    std::memcpy(few, from + s, sizeof(float) * n);
-                    store(few, vexp(load(few) - lse));
-                    for (int64_t i = 0; i < n; i++) out[s + i] += few[i];
+    for (int64_t unit = 0; unit < p.rows * rows * columns * parts; unit++) {
+        const int64_t part = unit % parts, c = unit / parts % columns, r = unit / parts / columns % rows;
+        const int64_t b = unit / parts / columns / rows, n = p.length[b] + 1, lo = n * part / parts, hi = n * (part + 1) / parts;
+        float* out = p.scores + (((layer * p.rows + b) * rows + r) * columns + c) * p.most;
+        for (int64_t s = lo; s < hi; s += 16) {
+            v16 total = splat(0);
+            for (int64_t h = c * heads; h < (c + 1) * heads; h++)
+                for (int64_t i = r * each; i < (r + 1) * each; i++) {
+                    const int64_t row = (b * m.heads + h) * p.nodes + p.keep[p.kept * b + i];
+                    const v16 x = load(&t.tap[row * stride + s]);  // a row's end is followed by another's begin, or by slack
+                    total += p.weights ? vexp(x - t.lse[row]) : x;
                 }
+            total /= splat(heads * each);
+            if (s + 16 <= hi)
+                store(out + s, total);
             else
-                for (int64_t s = lo; s < hi; s++) out[s] += from[s];
+                std::memcpy(out + s, &total, sizeof(float) * (hi - s));
         }
-        for (int64_t s = lo; s < hi; s++) out[s] /= heads;
     }
 }
 
@@ -191,7 +244,7 @@ static void run(const Model& m, const Pass& p, Work& t) {
     t.x.resize(T * d), t.y.resize(T * std::max({H * D + 2 * kv, 2 * m.mlp, d})), t.z.resize(T * std::max(d, H * D));
     t.q.resize(T * H * D), t.cs.resize(T * D), t.lse.resize(T * H);
     t.m.resize(parts), t.l.resize(parts), t.o.resize(parts * D);
-    if (p.kept) t.tap.resize(p.rows * H * W * (p.most + p.start + W));
+    if (p.kept) t.tap.resize(p.rows * H * W * (p.most + p.start + W) + 16);
     float *x = t.x.data(), *z = t.z.data(), *q = t.y.data(), *k = q + T * H * D, *v = k + T * kv, *up = q + T * m.mlp;
 #pragma omp parallel
     {
@@ -211,6 +264,7 @@ static void run(const Model& m, const Pass& p, Work& t) {
             linear<E>(f.q, z, T, d, H * D, q, false);
             linear<E>(f.k, z, T, d, kv, k, false);
             linear<E>(f.v, z, T, d, kv, v, false);
+#pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t unit = 0; unit < T * (H + K); unit++) {
                 const int64_t i = unit / (H + K), h = unit % (H + K), b = i / W, w = i % W;
@@ -232,16 +286,19 @@ static void run(const Model& m, const Pass& p, Work& t) {
             gather(m, p, layer, t, widest, z);
             if (p.kept && !f.window) reduce(m, p, layer, t);
             linear<E>(f.o, z, T, H * D, d, x, true);
+#pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm2, d, m.eps, z + i * d);
             linear<E>(f.gate, z, T, d, m.mlp, q, false);
             linear<E>(f.up, z, T, d, m.mlp, up, false);
+#pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < T * m.mlp; i += 16) {
                 const v16 a = load(q + i);
                 store(q + i, a / (vexp(-a) + 1.0f) * load(up + i));
             }
             linear<E>(f.down, q, T, m.mlp, d, x, true);
+#pragma omp barrier
         }
         show(p, m.layers, x, T * d);
 #pragma omp for schedule(static)
@@ -264,6 +321,14 @@ static int pick(const Model& m, const Pass& p, Work& t) {
 }
 
 extern "C" {
+// 0 where this build cannot run in this process.
+int longdraft_usable() {
+#ifdef __AMX_BF16__
+    return tiles_granted();
+#else
+    return 1;
+#endif
+}
 // A build of another version lays its structures out differently: the caller compares before it uses them.
 int64_t longdraft_layout() { return sizeof(Model) * 1000000 + sizeof(Layer) * 1000 + sizeof(Pass); }
 Work* longdraft_new() { return new Work; }

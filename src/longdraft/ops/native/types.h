@@ -39,8 +39,9 @@ struct Pass {
     const int64_t* since;                   // [B], or null: everything is seen
     const Picked* picks;                    // [layers,B], or null
     const int64_t* keep;                    // [B,kept]: query nodes whose scores are wanted
-    int64_t kept, weights, split, most;     // how many (0: none); weights, not logits; one score a key head; slots a row
-    float* scores;                          // [layers,B,kept,split ? K : 1,most]: means over the heads
+    int64_t kept, weights, split, pooled;   // how many (0: none); weights, not logits; one score a key head; a mean of rows
+    int64_t most;                           // slots of a row of scores
+    float* scores;                          // [layers,B,pooled ? 1 : kept,split ? K : 1,most]: means over the heads
     const int64_t* hidden;                  // [hiddens] layers: the residual stream after so many of them
     int64_t hiddens;
     float* states;                          // [hiddens,B,W,d]
