@@ -5,7 +5,7 @@ A plant replaces something for the length of a test; test_broken.py says which c
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from pytest import MonkeyPatch
 
 from longdraft import verify
 from longdraft.cache import KVCache
-from longdraft.drafters import SelfDrafter
+from longdraft.drafters import Hierarchical, SelfDrafter
 from longdraft.model import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.sampling import Sampler
@@ -22,7 +22,12 @@ from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
 from longdraft.views import View
 
-CAUGHT: dict[str, list[str]] = {}  # fault: checks that failed, filled by test_broken.py for the table of the run
+CAUGHT: dict[str, list[str]] = {}  # fault: checks that failed, filled by the tests for the table at the end of a run
+
+
+def caught(fault: str, check: str) -> None:
+    """Note that a check failed as it should."""
+    CAUGHT.setdefault(fault, []).append(check)
 
 
 # Verifiers -----------------------------------------------------------------------------------------------------------
@@ -48,6 +53,15 @@ def per_path_draws(tree: Tree, logits, seqs: Sequences) -> Verdict:
                 best = (path[: good + 1], drawn[: good + 1])
         rows.append(best)
     return verdict_of(rows)
+
+
+def unverified(tree: Tree, logits, seqs: Sequences) -> Verdict:
+    """A drafted chain is said as it is, and only the token after it is the target's own: what a level verified under a
+    view counts as verified."""
+    steps = torch.arange(tree.size)
+    said = seqs.sampler.scores(logits, tree, seqs).argmax(-1)
+    emitted = torch.where(steps < tree.last[:, None], tree.tokens.roll(-1, 1), said)
+    return Verdict(steps.expand_as(emitted), tree.last + 1, emitted)
 
 
 def verdict_of(rows: list[tuple[list[int], list[int]]]) -> Verdict:
@@ -183,6 +197,42 @@ def corrupting_draft(mp: MonkeyPatch) -> None:
             return good(self, tree, seqs)
 
     mp.setattr(SelfDrafter, "grow", grow)
+
+
+def middle_stays(mp: MonkeyPatch) -> None:
+    """What the middle level committed to the target's cache is not taken back."""
+    good = Hierarchical.grow
+
+    def grow(self, tree, seqs):
+        with MonkeyPatch.context() as inside:
+            inside.setattr(KVCache, "rollback", lambda cache: nullcontext())
+            return good(self, tree, seqs)
+
+    mp.setattr(Hierarchical, "grow", grow)
+
+
+def middle_keys_stay(mp: MonkeyPatch) -> None:
+    """Accepted tokens keep the keys that the middle level computed, under its view, in place of the verification's."""
+    grow, observe = Hierarchical.grow, Hierarchical.observe
+
+    def growing(self, tree, seqs):
+        drafted, cache = grow(self, tree, seqs), seqs.cache
+        ends = cache.length + drafted.last  # of the drafts, the deepest never ran
+        self.old = [
+            (x, slice(n, end), x[:, n:end].clone())
+            for layer in cache.layers
+            for b, (n, end) in enumerate(zip(cache.length.tolist(), ends.tolist(), strict=True))
+            for x in cache.read(layer, b)
+        ]
+        return drafted
+
+    def observing(self, seqs, tree, verdict, taps):
+        for x, slots, old in getattr(self, "old", ()):
+            x[:, slots] = old  # those of refused drafts are scratch again
+        observe(self, seqs, tree, verdict, taps)
+
+    mp.setattr(Hierarchical, "grow", growing)
+    mp.setattr(Hierarchical, "observe", observing)
 
 
 def late_end(mp: MonkeyPatch) -> None:

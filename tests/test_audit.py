@@ -11,6 +11,8 @@ import tiny
 import torch
 from broken import plant_verifier, reject_with
 from checks import PENALTY
+from test_broken import APART, triforce
+from test_broken import PLANTED as EVERY
 
 from longdraft import InputError, Sampler, build, match
 from longdraft.bench.audit import WINDOW, Audit, Prompt, Way, ways, windows
@@ -18,6 +20,7 @@ from longdraft.bench.audit_log import AuditLog, sentences
 from longdraft.cli import main
 from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
 from longdraft.methods import METHODS
+from longdraft.model import LM
 from longdraft.parts import Parts
 from longdraft.verify import Verdict
 from longdraft.views import Full, Guided, SinkWindow
@@ -58,6 +61,7 @@ GOOD = {
     "full view": chain,
     "tree": tree,
     "levels": levels,
+    "triforce": triforce,
     "vegas": method("vegas", **SMALL),
     "lookup": method("lookup", n="1"),
     "sd": method("sd", gamma="3"),
@@ -86,6 +90,9 @@ PLANTED = {
     "length off by one after acceptance": (broken.length_off, chain, "llama"),
     "rollback leaves one slot": (broken.rollback_off, levels, "llama"),
     "draft overwrites committed slots": (broken.corrupting_draft, chain, "llama"),
+    "the middle level counts as verified (TriForce)": (plant_verifier("match", broken.unverified), triforce, "llama"),
+    "the middle level's slots stay committed (TriForce)": (broken.middle_stays, triforce, "llama"),
+    "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, triforce, "llama"),
     "noise by place in the batch": (broken.noise_by_place, chain, "llama"),
 }
 
@@ -95,7 +102,7 @@ def test_a_planted_fault_is_flagged(fault, monkeypatch):
     plant, make, model = PLANTED[fault]
     plant(monkeypatch)
     assert failures(audit(make, model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70, 31, 90))) > 0
-    broken.CAUGHT.setdefault(fault, []).append("audit")
+    broken.caught(fault, "audit")
 
 
 REJECTING = {
@@ -103,7 +110,23 @@ REJECTING = {
     "redraws from p, not the residual (TriForce)": "redraws from p",
     "q forced to 1": "q forced to 1",
     "q keeps a refused token": "q keeps a refused token",
+    "ratio test of a child that is no draw": "tests a child that is no draw",
+    "a coin of 0 accepts the impossible": "coin 0 accepts anything",
 }
+# What no comparison with plain decoding can show: who else must.
+UNSEEN = {
+    "end token inside a branch missed": "an audit decodes all its tokens, past every end token",
+    "view counts slots twice": "drafts are worse and the text is right",
+    "noise without position": "plain decoding has the same noise",
+    "noise of seed + position": "plain decoding has the same noise",
+    "top-k children tested as draws (LongSpec)": "drafts for reject, which an audit does not use",
+    "draft noise used by two rounds": "drafts for reject, which an audit does not use",
+}
+
+
+def test_every_fault_is_flagged_or_cannot_be_seen():
+    faults = {fault.split(" v ")[0] for fault in EVERY} | set(APART)
+    assert faults == set(PLANTED) | set(REJECTING) | set(UNSEEN)
 
 
 @pytest.mark.parametrize("fault", REJECTING)
@@ -112,7 +135,7 @@ def test_a_broken_rejection_is_flagged(fault, monkeypatch):
     twin = reject_with(REJECTING[fault])
     monkeypatch.setattr("longdraft.rounds.reject", twin)  # so that drafts keep their law
     assert failures(audit(chain, verify=twin)) > 0
-    broken.CAUGHT.setdefault(fault, []).append("audit")
+    broken.caught(fault, "audit")
 
 
 def failures(job: Audit) -> int:
@@ -128,6 +151,22 @@ def test_a_drafter_that_touches_the_prompts_keys_is_flagged_though_the_text_is_r
     runs = run(audit(lambda t: Scribbler()))
     assert all((r["tokens"], r["differences"], r["failures"]) == (N, 1, 1) for r in runs)
     assert "changed" in runs[0]["found"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "by", "seen"), [("float32", 0.01, True), ("float32", 1e-6, False), ("bfloat16", 0.01, False)]
+)
+def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_right(dtype, by, seen):
+    lm = LM(tiny.stock("llama", dtype=getattr(torch, dtype)))
+
+    class Scribbler(Drafter):
+        def observe(self, seqs, tree, verdict, taps):
+            if bool(seqs.done.all()):  # nothing reads it any more
+                seqs.cache.read(2, 0)[0][1, 72, 3] += by
+
+    [found] = run(Audit(lm, Scribbler, [Prompt("p", tiny.prompts(70)[0], N)], [Way(Sampler(1.0), 3)], 1e-3))
+    assert found["tokens"] == N and [d["position"] for d in found["found"]] == [None] * seen
+    assert all("not plain decoding's" in d["why"] for d in found["found"])
 
 
 def slips(places: set[int]):
@@ -206,6 +245,17 @@ def test_an_interrupted_audit_is_resumed(tmp_path):
     record = json.loads(out.read_text())
     assert record["complete"] and record["tokens"] == 4 * N and record["failures"] == 0
     assert "no failure" in sentences(record, 1e-3)[-1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"task": "bench"}', '{"task": "audit"}', '{"task": "audit", "runs": 3}']
+)
+def test_a_file_that_is_no_audit_is_left_alone(tmp_path, text):
+    out = tmp_path / "a.json"
+    out.write_text(text)
+    with pytest.raises(InputError, match="is no audit"):
+        AuditLog(out, {}, 4, True)
+    assert out.read_text() == text
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,14 @@ def test_records_say_what_was_measured(speed):
     assert all(r["equal"] and r["first_difference"] is None for r in records)
     assert {r["method"] for r in records} == {"plain", "vegas", "lookup", "hf-dynamic", "hf-static"}
     vegas = [r for r in records if r["method"] == "vegas"]
-    assert vegas[0]["options"] == {"gamma": 4, "ratio": 0.07, "floor": 8, "score": "weights", "recent": 0}
+    assert vegas[0]["options"] == {
+        "gamma": 4,
+        "ratio": 0.07,
+        "floor": 8,
+        "score": "weights",
+        "rows": "mean",
+        "reach": 8,
+    }
     assert vegas[0]["score"] == "weights"
     assert vegas[0]["new_tokens"] == [20, 20]
     assert len({json.dumps(r["token_ids"]) for r in records if r["context"] == 64}) == 1

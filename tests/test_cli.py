@@ -119,7 +119,7 @@ def test_one_row(record):
     found = record("--prompt-file", "a.txt", "-o", "gamma=3", "--max-new-tokens", "25")
     assert found.keys() >= KEYS
     assert found["method"] == "vegas"
-    assert found["options"] == {"gamma": 3, "ratio": 0.07, "floor": 256, "score": "weights", "recent": 0}
+    assert found["options"] == {"gamma": 3, "ratio": 0.07, "floor": 256, "score": "weights", "rows": "mean", "reach": 8}
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
     assert found["mean_acceptance_length"] == 4.0  # the budget covers the context, so every draft is right
     assert len(found["acceptance_per_position"]) == 3

@@ -15,7 +15,7 @@ from longdraft import InputError, Sampler, build
 from longdraft.cache import KVCache
 from longdraft.drafters import Eagle
 from longdraft.drafters.eagle import chosen
-from longdraft.drafters.eagle_block import EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.eagle_block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.model import LM, Taps
 from longdraft.tree import PAD, Tree
 
@@ -25,7 +25,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def features(lm: LM, block: EagleBlock, text: list[int]) -> torch.Tensor:
     """[1,N,d] of every token, from one pass over the text."""
-    layers = block.tapped(lm.config.num_hidden_layers, block.taps)
+    layers = block.tapped(lm.config.num_hidden_layers)
     taps = Taps(hidden=tuple(sorted(set(layers))))
     lm(Tree.chain(torch.tensor([text])), lm.new_cache(1, len(text)), taps=taps)
     return block.feature(lm, [taps.states[n] for n in layers])
@@ -197,9 +197,9 @@ def test_shapes_of_search(topk, levels, nodes):
 
 
 def test_layers_read():
-    assert EagleBlock.tapped(32, 3) == [2, 16, 29]
-    assert EagleBlock.tapped(32, 1) == [32]
-    assert EagleBlock.tapped(1, 3) == [1, 0, 0]
+    assert Eagle3Block.tapped(32) == [2, 16, 29]
+    assert Eagle3Block.tapped(1) == [1, 0, 0]
+    assert Eagle2Block.tapped(32) == [32]
 
 
 def test_random_blocks_repeat_and_bad_options_are_one_line():

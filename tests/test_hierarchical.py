@@ -51,9 +51,8 @@ def check_cache(lm: LM, cache: KVCache, tokens: list[list[int]]) -> None:
                 assert torch.allclose(found[:, :n], want[:, :n], atol=1e-4), f"row {b}, layer {layer}"
 
 
-@each_policy
-@each_model
-def test_caches_hold_the_text_after_every_round(model, policy):
+def check_caches(model: str = "llama", policy: Callable[[], Policy] = POLICIES["chunks"]) -> None:
+    """After every round the target's cache and the small model's hold what was said, and nothing of a middle level."""
     lm = tiny.target(model)
     inner = small(lm, Full())  # under a sparse view its own keys would be approximations, as published
     drafter = Hierarchical(lm, policy(), inner, 4)
@@ -67,6 +66,12 @@ def test_caches_hold_the_text_after_every_round(model, policy):
             check_cache(lm, seqs.cache, text)
             check_cache(inner.small, inner.cache, text)
     assert not bool(seqs.done.any())
+
+
+@each_policy
+@each_model
+def test_caches_hold_the_text_after_every_round(model, policy):
+    check_caches(model, policy)
 
 
 @each_policy

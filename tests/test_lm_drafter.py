@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
@@ -9,7 +10,7 @@ import tiny
 import torch
 from checks import PENALTY, SAMPLERS, SEED, check_eos, check_full_acceptance, check_lossless, close, plain
 
-from longdraft import InputError, Sampler, build, generate, reject, stream
+from longdraft import InputError, Sampler, build, generate, parts, reject, stream
 from longdraft.drafters import Drafter, LMDrafter, Lookup, Then
 from longdraft.drafters.lm import random_lm
 from longdraft.engine import prefill
@@ -158,6 +159,24 @@ def test_reject_with_another_padding(vocab, widths):
 def test_another_vocabulary_is_refused(vocab):
     with pytest.raises(InputError, match=f"vocabulary of {vocab} is not the target's of 96") as error:
         build("sd", tiny.target("llama"), {}, resized(vocab))
+    assert "\n" not in str(error.value)
+
+
+def test_a_fetched_tokenizer_is_compared_like_a_folders(monkeypatch, tmp_path):
+    """A target by Hub id has no folder of its own name."""
+    words = {"target": {"a": 0, "b": 1}, "same": {"a": 0, "b": 1, "pad": 2}, "other": {"a": 1, "b": 0}}
+    for name, vocab in words.items():
+        (tmp_path / name).write_text(json.dumps({"model": {"vocab": vocab}}))
+    models = {name: LM(tiny.stock("llama")) for name in [*words, "none"]}
+    for name, lm in models.items():
+        lm.hf.name_or_path = f"org/{name}"
+    where = lambda name, *a, **k: str(tmp_path / name.removeprefix("org/"))  # noqa: E731
+    monkeypatch.setattr(parts, "cached_file", where)
+    monkeypatch.setattr(parts, "load_lm", lambda name, *a: models[name])
+    for name in ("same", "none"):
+        assert parts.lm_from(name, models["target"]) is models[name]
+    with pytest.raises(InputError, match="token 0 is 'b' in the drafter other and 'a' in the target") as error:
+        parts.lm_from("other", models["target"])
     assert "\n" not in str(error.value)
 
 

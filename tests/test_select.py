@@ -51,4 +51,5 @@ def test_rows_are_copied_from_a_slice_of_a_longer_buffer(way, dtype, apart):
     slots = slots if apart else slots[0]
     each = slots if apart else slots.expand(3, -1)
     assert torch.equal(take(x, slots), torch.stack([x[h, each[h]] for h in range(3)]))
+    assert torch.equal(take(x, slots[:1]) if apart else take(x, slots[None]), take(x, each[0]))
     assert take(x, slots[..., :0]).shape == (3, 0, 24)

@@ -135,9 +135,10 @@ def test_a_longer_match_is_trusted_for_more_tokens():
     drafter = Suffix(nodes=6, factor=1.0)
     drafter.start(seqs)
     assert drafted(drafter, seqs) == [{(13,)}, {(15,), (15, 16), (15, 16, 17)}, set()]
-    drafter = Suffix(nodes=6, factor=99)
-    drafter.start(seqs)
-    assert [len(row) for row in drafted(drafter, seqs)] == [6, 6, 0]
+    for factor in (99, 1e308):
+        drafter = Suffix(nodes=6, factor=factor)
+        drafter.start(seqs)
+        assert [len(row) for row in drafted(drafter, seqs)] == [6, 6, 0]
 
 
 def test_branches_by_frequency():

@@ -65,23 +65,13 @@ def sd(target: LM, small: LM, gamma: int = 7) -> Drafter:
     return LMDrafter(small, Full(), [1] * gamma, target.vocab)
 
 
-def sd_sparse(
-    target: LM, small: LM, gamma: int = 7, budget: int = 256, chunk: int = 8, score: str = "obs_window"
-) -> Drafter:
-    """A small model drafts gamma tokens and sees `budget` slots of the prompt, the best chunks, and what came after."""
-    return budgetdraft(target, small, gamma, budget, chunk, score)
-
-
 def budgetdraft(
-    target: LM,
-    small: LM,
-    gamma: int = 7,
-    budget: int = 256,
-    chunk: int = 8,
-    score: str = "obs_window",
-    every: int = 0,
+    target: LM, small: LM, gamma: int = 7, budget: int = 256, chunk: int = 8, score: str = "obs_window", every: int = 0
 ) -> Drafter:
-    """As sd-sparse, with a small model trained to draft that way; picks anew every so many rounds (0: never)."""
+    """A small model drafts gamma tokens and sees `budget` slots of the prompt, the best chunks, and what came after.
+
+    every: picks anew every so many rounds (0: never).
+    """
     at_least(1, gamma=gamma, chunk=chunk)
     at_least(3 * chunk, budget=budget)
     at_least(0, every=every)
@@ -262,7 +252,7 @@ METHODS = {
     "suffix": Method(suffix, "SuffixDecoding (Oliaro et al. 2024)"),
     "recycle": Method(recycle, "Token Recycling (Luo et al. 2024)"),
     "sd": Method(sd, "speculative decoding (Leviathan et al. 2023)", needs="lm"),
-    "sd-sparse": Method(sd_sparse, "BudgetDraft's baseline (2026)", needs="lm"),
+    "sd-sparse": Method(budgetdraft, "BudgetDraft's baseline (2026): a small model not trained for it", needs="lm"),
     "budgetdraft": Method(budgetdraft, "BudgetDraft (2026)", needs="budget"),
     "magicdec-stream": Method(magicdec_stream, "MagicDec (Chen et al. 2024) with StreamingLLM (Xiao et al. 2023)"),
     "magicdec-snapkv": Method(magicdec_snapkv, "MagicDec (Chen et al. 2024) with SnapKV (Li et al. 2024)"),

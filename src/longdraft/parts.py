@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import cached_file
+
 from longdraft.drafters.eagle_block import random_eagle2, random_eagle3
 from longdraft.drafters.glide_block import random_glide
 from longdraft.drafters.heads import random_heads, random_medusa
@@ -43,9 +45,10 @@ def lm_from(folder: str, target: LM) -> LM:
 
 
 def _words(lm: LM) -> dict[int, str]:
-    """{id: token} of the tokenizer in a model's folder; nothing where there is none to compare."""
+    """{id: token} of the tokenizer in a model's folder, or fetched with it; nothing where there is none to compare."""
     try:
-        found = json.loads((Path(lm.hf.name_or_path) / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+        file = cached_file(lm.hf.name_or_path, "tokenizer.json", local_files_only=True)
+        found = json.loads(Path(str(file)).read_text(encoding="utf-8"))["model"]["vocab"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return {i: token for token, i in found.items()} if isinstance(found, dict) else {}

@@ -78,10 +78,8 @@ class Sequences:
         ends &= steps < count[:, None]
         count = torch.where(ends.any(1), ends.int().argmax(1) + 1, count).masked_fill(self.done, 0)
         self.cache.keep(verdict.path, count)
-        live = steps < count[:, None]
-        at = (self.length[:, None] + steps).clamp(max=self.tokens.shape[1] - 1)
-        rows = torch.arange(len(count), device=count.device)[:, None].expand_as(at)
-        self.tokens[rows[live], at[live]] = verdict.emitted[live]
+        for b, (at, n) in enumerate(zip(self.length.tolist(), count.tolist(), strict=True)):
+            self.tokens[b, at : at + n] = verdict.emitted[b, :n]
         self.length += count
         self.done = self.done | ends.any(1) | (self.length - self.prompt >= self.limit)
         return count

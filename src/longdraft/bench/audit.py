@@ -23,12 +23,15 @@ from longdraft.verify import Verdict, Verifier, match
 
 # Scores this close are a tie. In bfloat16 neighbouring numbers between 16 and 32, where logits lie, are 0.125 apart.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+ASTRAY = 1e-3  # of a layer's largest key or value in float32: a thousand times what rounding does
 WINDOW = 512  # new tokens per prompt at most, where the text has room for more prompts: long free-running text loops
 KEPT = 16  # best tokens of plain decoding whose scores are remembered
 
 
 @dataclass(frozen=True)
 class Prompt:
+    """Tokens of a text, and how many new ones are decoded after them."""
+
     name: str
     tokens: list[int]
     new: int
@@ -114,7 +117,7 @@ class Audit:
 
 @dataclass
 class Run:
-    """One prompt decoded one way: what was compared, and every difference."""
+    """One prompt decoded one way: `tokens` of `plain` were compared so far, and `found` has every difference."""
 
     prompt: Prompt
     index: int
@@ -198,6 +201,20 @@ class Passage:
         text, left = run.prompt.tokens + run.plain[:at], len(run.plain) - at
         return Sequences.of([text], left, cache, run.way.sampler, run.way.seed)
 
+    def _astray(self) -> bool:
+        """Whether the new tokens' keys and values are other than plain decoding's, beyond rounding.
+
+        Not asked in bfloat16, where rounding may choose another expert and with it other keys.
+        """
+        if self.audit.target.dtype != torch.float32:
+            return False
+        pairs = [
+            (x[:, self.begin : self.begin + old.shape[1]], old)
+            for layer, saved in self.keys.items()
+            for x, old in zip(self.runs.cache.read(layer, 0), saved, strict=True)
+        ]
+        return not all(bool((new - old).abs().max() <= ASTRAY * old.abs().max()) for new, old in pairs)
+
     def compare(self, run: Run, tick: Callable[[int], None]) -> None:
         """Decode both ways. After a tie the method goes on from plain decoding's text; a failure ends the run."""
         best = self._reference(run, tick)
@@ -207,9 +224,12 @@ class Passage:
                 break
             run.found.append(self._judge(run, *at, *best[at[0]]))
             run.tokens += 1
+        why = None
         if any(not torch.equal(a, b) for a, b in zip(self.sums, self._sums(), strict=True)):
-            self.damaged = True
-            why = "the prompt's keys and values were changed"
+            self.damaged, why = True, "the prompt's keys and values were changed"
+        elif not any(d["kind"] == "failure" for d in run.found) and self._astray():
+            why = "the new tokens' keys and values are not plain decoding's"
+        if why:
             run.found.append({"kind": "failure", "position": None, "why": why})
 
     def _walk(self, run: Run, tick: Callable[[int], None]) -> tuple[int, int | None] | None:

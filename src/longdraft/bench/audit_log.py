@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or found.get("task") != "audit":
+    if not isinstance(found, dict) or found.get("task") != "audit" or not isinstance(found.get("runs"), list):
         raise InputError(f"{path} is there and is no audit: give another --out")
     return found
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ import longdraft
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.ops import native
 
 TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # environment variables that change how fast things run
 
@@ -108,13 +110,20 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
     }
 
 
-def bandwidth(device: torch.device | str = "cpu", mib: int = 256, tries: int = 7) -> float:
-    """GB/s at which this machine reads memory: the best of several sums over a buffer that no cache holds."""
-    buffer = torch.ones(mib << 18, dtype=torch.float32, device=device)
+@cache
+def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: int = 7) -> float:
+    """GB/s at which this machine reads `size` bytes: the best of several. Measured once for each size.
+
+    Ask for what a step reads: of less memory, more is in the processor's own.
+    """
+    buffer, lib = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device), native.library()
     times = []
     for _ in range(tries):
         begin = perf_counter()
-        buffer.sum().item()
+        if buffer.is_cpu and lib is not None:
+            lib.longdraft_read(buffer.data_ptr(), buffer.numel() // 16)
+        else:
+            buffer.sum().item()
         times.append(perf_counter() - begin)
     return buffer.numel() * 4 / min(times) / 1e9
 

@@ -109,7 +109,7 @@ def outcome(stats: Stats, gamma: int) -> dict[str, Any]:
 
 def speed(job: Speed, target: LM, tokenizer: Any, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
     """Yields each record as it is written. `speedup` is over plain's median so far, and in the end over all of it."""
-    shared = record.provenance(target, job.seed) | {"bandwidth_gb_s": record.bandwidth(target.device)}
+    shared = record.provenance(target, job.seed)
     stock = Stock(target) if any(e.stock for e in job.entries) else None
     for text in job.texts:
         for context in job.contexts:
@@ -171,5 +171,6 @@ def _describe(
         middle = len(cell.ours.prompts[0]) + len(rows[0]) / 2
         size = record.bytes_per_step(cell.target, cell.ours.cache, middle, len(rows))
         rate = size * figures["tokens_per_s"] / len(rows) / 1e9
-        found |= {"bytes_per_step": size, "bandwidth_share": rate / shared["bandwidth_gb_s"]}
+        read = record.bandwidth(cell.target.device, size)
+        found |= {"bytes_per_step": size, "bandwidth_gb_s": read, "bandwidth_share": rate / read}
     return found

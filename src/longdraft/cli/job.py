@@ -171,8 +171,9 @@ def traffic(runs: Prefilled, plain: Run) -> dict[str, Any]:
     passes = max(map(len, plain.rows))
     if not passes:
         return {}
-    target, measured_gb_s = runs.target, bandwidth(runs.target.device)
+    target = runs.target
     lengths = [len(p) + len(r) / 2 for p, r in zip(runs.prompts, plain.rows, strict=True)]
     moved = bytes_per_step(target, runs.cache, sum(lengths) / len(lengths), len(lengths))
+    measured_gb_s = bandwidth(target.device, moved)
     share = moved / (plain.stats.decode_s / passes) / (measured_gb_s * 1e9)
     return {"bytes_per_step": moved, "bandwidth_gb_s": measured_gb_s, "bandwidth_share": share}

@@ -40,13 +40,13 @@ class Eagle(Drafter):
     def __init__(
         self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 2048
     ):
-        if len(block.d2t) < topk:
-            raise InputError(f"option topk is {topk}: the drafter knows {len(block.d2t)} tokens, so give that or fewer")
+        if block.known < topk:
+            raise InputError(f"option topk is {topk}: the drafter knows {block.known} tokens, so give that or fewer")
         if topk + levels * topk**2 > CANDIDATES:
             raise InputError(f"{topk} children of {topk} nodes a level, {levels} times: give a smaller topk or levels")
         self.target, self.block, self.reach = target, block, reach
         self.topk, self.levels, self.nodes = topk, levels, nodes
-        self.layers = block.tapped(target.config.num_hidden_layers, block.taps)
+        self.layers = block.tapped(target.config.num_hidden_layers)
 
     def wants(self) -> Taps:
         return Taps(hidden=tuple(sorted(set(self.layers))))

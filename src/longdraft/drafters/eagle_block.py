@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor, nn
 
@@ -9,76 +12,70 @@ from longdraft import ops
 from longdraft.cache import KVCache
 from longdraft.model import LM
 
+B = TypeVar("B", bound="EagleBlock")
 
-class EagleBlock(nn.Module):
+
+class EagleBlock(nn.Module, ABC):
     """Reads the feature of token t beside the embedding of token t+1; gives the feature of t+1 and scores of t+2.
 
-    taps 1 (EAGLE-2): the feature is the target's last state, normed; both are fused into the layer's input, and its
-    output is read by the target's own output matrix. taps 3 (EAGLE-3): states of three layers are fused into the
-    feature, normed beside the embedding before attention, and scored by an own head over `vocab` tokens; draft token i
-    is the target's token i + d2t[i].
+    The layer is that of a Llama: attention, then an MLP behind a norm. A kind says what a feature is, how it is mixed
+    with an embedding (`wide` is the width of what attention reads), and what reads the output. known: how many of the
+    target's tokens it can draft.
     """
 
-    d2t: Tensor
+    known: int
 
-    def __init__(self, config, taps: int = 3, vocab: int | None = None):
+    def __init__(self, config: Any, wide: int):
         super().__init__()
-        d, heads, self.taps = config.hidden_size, config.num_attention_heads, taps
+        d, heads = config.hidden_size, config.num_attention_heads
         self.kv = getattr(config, "num_key_value_heads", None) or heads
         self.dim = getattr(config, "head_dim", None) or d // heads
-        eps = getattr(config, "rms_norm_eps", 1e-6)
+        self.eps = getattr(config, "rms_norm_eps", 1e-6)
         ropes = getattr(config, "rope_parameters", None) or {}
         self.theta = float(ropes.get("rope_theta") or 10000.0)
-        self.fuse = nn.Linear(2 * d if taps == 1 else taps * d, d, bias=taps == 1)
-        wide = d if taps == 1 else 2 * d  # what attention reads
         self.q = nn.Linear(wide, heads * self.dim, bias=False)
         self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias=False) for _ in range(2))
         self.o = nn.Linear(heads * self.dim, d, bias=False)
-        inner = config.intermediate_size
-        self.gate, self.up, self.down = (
-            nn.Linear(d, inner, False),
-            nn.Linear(d, inner, False),
-            nn.Linear(inner, d, False),
-        )
-        self.norm_mlp = nn.RMSNorm(d, eps)
-        size = min(vocab or config.vocab_size, config.vocab_size) if taps == 3 else config.vocab_size
-        self.register_buffer("d2t", torch.zeros(size, dtype=torch.long))
-        if taps == 3:
-            self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, eps) for _ in range(3))
-            self.head = nn.Linear(d, size, bias=False)
+        self.gate, self.up = (nn.Linear(d, config.intermediate_size, bias=False) for _ in range(2))
+        self.down = nn.Linear(config.intermediate_size, d, bias=False)
+        self.norm_mlp = nn.RMSNorm(d, self.eps)
 
     @staticmethod
-    def tapped(layers: int, taps: int) -> list[int]:
-        """After how many layers the target's states are taken: before layers 2, L/2 and L-3, or the last state."""
-        return [layers] if taps == 1 else [min(2, layers), layers // 2, max(layers - 3, 0)]
+    @abstractmethod
+    def tapped(layers: int) -> list[int]:
+        """After how many of the target's layers its states are taken."""
 
+    @abstractmethod
     def feature(self, target: LM, states: list[Tensor]) -> Tensor:
         """The target's tapped states, [..,d] each -> what the layer reads [..,d]."""
-        kind = self.o.weight.dtype
-        if self.taps == 1:
-            return target.norm(states[0]).to(kind)
-        return self.fuse(torch.cat(states, -1).to(kind))
 
-    def forward(self, feature: Tensor, token: Tensor, position: Tensor, mask: Tensor, cache: KVCache, start: int):
+    @abstractmethod
+    def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """feature, token [B,W,d] -> the residual stream [B,W,d] and what attention reads [B,W,wide]."""
+
+    @abstractmethod
+    def scores(self, target: LM, output: Tensor) -> Tensor:
+        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf where the drafter has no such token."""
+
+    def forward(
+        self, feature: Tensor, token: Tensor, position: Tensor, mask: Tensor, cache: KVCache, start: int
+    ) -> Tensor:
         """feature, token [B,W,d] and position [B,W] of nodes start.. of scratch, mask [B,W,start+W] -> output [B,W,d].
 
         The output is the next feature and what `scores` reads. Keys and values go to scratch slots start and on.
         """
-        B, W, _ = feature.shape
-        if self.taps == 1:
-            residual = x = self.fuse(torch.cat([token, feature], -1))
-        else:
-            residual, x = feature, torch.cat([self.norm_token(token), self.norm_feature(feature)], -1)
-        q, k, v = (p(x).view(B, W, -1, self.dim).transpose(1, 2) for p in (self.q, self.k, self.v))
+        rows, W, _ = feature.shape
+        residual, x = self.mix(feature, token)
+        q, k, v = (p(x).view(rows, W, -1, self.dim).transpose(1, 2) for p in (self.q, self.k, self.v))
         q, k = self._rotate(q, position), self._rotate(k, position)
         begin = cache.length.tolist()
         cache.write(0, k, v, [n + start for n in begin])
-        rows = []
+        found = []
         for b, n in enumerate(begin):
             keys, values = (x[:, : n + start + W] for x in cache.read(0, b))
             segment = ops.Segment(keys, values, mask[b])
-            rows.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
-        x = residual + self.o(torch.stack(rows))
+            found.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
+        x = residual + self.o(torch.stack(found))
         y = self.norm_mlp(x)
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 
@@ -90,30 +87,78 @@ class EagleBlock(nn.Module):
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
+
+class Eagle2Block(EagleBlock):
+    """A feature is the target's last state, normed; the target's own output matrix reads the output (EAGLE sec. 3)."""
+
+    def __init__(self, config: Any):
+        d = config.hidden_size
+        super().__init__(config, d)
+        self.fuse, self.known = nn.Linear(2 * d, d), config.vocab_size
+
+    @staticmethod
+    def tapped(layers: int) -> list[int]:
+        return [layers]
+
+    def feature(self, target: LM, states: list[Tensor]) -> Tensor:
+        return target.norm(states[0]).to(self.o.weight.dtype)
+
+    def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fuse(torch.cat([token, feature], -1))
+        return x, x
+
     def scores(self, target: LM, output: Tensor) -> Tensor:
-        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf where the drafter has no such token."""
-        if self.taps == 1:
-            return target.project(output).float()
+        return target.project(output).float()
+
+
+class Eagle3Block(EagleBlock):
+    """A feature is made of states of three depths; an own head reads the output (EAGLE-3 sec. 3).
+
+    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i].
+    """
+
+    d2t: Tensor
+
+    def __init__(self, config: Any, vocab: int | None = None):
+        d = config.hidden_size
+        super().__init__(config, 2 * d)
+        self.fuse, self.known = nn.Linear(3 * d, d, bias=False), min(vocab or config.vocab_size, config.vocab_size)
+        self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, self.eps) for _ in range(3))
+        self.head = nn.Linear(d, self.known, bias=False)
+        self.register_buffer("d2t", torch.zeros(self.known, dtype=torch.long))
+
+    @staticmethod
+    def tapped(layers: int) -> list[int]:
+        """Before layers 2, L/2 and L-3."""
+        return [min(2, layers), layers // 2, max(layers - 3, 0)]
+
+    def feature(self, target: LM, states: list[Tensor]) -> Tensor:
+        return self.fuse(torch.cat(states, -1).to(self.o.weight.dtype))
+
+    def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        return feature, torch.cat([self.norm_token(token), self.norm_feature(feature)], -1)
+
+    def scores(self, target: LM, output: Tensor) -> Tensor:
         found = self.head(self.norm_out(output)).float()
         full = found.new_full((*found.shape[:-1], target.vocab), float("-inf"))
-        full[..., torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t] = found
+        full[..., torch.arange(self.known, device=found.device) + self.d2t] = found
         return full
 
 
-def random_eagle2(target: LM, seed: int) -> EagleBlock:
+def random_eagle2(target: LM, seed: int) -> Eagle2Block:
     """An untrained EAGLE-2 layer."""
-    return _filled(EagleBlock(target.config, taps=1), target, seed)
+    return _filled(Eagle2Block(target.config), target, seed)
 
 
-def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> EagleBlock:
+def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> Eagle3Block:
     """An untrained EAGLE-3 layer; where the target has more tokens than `vocab`, it drafts a random choice of them."""
-    block = EagleBlock(target.config, taps=3, vocab=vocab)
-    known = torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: len(block.d2t)].sort().values
-    block.d2t.copy_(known - torch.arange(len(known)))
+    block = Eagle3Block(target.config, vocab)
+    tokens = torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: block.known].sort().values
+    block.d2t.copy_(tokens - torch.arange(block.known))
     return _filled(block, target, seed)
 
 
-def _filled(block: EagleBlock, target: LM, seed: int) -> EagleBlock:
+def _filled(block: B, target: LM, seed: int) -> B:
     generator = torch.Generator().manual_seed(seed)
     for p in block.parameters():
         if p.dim() > 1:

@@ -21,7 +21,8 @@ class Hierarchical(Drafter):
     The middle level is the same round as the top's, on copies of the rows and inside a rollback of the target's cache
     (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless in itself, and the top level is as ever.
     The inner drafter is told of the middle's verdicts and never of the top's; its caches are taken back to what the top
-    has confirmed, and it catches up from there.
+    has confirmed, and it catches up from there. One that indexes the text itself would keep what the top refuses: worse
+    drafts, the same text.
     """
 
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):

@@ -36,9 +36,10 @@ def template(nodes: int) -> list[tuple[int, int]]:
 class Recycle(Drafter):
     """table [B,V,8]: the tokens that the last logits after each token ranked highest, best first (-1: none known yet).
 
-    Drafts fill a fixed template, breadth first: a node is its parent's entry of the template's rank. Every verified
-    node updates its token's entry, refused ones too; where a token stands at several nodes, an accepted one counts.
-    A token that was never verified holds what followed it in the prompt, latest first (published: nothing).
+    Drafts fill a fixed template, breadth first: a node is its parent's entry of the template's rank (Token Recycling
+    sec. 3). Every verified node updates its token's entry, refused ones too; where a token stands at several nodes, an
+    accepted one counts. A token that was never verified holds what followed it in the prompt, latest first (published:
+    nothing).
     """
 
     def __init__(self, nodes: int = 24):

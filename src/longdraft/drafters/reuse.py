@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from heapq import nlargest
 from math import log
@@ -25,19 +25,20 @@ class NGrams:
 
     def __init__(self, n: int, capacity: int):
         self.n, self.capacity = n, capacity
-        self.text: list[int] = []
+        self.size, self.tail = 0, deque[int](maxlen=n)  # of the text: how many tokens, and the last n
         self.seen: OrderedDict[Gram, tuple[int, int]] = OrderedDict()  # n-gram: count, end; the longest unseen first
         self.after: dict[int, set[Gram]] = {}  # n-grams by their first token
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            self.text.append(token)
-            if len(self.text) >= self.n:
-                self._add(tuple(self.text[-self.n :]))
+            self.size += 1
+            self.tail.append(token)
+            if self.size >= self.n:
+                self._add(tuple(self.tail))
 
     def _add(self, gram: Gram) -> None:
         count, _ = self.seen.pop(gram, (0, 0))
-        self.seen[gram] = count + 1, len(self.text)
+        self.seen[gram] = count + 1, self.size
         self.after.setdefault(gram[0], set()).add(gram)
         if len(self.seen) > self.capacity:
             old, _ = self.seen.popitem(last=False)
@@ -49,11 +50,12 @@ class NGrams:
     def best(self, key: int, k: int, seed: int | None = None) -> list[Gram]:
         """The k most frequent continuations of a token, best first; of equals the latest. seed: k draws without
         replacement by frequency instead, a function of the seed and of where the text stands."""
-        grams = sorted(self.after.get(key, ()), key=lambda g: self.seen[g][::-1])  # no two end at one place
+        known = self.after.get(key, ())
         if seed is None:
-            chosen = nlargest(k, grams, key=lambda g: self.seen[g])
+            chosen = nlargest(k, known, key=lambda g: self.seen[g])  # no two end at one place
         else:
-            noise = gumbel(torch.tensor([seed ^ DRAFT]), torch.tensor([[len(self.text)]]), len(grams)).view(-1).tolist()
+            grams = sorted(known, key=lambda g: self.seen[g][1])  # a set has no order to draw by
+            noise = gumbel(torch.tensor([seed ^ DRAFT]), torch.tensor([[self.size]]), len(grams)).view(-1).tolist()
             ranked = nlargest(k, zip(grams, noise, strict=True), key=lambda pair: log(self.seen[pair[0]][0]) + pair[1])
             chosen = [gram for gram, _ in ranked]
         return [gram[1:] for gram in chosen]
@@ -110,7 +112,7 @@ class Reuse(Drafter):
     def _catch_up(self, seqs: Sequences) -> None:
         lag = seqs.sampler.window if seqs.sampler.penalty != 1 else 0
         for b, row in enumerate(self.rows):
-            row.extend(seqs.tokens[b, len(row.text) : max(int(seqs.length[b]) - lag, 0)].tolist())
+            row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         deep = min(self.n - 1, seqs.room - self.below)

@@ -154,7 +154,7 @@ class Suffix(Drafter):
         state, length = index.repeated()
         if self.memory is not None and self.matched[b][1] > length:
             index, (state, length) = self.memory.index, self.matched[b]
-        nodes = min(self.nodes, ceil(self.factor * length))
+        nodes = ceil(min(self.nodes, self.factor * length))
         drafts = index.likely(state, nodes, room, self.floor) if nodes and room else []
         return _without_separators(drafts)
 

@@ -31,13 +31,13 @@ def choose(scores: Tensor, count: int, reach: int = 0, share: float = 0.0) -> Te
 
 
 def take(x: Tensor, slots: Tensor) -> Tensor:
-    """x [K,S,D] at slots [P], or [K,P] of each head -> [K,P,D]."""
+    """x [K,S,D] at slots [P], or [K|1,P] of each head -> [K,P,D]."""
     lib = native.library()
+    slots = (slots if slots.dim() == 1 else slots.expand(len(x), -1)).contiguous()
     if lib is None or not x.is_cpu or x.stride()[1:] != (x.shape[2], 1):
         if slots.dim() == 1:
             return x.index_select(1, slots)
         return x.gather(1, slots[..., None].expand(len(x), -1, x.shape[-1]))
-    slots = slots.contiguous()
     out = x.new_empty(len(x), slots.shape[-1], x.shape[-1])
     size = x.element_size()
     lib.longdraft_take(
