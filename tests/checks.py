@@ -299,6 +299,28 @@ def check_keep(tree: Tree, nodes: list[int], model: str = "llama") -> None:
     close(lm(root, cache), lm(root, want))
 
 
+@torch.no_grad()
+def check_rounds(rounds: list[tuple[Tree, list[list[int]], list[int]]], lengths: tuple, model: str = "llama") -> None:
+    """After passes over trees, of which `counts` nodes of a path were kept each time, the cache is a plain one."""
+    lm, text = tiny.target(model), [list(p) for p in tiny.prompts(*lengths)]
+    cache = lm.new_cache(len(text), 4)
+    for b, prompt in enumerate(text):
+        lm.prefill(prompt, cache.row(b))
+    for tree, paths, counts in rounds:
+        lm(tree, cache)
+        most = max(map(len, paths))
+        cache.keep(torch.tensor([p + [p[-1]] * (most - len(p)) for p in paths]), torch.tensor(counts))
+        for b, (path, count) in enumerate(zip(paths, counts, strict=True)):
+            text[b] += tree.tokens[b, path[:count]].tolist()
+    assert cache.length.tolist() == [len(t) for t in text]
+    for b, tokens in enumerate(text):
+        want = lm.new_cache(1, 4)
+        lm.prefill(tokens, want)
+        for layer in want.layers:
+            for mine, theirs in zip(cache.read(layer, b), want.read(layer, 0), strict=True):
+                close(mine[:, : len(tokens)], theirs[:, : len(tokens)])
+
+
 def check_branching_keep() -> None:
     check_keep(branching(2), [6, 5])
 

@@ -95,6 +95,18 @@ def test_keep_on_every_model(model):
     check_keep(branching(3), [6, 5, 0], model)
 
 
+@given(st.data(), st.sampled_from(["llama", "gpt-oss", "mistral-window"]), st.sampled_from([(9, 5), (1, 30), (24, 25)]))
+@settings(max_examples=25)
+def test_rounds_of_random_trees_and_acceptance_leave_what_plain_decoding_writes(data, model, lengths):
+    """Trees of the text so far, of which any branch is kept to any depth, none of it included."""
+    rounds = []
+    for tree in data.draw(st.lists(trees(), min_size=1, max_size=4)):
+        nodes = [data.draw(st.sampled_from([n for n, p in enumerate(r) if p != PAD])) for r in tree.parent.tolist()]
+        paths = [ancestors(parent, node) for parent, node in zip(tree.parent.tolist(), nodes, strict=True)]
+        rounds.append((tree, paths, [data.draw(st.integers(0, len(path))) for path in paths]))
+    checks.check_rounds(rounds, lengths, model)
+
+
 @given(trees())
 @settings(max_examples=15)
 def test_a_pass_over_any_tree_is_one_stock_pass_per_path(tree):
