@@ -6,19 +6,16 @@ out=${1:-runs/cpu.jsonl}
 export OMP_PROC_BIND=true
 bench() { longdraft bench --out "$out" "$@"; }
 
-# Acceptance on held-out text, greedy and sampled, beside the controls; fresh guidance, then that of a draft's own verification.
-views=vegas,magicdec-stream,random-picks,recents
+# Acceptance on held-out text, greedy and sampled, beside the controls; guidance is that of a draft's own verification.
+views=vegas,vegas@score=logits@rows=ends@reach=0,magicdec-stream,random-picks,recents
 for temperature in 0 1; do
-    bench --task anchored --methods "$views,vegas@score=weights" --text code,book --context 4096,8192 --anchors 400 --temperature "$temperature"
+    bench --task anchored --methods "$views" --text code,book --context 4096,8192 --anchors 200 --settle 1 --temperature "$temperature"
 done
-bench --task anchored --methods "$views" --text code,book --context 4096,8192 --anchors 400 --settle 1
 
-# Cost at a stated acceptance.
-bench --methods plain,vegas,magicdec-stream --accept 5.5 --context 4096,8192,16384,32768
+# Cost at a stated acceptance, and plain decoding beside Transformers' own.
+bench --methods plain,vegas,magicdec-stream --accept 5.5 --context 4096,8192,16384
+bench --methods plain,vegas,hf-static,hf-dynamic --accept 5.5 --context 32768 --max-new-tokens 96 --repeat 5
 bench --methods plain,vegas --accept 5.5 --shape 6x384 --context 8192,32768
-
-# Plain decoding beside Transformers' own.
-bench --methods plain,hf-dynamic,hf-static --context 8192,32768 --max-new-tokens 64
 
 # Free-running text: what a user sees. Greedy text of a small model loops; read it beside the sampled one.
 for temperature in 1 0; do
