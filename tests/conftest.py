@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 pytest.register_assert_rewrite("checks")
+pytest_plugins = ["place"]
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)

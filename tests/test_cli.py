@@ -1,101 +1,32 @@
-"""The command line: what it prints, what it measures, and that a user's mistake is one line and status 2."""
+"""The command line: what it prints and what it measures."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import BASE
-from transformers import AutoModelForCausalLM, LlamaConfig
+from place import BRIEF, SHORT, words
 
 import longdraft
 from longdraft import loading
-from longdraft.bench.texts import stdlib_prompt
-from longdraft.cli import COMMANDS, job, main
-from longdraft.cli.show import Detokenizer, figures, text_of, verdict
+from longdraft.cli import COMMANDS, job
 from longdraft.loading import load
 from longdraft.methods import METHODS
 from longdraft.parts import Parts
-from longdraft.runs import Prefilled, first_difference
 from longdraft.train import tokenizer as bpe
 
-WORDS = ["draft", "tree", "cache", "token", "naïve", "verify", "日本", "accept", "leaf", "été", "🎉", "root", "\n"]
 KEYS = {
     "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s",
     "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device",
     "dtype", "versions", "options", "git_sha",
 }  # fmt: skip
-BRIEF = ("--max-new-tokens", "24", "--dtype", "float32")
-SHORT = (*BRIEF, "--ignore-eos")
-
-
-def words(count: int, seed: int) -> str:
-    rng = random.Random(seed)
-    return " ".join(rng.choice(WORDS) for _ in range(count))
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a tiny model, prompts, and everything that can be wrong with either."""
-    root = tmp_path_factory.mktemp("cli")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**{**BASE, "vocab_size": 320}))
-    for p in model.parameters():
-        if p.dim() > 1:
-            torch.nn.init.normal_(p, std=0.25)
-    model.save_pretrained(root / "tiny")
-    bpe.save(bpe.train([words(3000, 0)], 320), root / "tiny", BASE["max_position_embeddings"])
-    for name, count in (("a", 40), ("b", 75), ("long", 2000)):
-        (root / f"{name}.txt").write_text(words(count, seed=count), encoding="utf-8")
-    (root / "empty.txt").touch()
-    (root / "latin1.txt").write_bytes("été".encode("latin-1"))
-    (root / "zero.bin").write_bytes(b"ab\0cd")
-    config = (root / "tiny" / "config.json").read_text()
-    for name, weights in (("bare", None), ("pickled", "pytorch_model.bin"), ("broken", "model.safetensors")):
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(config)
-        if weights:
-            (root / name / weights).write_bytes(b"not weights")
-    (root / "nothing").mkdir()
-    before, old = torch.get_num_threads(), os.getcwd()
-    os.chdir(root)
-    yield root
-    os.chdir(old)
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def cli(place, capsys):
-    """cli(words...) -> (status, standard output, standard error)."""
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main(argv)
-        return status, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture
-def record(cli):
-    """record(words...) -> the JSON object of a generate run on the tiny model."""
-
-    def call(*argv: str) -> dict:
-        status, out, err = cli("generate", "-m", "tiny", *SHORT, "--json", *argv)
-        assert (status, err) == (0, "")
-        assert len(out.splitlines()) == 1
-        return json.loads(out)
-
-    return call
 
 
 def test_help_is_there_without_torch():
@@ -307,154 +238,3 @@ def test_demo(cli):
 
 def test_version(cli):
     assert cli("--version") == (0, longdraft.__version__ + "\n", "")
-
-
-# Bad input: the words, and what the line must name.
-BAD = [
-    ("foo", "generate, methods, demo"),
-    ("--foo", "generate, methods, demo"),
-    ("generate", "--prompt-file"),
-    ("generate hi --prompt-file a.txt", "one of them"),
-    ("generate hi there", "there"),
-    ("generate ''", "empty"),
-    ("generate hi --prompt-tokens 3", "--prompt-file"),
-    ("generate --prompt-file missing.txt", "missing.txt"),
-    ("generate --prompt-file empty.txt", "empty"),
-    ("generate --prompt-file latin1.txt", "UTF-8"),
-    ("generate --prompt-file zero.bin", "binary"),
-    ("generate --prompt-file tiny", "folder"),
-    ("generate --prompt-file /dev/zero", "device"),
-    ("generate --prompt-file a.txt --prompt-tokens 0", "1"),
-    ("generate --prompt-file long.txt -m tiny", "512 positions"),
-    ("generate hi -m tiny --max-new-tokens 100000000000", "at most 5"),
-    ("generate hi -m tiny --max-new-tokens -3", "1"),
-    ("generate hi -m tiny --max-new-tokens many", "integer"),
-    ("generate hi -m tiny --method nope", "plain, lookup"),
-    ("generate hi -m tiny --methd vegas", "--method"),
-    ("generate hi -m tiny -o gamma=0", "1 or more"),
-    ("generate hi -m tiny -o gamma=x", "a whole number"),
-    ("generate hi -m tiny -o gamma=513", "512 or less"),
-    ("generate hi -m tiny --method sd", "--drafter FOLDER or --random-drafter"),
-    ("generate hi -m tiny --method sd --drafter tiny --random-drafter", "one of them"),
-    ("generate hi -m tiny --method sd --drafter nowhere", "no model folder"),
-    ("generate hi -m tiny --method longspec --drafter tiny", "not loaded yet"),
-    ("generate hi -m org/none", "cannot reach the Hub"),
-    ("generate hi -m tiny -o gama=3", "gamma, ratio"),
-    ("generate hi -m tiny -o ratio=nan", "ratio"),
-    ("generate hi -m tiny -o gamma", "key=value"),
-    ("generate hi -m tiny -o score=best", "logits or weights"),
-    ("generate hi -m tiny --temperature -1", "0 (greedy) or more"),
-    ("generate hi -m tiny --temperature hot", "number"),
-    ("generate hi -m tiny --temperature nan", "temperature"),
-    ("generate hi -m tiny --top-p 1.5", "between 0 and 1"),
-    ("generate hi -m tiny --top-k -1", "0 (off) or more"),
-    ("generate hi -m tiny --min-p 2", "between 0"),
-    ("generate hi -m tiny --eta 2", "between 0"),
-    ("generate hi -m tiny --penalty 0", "above 0"),
-    ("generate hi -m tiny --penalty-window 0", "--penalty-window"),
-    ("generate hi -m tiny --seed -1", "--seed"),
-    ("generate hi -m tiny --threads 0", "--threads"),
-    ("generate hi -m tiny --dtype int8", "float32 or bfloat16"),
-    ("generate hi -m tiny --accept 8", "0 to 7"),
-    ("generate hi -m tiny --accept -1", "0 to 7"),
-    ("generate hi -m tiny --accept nan", "0 to 7"),
-    ("generate hi -m tiny --accept 1 --method lookup", "fixed length"),
-    ("generate hi -m tiny --accept 1 --method plain", "fixed length"),
-    ("generate hi -m no-such-folder/at/all", "bundled"),
-    ("generate hi -m nothing", "config.json"),
-    ("generate hi -m bare", "no weights"),
-    ("generate hi -m pickled", "safetensors"),
-    ("generate hi -m broken", "safetensors"),
-    ("generate hi -m a.txt", "no model folder"),
-    ("demo -m tiny --context 600", "512 positions"),
-    ("demo -m tiny --context 3", "--context"),
-    ("methods --jsn", "--json"),
-    ("train target", "--out"),
-    ("bench --methods nope", "nope"),
-    ("bench -m tiny --methods sd --prompt-file a.txt", "--random-drafter"),
-]
-
-
-@pytest.mark.parametrize(("line", "names"), BAD, ids=[line for line, _ in BAD])
-def test_bad_input(cli, line, names):
-    status, out, err = cli(*("" if w == "''" else w for w in line.split()))
-    assert status == 2 and out == ""
-    assert len(err.splitlines()) == 1 and err.startswith("longdraft: ")
-    assert names in err
-
-
-def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
-    def full(*_):
-        raise RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n" * 2
-        )
-
-    monkeypatch.setattr(job, "Prefilled", full)
-    status, _, err = cli("generate", "hi", "-m", "tiny")
-    assert status == 2 and len(err.splitlines()) == 1 and "shorter prompt" in err
-
-
-def test_our_own_faults_are_not_hidden(cli, monkeypatch):
-    def fault(*_):
-        raise ValueError("a fault")
-
-    monkeypatch.setattr(job, "Prefilled", fault)
-    with pytest.raises(ValueError, match="a fault"):
-        cli("generate", "hi", "-m", "tiny")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_character_is_broken(place, size):
-    tokenizer = load("tiny", "float32")[1]
-    text = "naïve été 日本 🎉🎉 – fin\n  ü"
-    ids = tokenizer(text)["input_ids"]
-    stream = Detokenizer(tokenizer)
-    pieces = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
-    assert "".join([*pieces, stream.flush()]) == text == text_of(tokenizer, ids)
-    assert all("\ufffd" not in p for p in pieces)
-
-
-def test_half_a_character_at_the_end_is_shown_at_the_end(place):
-    tokenizer = load("tiny", "float32")[1]
-    ids = tokenizer("a🎊")["input_ids"][:-1]
-    stream = Detokenizer(tokenizer)
-    assert "\ufffd" not in "".join(stream.push([i]) for i in ids)
-    assert "\ufffd" in stream.flush() and stream.flush() == ""
-
-
-def test_first_difference_is_the_earliest_with_its_gap(place):
-    target, tokenizer = load("tiny", "float32")
-    prompts = [tokenizer(words(n, n))["input_ids"] for n in (20, 30)]
-    runs = Prefilled(target, prompts, 12)
-    plain = runs.rows()
-    assert first_difference(runs, plain, runs.rows()) is None
-    other = [list(row) for row in plain]
-    other[0][9] += 1
-    other[1][6] += 1
-    found = first_difference(runs, plain, other)
-    assert found is not None and (found["row"], found["position"]) == (1, 6)
-    with torch.no_grad():
-        hf = AutoModelForCausalLM.from_pretrained("tiny", dtype=torch.float32, attn_implementation="eager")
-        best = hf(torch.tensor([prompts[1] + plain[1][:6]])).logits[0, -1].topk(2).values
-    assert found["top2_gap"] == pytest.approx(float(best[0] - best[1]), abs=1e-3)
-    assert "row 2, new token 7" in verdict(found)
-    assert runs.rows(limit=5) == [row[:5] for row in plain]
-
-
-def test_figures_say_what_is_not_equal():
-    words = {"method": "vegas", "new_tokens": [3, 4], "prompt_tokens": [5, 6], "decode_s": 1.0, "tokens_per_s": 7.0}
-    words |= {"mean_acceptance_length": 2.0, "prefill_s": 0.5, "plain": {"tokens_per_s": 3.5}, "speedup": 2.0}
-    words |= {"equal": False, "first_difference": {"row": 0, "position": 3, "top2_gap": 0.015}}
-    line = figures(words)
-    assert "7 tokens" in line and "prefill of 11 tokens" in line
-    assert "equal: no: new token 4, where the target's best two are 0.015 apart" in line
-
-
-def test_stdlib_prompt(place):
-    tokenizer = load("tiny", "float32")[1]
-    ids, files = stdlib_prompt(tokenizer, 5000)
-    more, more_files = stdlib_prompt(tokenizer, 60_000)
-    assert len(ids) == 5000 and ids == more[:5000] and more_files[: len(files)] == files
-    assert len(more_files) > 1 and all(f.endswith(".py") for f in more_files)
-    sizes = [(Path(os.__file__).parent / f).stat().st_size for f in more_files]
-    assert all(a <= b for a, b in pairwise(sizes))

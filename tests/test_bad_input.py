@@ -1,0 +1,100 @@
+"""A user's mistake is one line and status 2; our own faults are not hidden."""
+
+from __future__ import annotations
+
+import pytest
+
+from longdraft.cli import job
+
+# Bad input: the words, and what the line must name.
+BAD = [
+    ("foo", "generate, methods, demo"),
+    ("--foo", "generate, methods, demo"),
+    ("generate", "--prompt-file"),
+    ("generate hi --prompt-file a.txt", "one of them"),
+    ("generate hi there", "there"),
+    ("generate ''", "empty"),
+    ("generate hi --prompt-tokens 3", "--prompt-file"),
+    ("generate --prompt-file missing.txt", "missing.txt"),
+    ("generate --prompt-file empty.txt", "empty"),
+    ("generate --prompt-file latin1.txt", "UTF-8"),
+    ("generate --prompt-file zero.bin", "binary"),
+    ("generate --prompt-file tiny", "folder"),
+    ("generate --prompt-file /dev/zero", "device"),
+    ("generate --prompt-file a.txt --prompt-tokens 0", "1"),
+    ("generate --prompt-file long.txt -m tiny", "512 positions"),
+    ("generate hi -m tiny --max-new-tokens 100000000000", "at most 5"),
+    ("generate hi -m tiny --max-new-tokens -3", "1"),
+    ("generate hi -m tiny --max-new-tokens many", "integer"),
+    ("generate hi -m tiny --method nope", "plain, lookup"),
+    ("generate hi -m tiny --methd vegas", "--method"),
+    ("generate hi -m tiny -o gamma=0", "1 or more"),
+    ("generate hi -m tiny -o gamma=x", "a whole number"),
+    ("generate hi -m tiny -o gamma=513", "512 or less"),
+    ("generate hi -m tiny --method sd", "--drafter FOLDER or --random-drafter"),
+    ("generate hi -m tiny --method sd --drafter tiny --random-drafter", "one of them"),
+    ("generate hi -m tiny --method sd --drafter nowhere", "no model folder"),
+    ("generate hi -m tiny --method longspec --drafter tiny", "not loaded yet"),
+    ("generate hi -m org/none", "cannot reach the Hub"),
+    ("generate hi -m tiny -o gama=3", "gamma, ratio"),
+    ("generate hi -m tiny -o ratio=nan", "ratio"),
+    ("generate hi -m tiny -o gamma", "key=value"),
+    ("generate hi -m tiny -o score=best", "logits or weights"),
+    ("generate hi -m tiny --temperature -1", "0 (greedy) or more"),
+    ("generate hi -m tiny --temperature hot", "number"),
+    ("generate hi -m tiny --temperature nan", "temperature"),
+    ("generate hi -m tiny --top-p 1.5", "between 0 and 1"),
+    ("generate hi -m tiny --top-k -1", "0 (off) or more"),
+    ("generate hi -m tiny --min-p 2", "between 0"),
+    ("generate hi -m tiny --eta 2", "between 0"),
+    ("generate hi -m tiny --penalty 0", "above 0"),
+    ("generate hi -m tiny --penalty-window 0", "--penalty-window"),
+    ("generate hi -m tiny --seed -1", "--seed"),
+    ("generate hi -m tiny --threads 0", "--threads"),
+    ("generate hi -m tiny --dtype int8", "float32 or bfloat16"),
+    ("generate hi -m tiny --accept 8", "0 to 7"),
+    ("generate hi -m tiny --accept -1", "0 to 7"),
+    ("generate hi -m tiny --accept nan", "0 to 7"),
+    ("generate hi -m tiny --accept 1 --method lookup", "fixed length"),
+    ("generate hi -m tiny --accept 1 --method plain", "fixed length"),
+    ("generate hi -m no-such-folder/at/all", "bundled"),
+    ("generate hi -m nothing", "config.json"),
+    ("generate hi -m bare", "no weights"),
+    ("generate hi -m pickled", "safetensors"),
+    ("generate hi -m broken", "safetensors"),
+    ("generate hi -m a.txt", "no model folder"),
+    ("demo -m tiny --context 600", "512 positions"),
+    ("demo -m tiny --context 3", "--context"),
+    ("methods --jsn", "--json"),
+    ("train target", "--out"),
+    ("bench --methods nope", "nope"),
+    ("bench -m tiny --methods sd --prompt-file a.txt", "--random-drafter"),
+]
+
+
+@pytest.mark.parametrize(("line", "names"), BAD, ids=[line for line, _ in BAD])
+def test_bad_input(cli, line, names):
+    status, out, err = cli(*("" if w == "''" else w for w in line.split()))
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1 and err.startswith("longdraft: ")
+    assert names in err
+
+
+def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
+    def full(*_):
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n" * 2
+        )
+
+    monkeypatch.setattr(job, "Prefilled", full)
+    status, _, err = cli("generate", "hi", "-m", "tiny")
+    assert status == 2 and len(err.splitlines()) == 1 and "shorter prompt" in err
+
+
+def test_our_own_faults_are_not_hidden(cli, monkeypatch):
+    def fault(*_):
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(job, "Prefilled", fault)
+    with pytest.raises(ValueError, match="a fault"):
+        cli("generate", "hi", "-m", "tiny")
