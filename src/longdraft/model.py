@@ -238,7 +238,7 @@ class LM:
         visible = [None if bool(m.all()) else m for m in mask]
         kept = taps.kept(tree).tolist() if taps.rows else []
         p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, taps, self.windows)
-        with self._residuals(taps):
+        with self.residuals(taps):
             out = self.hf(
                 input_ids=tree.tokens[:, start:],
                 position_ids=position,
@@ -254,7 +254,7 @@ class LM:
         return out.logits
 
     @contextmanager
-    def _residuals(self, taps: Taps) -> Iterator[None]:
+    def residuals(self, taps: Taps) -> Iterator[None]:
         """Catch the residual stream where it enters a layer or the final norm."""
         body = self.hf.get_decoder()
         places = [*body.layers, body.norm] if taps.hidden else []

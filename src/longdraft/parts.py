@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from longdraft import saved
 from longdraft.drafters.eagle_block import random_eagle2, random_eagle3
 from longdraft.drafters.glide_block import random_glide
 from longdraft.drafters.heads import random_heads, random_medusa
@@ -54,8 +55,9 @@ def _words(lm: LM) -> dict[int, str]:
     return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
 
 
-# kind -> (folder, target) -> the trained one that lies there. A kind that is not here is not loaded yet.
-TRAINED: dict[str, Callable[[str, LM], Any]] = {"lm": lm_from, "budget": lm_from}
+def trained(kind: str, folder: str, target: LM, anyhow: bool = False) -> Any:
+    """The trained part that lies in a folder. anyhow: also one of another target's. Raises InputError."""
+    return saved.load(kind, folder, target, anyhow) if kind in saved.KINDS else lm_from(folder, target)
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Parts:
     random: bool = False
     seed: int = 0
     model: str = ""
+    any_target: bool = False
     made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class Parts:
         """The folder of a trained part beside the target, if there is one."""
         home = BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
         found = home / kind if home is not None else None
-        return found if found is not None and found.is_dir() and kind in TRAINED else None
+        return found if found is not None and found.is_dir() else None
 
     def of(self, kind: str | None, target: LM) -> Any:
         """The part of this kind, or None: none is needed, or none is there (`methods.build` says what to give)."""
@@ -90,9 +93,7 @@ class Parts:
         folder = self.folder or self.beside(kind)
         if folder is None:
             return None
-        if kind not in TRAINED:
-            raise InputError(f"trained drafters of kind {kind} are not loaded yet: use --random-drafter")
-        return TRAINED[kind](str(folder), target)
+        return trained(kind, str(folder), target, self.any_target)
 
     def origin(self, kind: str | None) -> str | None:
         """What a record says of the part."""

@@ -64,10 +64,9 @@ class EagleBlock(nn.Module, ABC):
 
         The output is the next feature and what `scores` reads. Keys and values go to scratch slots start and on.
         """
-        rows, W, _ = feature.shape
+        W = feature.shape[1]
         residual, x = self.mix(feature, token)
-        q, k, v = (p(x).view(rows, W, -1, self.dim).transpose(1, 2) for p in (self.q, self.k, self.v))
-        q, k = self._rotate(q, position), self._rotate(k, position)
+        q, k, v = self.heads(x, position)
         begin = cache.length.tolist()
         cache.write(0, k, v, [n + start for n in begin])
         found = []
@@ -75,7 +74,16 @@ class EagleBlock(nn.Module, ABC):
             keys, values = (x[:, : n + start + W] for x in cache.read(0, b))
             segment = ops.Segment(keys, values, mask[b])
             found.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
-        x = residual + self.o(torch.stack(found))
+        return self.finish(residual, torch.stack(found))
+
+    def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention reads [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self._rotate(q, position), self._rotate(k, position), v
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual [B,W,d], attended [B,W,H*D] -> output [B,W,d]."""
+        x = residual + self.o(attended)
         y = self.norm_mlp(x)
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +11,11 @@ import typer
 
 from longdraft.errors import InputError
 from longdraft.train import data, probes, target, trainer
+from longdraft.train.drafter_commands import HELP, command
+from longdraft.train.kinds import KINDS
 from longdraft.train.schedule import Plan, parse_stages
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `target` a command of its own while it is the only one."""
 
 
 @app.command("target")
@@ -68,7 +64,7 @@ def train_target(
                 target.objective(model, corpus, plan, seed, code, copies, bf16, guide_to),
                 plan,
                 work,
-                command=shlex.join(["longdraft", "train", *sys.argv[1:]]),
+                command=trainer.command_line(),
                 rates=(matrix_rate, other_rate),
                 settings={"copies": copies, "code": code, "guide_to": guide_to, "seed": seed, "bf16": bf16},
                 resume=resume,
@@ -90,5 +86,12 @@ def train_target(
         raise typer.Exit(2) from None
 
 
+for kind in KINDS:
+    app.command(kind, help=HELP[kind])(command(kind))
+
+
 def main() -> None:
-    app()
+    """`python -m longdraft.train` is `longdraft train`."""
+    from longdraft.cli import main as run
+
+    raise SystemExit(run(["train", *sys.argv[1:]]))

@@ -38,7 +38,7 @@ class Document:
 class Corpus:
     """Tokens of all documents, groups contiguous, each document closed by eos; offsets ascend to len(tokens)."""
 
-    tokens: np.ndarray  # uint16 [N]
+    tokens: np.ndarray  # [N] uint16, or uint32 where the vocabulary needs it
     starts: np.ndarray  # int64 [documents + 1]
     groups: np.ndarray  # int64 [groups + 1]: token offsets
     names: list[str]
@@ -104,13 +104,30 @@ def package(name: str, root: Path, cap: int) -> list[Document]:
 
 
 def text_files(pattern: str) -> list[Document]:
-    """Every file of a glob such as `books/*.txt`: one group each."""
+    """Every file of a folder or of a glob such as `books/*.txt`, every line of a .jsonl file: one group each."""
+    if Path(pattern).is_dir():
+        pattern = f"{pattern.rstrip('/')}/**/*"
     root = Path("/") if pattern.startswith("/") else Path()
     found = []
     for path in sorted(root.glob(pattern.lstrip("/"))):
         name = f"{path.parent.name}/{path.name}"
+        if path.suffix == ".jsonl" and path.is_file():
+            found += json_lines(path, name)
+            continue
         if path.is_file() and (text := read(path)) is not None:
             found.append(Document(name, name, "code" if path.suffix == ".py" else "book", text))
+    return found
+
+
+def json_lines(path: Path, name: str) -> list[Document]:
+    """The "text" of every line."""
+    found = []
+    try:
+        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            if line.strip():
+                found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(json.loads(line)["text"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f'{path}, line {len(found) + 1}: want JSON lines like {{"text": "..."}}') from None
     return found
 
 
@@ -138,16 +155,16 @@ def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document
     return [d for d in documents if not held_out(d.name, patterns)], out
 
 
-def tokenise(documents: list[Document], tokenizer, eos: int) -> Corpus:
-    """Encode in batches; `tokenizer` is a tokenizers.Tokenizer of at most 65,536 entries."""
-    pieces, lengths = [], []
+def tokenise(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
+    """Encode in batches; `tokenizer` is a tokenizers.Tokenizer of at most `vocab` entries."""
+    pieces, lengths, kind = [], [], np.uint16 if vocab <= 1 << 16 else np.uint32
     for at in range(0, len(documents), 64):
         for encoded in tokenizer.encode_batch([d.text for d in documents[at : at + 64]]):
-            pieces.append(np.asarray([*encoded.ids, eos], np.uint16))
+            pieces.append(np.asarray([*encoded.ids, eos], kind))
             lengths.append(len(pieces[-1]))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     first = [i for i, d in enumerate(documents) if i == 0 or d.group != documents[i - 1].group]
-    tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
+    tokens = np.concatenate(pieces) if pieces else np.zeros(0, kind)
     groups = np.asarray([*starts[first], len(tokens)], np.int64)
     heads = [documents[i] for i in first]
     names = [d.name for d in documents]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,22 +27,29 @@ from longdraft.train.schedule import Plan
 
 def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms; each remembers its full rate."""
-    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "head" not in n]
     ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in ids]
-    made = [
-        torch.optim.Muon(inner, lr=matrix_rate, weight_decay=0.01),
-        torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-    ]
+    made: list[torch.optim.Optimizer] = []
+    if inner:
+        made.append(torch.optim.Muon(inner, lr=matrix_rate, weight_decay=0.01))
+    if rest:
+        made.append(torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
     set_rates(made, (matrix_rate, other_rate))
     return made
 
 
 def set_rates(made: list, rates: tuple[float, float]) -> None:
     """The rates at factor 1; those of a checkpoint give way, so that a resumed run can go slower."""
-    for each, rate in zip(made, rates, strict=True):
+    for each in made:
         for group in each.param_groups:
-            group["full_rate"] = rate
+            group["full_rate"] = rates[0] if isinstance(each, torch.optim.Muon) else rates[1]
+
+
+def command_line() -> str:
+    """This process's own, however it was started."""
+    words = sys.argv[1:]
+    return shlex.join(["longdraft", "train", *(words[1:] if words[:1] == ["train"] else words)])
 
 
 def provenance(command: str) -> dict:
@@ -90,10 +99,12 @@ def train(
     log_every: int = 10,
     save_seconds: float = 300,
     stop_at: int | None = None,
+    enough: Callable[[list[dict]], bool] = lambda probes: False,
 ) -> dict:
     """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
 
     `loss_of(step)` must be a pure function of the weights and the step: then a killed run, resumed, repeats itself.
+    enough(probes so far): whether to end here.
     """
     made, log, records = optimisers(model, *rates), Log(folder / "log.jsonl"), folder / "checkpoints"
     state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
@@ -130,6 +141,8 @@ def train(
                 with meter.paused():
                     state["probes"] = [*state["probes"], {"step": step, "tokens": plan.tokens(step), **probe()}]
                     log.write("probe", **state["probes"][-1])
+                if enough(state["probes"]):
+                    break
             if time.monotonic() - saved >= save_seconds and step < last:
                 with meter.paused():
                     keep(step)

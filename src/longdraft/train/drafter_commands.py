@@ -1,0 +1,100 @@
+"""`longdraft train glide|heads|medusa|eagle|budget`: one command line for every kind of drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from longdraft.cli.generate import pairs
+from longdraft.cli.job import quiet
+from longdraft.loading import load
+from longdraft.train import trainer
+from longdraft.train.data import KINDS as TEXT_KINDS
+from longdraft.train.drafter import Run, Text, corpora
+from longdraft.train.frozen import Frozen, refuse_long
+from longdraft.train.kinds import KINDS, objective
+from longdraft.train.schedule import Plan, parse_stages
+
+HELP = {
+    "glide": "Train LongSpec's block, which reads the target's own keys.",
+    "heads": "Train TokenSwift's chained heads.",
+    "medusa": "Train Medusa's heads.",
+    "eagle": "Train an EAGLE-3 layer on its own outputs.",
+    "budget": "Teach a small model to draft under any budget of its cache.",
+}
+
+
+def command(kind: str) -> Callable[..., None]:
+    """The function that typer makes the command of."""
+
+    def train(
+        out: Annotated[Path, typer.Option(help="The finished drafter goes here.")],
+        model: Annotated[
+            str, typer.Option("-m", "--model", help="The target: 'bundled', a folder, a Hub id.")
+        ] = "bundled",
+        work: Annotated[Path | None, typer.Option(help="Tokenised data, checkpoints, log.jsonl [OUT.run].")] = None,
+        text: Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, repeated.")] = [],  # noqa: B006
+        environment: Annotated[
+            bool | None, typer.Option(help="The standard library and installed packages [if no --text].")
+        ] = None,
+        package_cap: Annotated[int, typer.Option(help="Characters of one installed package, at most.")] = 8_000_000,
+        option: Annotated[list[str], typer.Option("-o", "--option", help="What is learnt: key=value.")] = [],  # noqa: B006
+        steps: Annotated[int, typer.Option(min=1, help="Of rows of --length; or give --stage.")] = 2000,
+        length: Annotated[int, typer.Option(min=8, help="Tokens of a row.")] = 1024,
+        stage: Annotated[list[str], typer.Option(help="LENGTH:STEPS, repeated, in place of both.")] = [],  # noqa: B006
+        step_tokens: Annotated[int, typer.Option(help="Tokens of a step, at least one row.", min=8)] = 4096,
+        matrix_rate: Annotated[float, typer.Option(help="Muon's learning rate.")] = 0.02,
+        other_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 0.003,
+        decay: Annotated[float, typer.Option(help="Last share of tokens, its rate falling.", min=0.001, max=1)] = 0.5,
+        resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False,
+        stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later; 0: never.", min=0)] = 0,
+        export_only: Annotated[bool, typer.Option(help="No training: the newest checkpoint to --out.")] = False,
+        code: Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)] = 0.65,
+        patience: Annotated[int, typer.Option(min=0, help="Looks without a better acceptance; 0: to the end.")] = 0,
+        probe_every: Annotated[int, typer.Option(min=1)] = 200,
+        log_every: Annotated[int, typer.Option(min=1)] = 10,
+        save_seconds: Annotated[float, typer.Option(help="Between checkpoints.")] = 300,
+        seed: Annotated[int, typer.Option(min=0)] = 0,
+        bf16: Annotated[bool, typer.Option(help="Multiply in bfloat16; weights stay float32.")] = True,
+        threads: Annotated[int, typer.Option(help="0: torch's choice.", min=0)] = 0,
+    ) -> None:
+        quiet(threads or None)
+        target, tokenizer = load(model, "bfloat16" if bf16 else "float32")
+        plan = Plan(parse_stages(stage or [f"{length}:{steps}"], target.positions), step_tokens, decay)
+        for size, _ in plan.stages:
+            refuse_long(size, target)
+        frozen, folder = Frozen(target), work or out.with_name(out.name + ".run")
+        run = Run(
+            plan,
+            folder,
+            trainer.command_line(),
+            (matrix_rate, other_rate),
+            seed=seed,
+            code=code,
+            bf16=bf16,
+            resume=resume,
+            stop_at=stop_at,
+            probe_every=probe_every,
+            patience=patience,
+            save_seconds=save_seconds,
+            log_every=log_every,
+        )
+        source = Text(text, environment if environment is not None else not text, package_cap)
+        corpus, heldout = corpora(frozen, tokenizer, source, folder)
+        torch.manual_seed(seed)
+        learns, taken = objective(kind, frozen, corpus, pairs(option))
+        if not export_only:
+            state = run.train(learns, corpus, heldout, {"options": taken})
+            if stop_at and state["step"] < plan.steps:
+                typer.echo(f"stopped at step {state['step']} of {plan.steps}: --resume goes on, --export-only exports")
+                return
+        facts = {f"{name}_tokens": corpus.count(name) for name in TEXT_KINDS} | {"documents": len(corpus.names)}
+        record = run.export(KINDS[kind][1], learns.part, frozen, out, facts, tokenizer)
+        typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
+
+    train.__doc__ = f"{HELP[kind]}\n\n-o takes: {', '.join(KINDS[kind][0].options)}."
+    return train

@@ -1,0 +1,98 @@
+"""A frozen target read whole rows at a time: its states, the keys of one layer, what it would say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+
+from longdraft.errors import InputError
+from longdraft.model import LM, NAME, Taps
+
+CHUNK = 1024  # positions whose logits exist at once
+
+
+@dataclass
+class Seen:
+    """What the target made of rows [B,S]: states {after n layers: [B,S,d]}, keys and values [B,K,S,D] of one layer."""
+
+    states: dict[int, Tensor] = field(default_factory=dict)
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+
+class Frozen:
+    """No weight of the target changes, and nothing it computes is differentiated, except through `project`."""
+
+    def __init__(self, lm: LM):
+        self.lm, self.last = lm, lm.config.num_hidden_layers
+        lm.hf.requires_grad_(False)
+
+    @contextmanager
+    def _whole_rows(self) -> Iterator[None]:
+        """Transformers' own attention, which no cache of ours is needed for."""
+        hf = self.lm.hf
+        hf.set_attn_implementation("sdpa" if hf._supports_sdpa else "eager")
+        try:
+            yield
+        finally:
+            hf.set_attn_implementation(NAME)
+
+    @torch.no_grad()
+    def read(
+        self, tokens: Tensor, position: Tensor | None = None, states: Sequence[int] = (), layer: int | None = None
+    ) -> Seen:
+        """tokens, position [B,S] -> the states after these many layers (as Taps.hidden), the cached keys of `layer`."""
+        taps, cache = Taps(hidden=tuple(states)), DynamicCache()
+        with self._whole_rows(), self.lm.residuals(taps):
+            self.lm.hf.get_decoder()(
+                input_ids=tokens,
+                position_ids=position,
+                attention_mask=torch.ones_like(tokens),  # without one, positions that jump are taken for packed texts
+                past_key_values=cache if layer is not None else None,
+                use_cache=layer is not None,
+            )
+        if layer is None:
+            return Seen(taps.states)
+        return Seen(taps.states, cache.layers[layer].keys, cache.layers[layer].values)
+
+    @torch.no_grad()
+    def says(self, state: Tensor) -> Tensor:
+        """The target's likeliest next token, [B,S], after each of its last states [B,S,d] (before the final norm)."""
+        return torch.cat([self.lm.head(part).argmax(-1) for part in state.split(CHUNK, 1)], 1)
+
+    def loss(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        """Mean cross-entropy of logits(states [N,d]) with labels [N] (below 0: left out), CHUNK rows at a time."""
+        total = states.new_zeros((), dtype=torch.float32)
+        for part, wanted in zip(states.split(CHUNK), labels.split(CHUNK), strict=True):
+            total = total + checkpoint(_summed, part, wanted, logits, use_reentrant=False)
+        return total / (labels >= 0).sum().clamp(min=1)
+
+
+def _summed(states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+    return F.cross_entropy(logits(states).float(), labels, ignore_index=-100, reduction="sum")
+
+
+def matches(found: Tensor, wanted: Tensor) -> float:
+    """The share of equal tokens."""
+    return float((found == wanted).float().mean())
+
+
+def implied_length(shares: Sequence[float]) -> float:
+    """Mean acceptance length, bonus token included, of chains whose drafts are right with these shares by depth."""
+    length, alive = 1.0, 1.0
+    for share in shares:
+        alive *= share
+        length += alive
+    return length
+
+
+def refuse_long(length: int, lm: LM) -> None:
+    if length > lm.positions:
+        raise InputError(f"--stage of {length} tokens: longer than the target's {lm.positions} positions")

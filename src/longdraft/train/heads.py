@@ -1,0 +1,66 @@
+"""Heads on the target's last state: TokenSwift's chained ones and Medusa's, by one loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longdraft.drafters.heads import ChainedHeads, MedusaHeads
+from longdraft.model import LM
+from longdraft.train.frozen import Frozen, matches
+
+MEDUSA_DECAY = 0.8  # weight of each head over that of the head before it (Medusa sec. 2.2.1)
+
+
+@dataclass
+class HeadsObjective:
+    """Head i at position t learns token t+2+i: the text's, or what the target itself says there (labels=target).
+
+    Equal weights for chained heads (TokenSwift sec. 3.2), decaying ones for Medusa's.
+    """
+
+    frozen: Frozen
+    part: ChainedHeads | MedusaHeads
+    labels: str = "target"
+
+    def _read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens [B,S+1] -> what heads read [B,S+1,d], and after each token the next one as the target says it."""
+        last = self.frozen.last
+        state = self.frozen.read(tokens, states=[last]).states[last]
+        chained = isinstance(self.part, ChainedHeads)
+        return (state if chained else self.frozen.lm.norm(state)), self.frozen.says(state)
+
+    def _wanted(self, tokens: Tensor, said: Tensor) -> Tensor:
+        """[B,S+1,heads]: said[t+1+i] or token t+2+i; -100 beyond the row."""
+        after = said if self.labels == "target" else torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+        shifted = [torch.nn.functional.pad(after[:, 1 + i :], (0, 1 + i), value=-100) for i in range(len(self.part))]
+        return torch.stack(shifted, -1)
+
+    def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
+        read, said = self._read(tokens)
+        wanted, project = self._wanted(tokens, said).flatten(0, 1), self.frozen.lm.project
+        decay = 1.0 if isinstance(self.part, ChainedHeads) else MEDUSA_DECAY
+        total = read.new_zeros((), dtype=torch.float32)
+        for i in range(len(self.part)):
+            some = self.frozen.loss(read.flatten(0, 1), wanted[:, i], lambda x, i=i: self.part(x, project)[:, i])
+            total = total + decay**i * some
+        return total / sum(decay**i for i in range(len(self.part)))
+
+    def shares(self, tokens: Tensor) -> list[float]:
+        """The first is the target's own next token, which it gives exactly."""
+        read, said = self._read(tokens)
+        found = self.part(read, self.frozen.lm.project).argmax(-1)
+        size = said.shape[1]
+        return [matches(found[:, : size - 1 - i, i], said[:, 1 + i :]) for i in range(len(self.part))]
+
+
+def chained(target: LM, count: int = 3) -> ChainedHeads:
+    """Zero matrices: at first every head says what the state says."""
+    return ChainedHeads(target.config.hidden_size, count, float(getattr(target.config, "rms_norm_eps", None) or 1e-6))
+
+
+def medusa(target: LM, count: int = 4) -> MedusaHeads:
+    return MedusaHeads(target.config.hidden_size, count)

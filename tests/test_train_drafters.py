@@ -1,0 +1,95 @@
+"""`longdraft train KIND`: a drafter of a folder of text, runs that resume to the same losses, faults in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from place import words
+
+from longdraft.methods import METHODS
+from longdraft.train.drafter import stale
+
+QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
+USES = {
+    "glide": ("longspec-chain", "--length 32"),
+    "heads": ("tokenswift", "-o labels=text"),
+    "medusa": ("medusa", ""),
+    "eagle": ("eagle3", "-o depth=2"),
+    "budget": ("budgetdraft", "-o small=tiny -o tail=8"),
+}
+
+
+def losses(folder: str) -> dict[int, float]:
+    events = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
+    return {e["step"]: e["last_loss"] for e in events if e["event"] == "step"}
+
+
+@pytest.fixture(autouse=True)
+def text(place):
+    if not Path("corpus.txt").is_file():
+        Path("corpus.txt").write_text(words(5000, 1), encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", USES)
+def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
+    method, more = USES[kind]
+    line = f"{kind} {QUICK} {more} --steps 6".split()
+    status, out, err = cli("train", *line, "--out", str(tmp_path / "whole"))
+    assert status == 0, err
+    assert "step 6," in out
+    options = ["--out", str(tmp_path / "parts")]
+    status, out, _ = cli("train", *line, *options, "--stop-at", "3")
+    assert status == 0 and "stopped at step 3 of 6" in out
+    assert cli("train", *line, *options, "--resume")[0] == 0
+    want = losses(f"{tmp_path}/whole.run")
+    assert sorted(want) == [1, 2, 3, 4, 5, 6] and losses(f"{tmp_path}/parts.run") == want
+    facts = json.loads((tmp_path / "whole" / "training.json").read_text())
+    assert facts["runs"][0]["command"].startswith("longdraft train ")
+    assert facts["probes"][-1]["book"]["by_depth"] and facts["runs"][0]["versions"]["torch"]
+    found = record("--prompt-file", "a.txt", "--method", method, "--drafter", str(tmp_path / "whole"), "--compare")
+    assert found["equal"] and found["drafter"] == "whole"
+    assert METHODS[method].needs
+
+
+BAD = {
+    "glide --out o -m tiny --text corpus.txt --length 32 -o labels=nobody": "choose target or text",
+    "glide --out o -m tiny --text corpus.txt --length 32 -o gamma=3": "labels, lags",
+    "glide --out o -m tiny --text nothing/* --length 32": "no readable text matches",
+    "glide --out o -m tiny --text corpus.txt --length 4096": "512 positions",
+    "glide --out o -m tiny --text empty.txt --length 32": "no readable text",
+    "glide --out o -m tiny --text long.txt --length 16": "tokens to train on",
+    "medusa --out o -m tiny --text corpus.txt --length 32 --resume": "no checkpoint there",
+    "budget --out o -m tiny --text corpus.txt --length 32": "small=FOLDER",
+    "eagle --out o -m nothing --text corpus.txt": "no config.json",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(cli, tmp_path, line):
+    found = line.replace("--out o", f"--out {tmp_path}/o").split()
+    status, out, err = cli("train", *found)
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1 and BAD[line] in err
+
+
+def test_json_lines_are_documents(cli, tmp_path):
+    lines = "\n".join(json.dumps({"text": words(300, seed)}) for seed in range(8))
+    (tmp_path / "t.jsonl").write_text(lines)
+    line = ["medusa", "-m", "tiny", "--length", "32", "--steps", "2", "--no-bf16", "--threads", "1"]
+    status, _, err = cli("train", *line, "--text", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "m"))
+    assert status == 0, err
+    names = json.loads((tmp_path / "m.run" / "data" / "train" / "corpus.json").read_text())["names"]
+    assert len(names) == 8 and names[0].endswith("t.jsonl:1")
+    (tmp_path / "t.jsonl").write_text(lines + '\n{"words": 3}')
+    status, _, err = cli("train", *line, "--text", str(tmp_path / "t.jsonl"), "--out", str(tmp_path / "n"))
+    assert status == 2 and "line 9" in err and len(err.splitlines()) == 1
+
+
+def test_a_run_ends_when_acceptance_no_longer_rises():
+    def looks(*found: float) -> list[dict]:
+        return [{"acceptance": f} for f in found]
+
+    assert not stale(looks(1.0, 1.0, 1.0), 0) and not stale(looks(1.0, 0.9), 2)
+    assert stale(looks(1.0, 1.2, 1.1, 1.2), 2) and not stale(looks(1.0, 1.2, 1.1, 1.3), 2)
