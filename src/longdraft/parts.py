@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import cached_file
 
+from longdraft import saved
 from longdraft.drafters.eagle_block import random_eagle2, random_eagle3
 from longdraft.drafters.glide_block import random_glide
 from longdraft.drafters.heads import random_heads, random_medusa
@@ -54,21 +56,31 @@ def _words(lm: LM) -> dict[int, str]:
     return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
 
 
-# kind -> (folder, target) -> the trained one that lies there. A kind that is not here is not loaded yet.
-TRAINED: dict[str, Callable[[str, LM], Any]] = {"lm": lm_from, "budget": lm_from}
+# kind -> (folder, target, even if trained for another target) -> the trained one that lies there.
+TRAINED: dict[str, Callable[[str, LM, bool], Any]] = {
+    "lm": lambda folder, target, anyhow: lm_from(folder, target),
+    "budget": lambda folder, target, anyhow: lm_from(folder, target),
+    **{kind: partial(saved.load, kind) for kind in saved.KINDS},
+}
 
 
 @dataclass
 class Parts:
-    """Where a run's parts come from: the folder given, else random ones, else what lies beside the target, by kind."""
+    """Where a run's parts come from: the folder given, else random ones, else what lies beside the target, by kind.
+
+    any_target: a part trained for another target of the same sizes will do.
+    """
 
     folder: str | None = None
     random: bool = False
     seed: int = 0
     model: str = ""
+    any_target: bool = False
     made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        if self.any_target and not self.folder:
+            raise InputError("--any-target is about a drafter that you name: add --drafter FOLDER")
         if self.folder and self.random:
             raise InputError("both --drafter and --random-drafter are given: give one of them")
 
@@ -76,7 +88,7 @@ class Parts:
         """The folder of a trained part beside the target, if there is one."""
         home = BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
         found = home / kind if home is not None else None
-        return found if found is not None and found.is_dir() and kind in TRAINED else None
+        return found if found is not None and found.is_dir() else None
 
     def of(self, kind: str | None, target: LM) -> Any:
         """The part of this kind, or None: none is needed, or none is there (`methods.build` says what to give)."""
@@ -90,9 +102,7 @@ class Parts:
         folder = self.folder or self.beside(kind)
         if folder is None:
             return None
-        if kind not in TRAINED:
-            raise InputError(f"trained drafters of kind {kind} are not loaded yet: use --random-drafter")
-        return TRAINED[kind](str(folder), target)
+        return TRAINED[kind](str(folder), target, self.any_target)
 
     def origin(self, kind: str | None) -> str | None:
         """What a record says of the part."""

@@ -43,6 +43,9 @@ def bench(
     random_drafter: Annotated[
         bool, typer.Option("--random-drafter", help="Random weights for whatever drafter a method needs.")
     ] = False,
+    any_target: Annotated[
+        bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
+    ] = False,
     seed: Annotated[int, typer.Option()] = 0,
     option: Annotated[list[str], typer.Option("-o", help="METHOD.KEY=VALUE; repeat for more.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Append the records here, as JSON lines.")] = None,
@@ -50,7 +53,7 @@ def bench(
     """Measure methods side by side; prints medians, and appends one record per measurement to --out."""
     _at_least(1, anchors=anchors, batch=batch, repeat=repeat, **{"max-new-tokens": max_new_tokens})
     _at_least(0, settle=settle, seed=seed)
-    parts = Parts(drafter, random_drafter, seed, "" if shape else model)
+    parts = Parts(drafter, random_drafter, seed, "" if shape else model, any_target)
     chosen, contexts, sampler = entries.parse(methods, option, parts), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored"):
         raise InputError(f"unknown task {task!r}: choose speed or anchored")

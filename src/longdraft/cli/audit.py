@@ -24,6 +24,9 @@ def audit(
     random_drafter: Annotated[
         bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")
     ] = False,
+    any_target: Annotated[
+        bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
+    ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens per file and way of decoding.")] = 256,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Of each prompt; a file gives several where it can.")
@@ -57,7 +60,7 @@ def audit(
     from longdraft.parts import Parts
 
     find(method)
-    entry = Entry(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model))
+    entry = Entry(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model, any_target))
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
     quiet(threads)

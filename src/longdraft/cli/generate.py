@@ -49,6 +49,9 @@ def generate(
     random_drafter: Annotated[
         bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")
     ] = False,
+    any_target: Annotated[
+        bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
+    ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past end tokens.")] = False,
     accept: Annotated[
         float | None, typer.Option(help="An oracle accepts this many drafts a step: a figure of cost alone.")
@@ -70,7 +73,7 @@ def generate(
     given = pairs(option or [])
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
     find(method)
-    parts = Parts(drafter, random_drafter, seed, model)
+    parts = Parts(drafter, random_drafter, seed, model, any_target)
     quiet(threads)
     target, tokenizer = load(model, dtype)
     rows = prompts.encode(texts, tokenizer, prompt_tokens)
