@@ -14,7 +14,7 @@ FLOORS = [
     {"model", "fast", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},
     {"engine"},
-    {"methods", "parts", "train", "runs"},
+    {"methods", "parts", "saved", "importers", "train", "runs"},
     {"bench", "serve", "integrations"},
     {"cli", "__init__", "__main__"},
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,20 @@ def _words(lm: LM) -> dict[int, str]:
     return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
 
 
-def trained(kind: str, folder: str, target: LM, anyhow: bool = False) -> Any:
-    """The trained part that lies in a folder. anyhow: also one of another target's. Raises InputError."""
-    return saved.load(kind, folder, target, anyhow) if kind in saved.KINDS else lm_from(folder, target)
+# kind -> (folder, target, even if trained for another target) -> the trained one that lies there.
+TRAINED: dict[str, Callable[[str, LM, bool], Any]] = {
+    "lm": lambda folder, target, anyhow: lm_from(folder, target),
+    "budget": lambda folder, target, anyhow: lm_from(folder, target),
+    **{kind: partial(saved.load, kind) for kind in saved.KINDS},
+}
 
 
 @dataclass
 class Parts:
-    """Where a run's parts come from: the folder given, else random ones, else what lies beside the target, by kind."""
+    """Where a run's parts come from: the folder given, else random ones, else what lies beside the target, by kind.
+
+    any_target: a part trained for another target of the same sizes will do.
+    """
 
     folder: str | None = None
     random: bool = False
@@ -72,6 +79,8 @@ class Parts:
     made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        if self.any_target and not self.folder:
+            raise InputError("--any-target is about a drafter that you name: add --drafter FOLDER")
         if self.folder and self.random:
             raise InputError("both --drafter and --random-drafter are given: give one of them")
 
@@ -93,7 +102,7 @@ class Parts:
         folder = self.folder or self.beside(kind)
         if folder is None:
             return None
-        return trained(kind, str(folder), target, self.any_target)
+        return TRAINED[kind](str(folder), target, self.any_target)
 
     def origin(self, kind: str | None) -> str | None:
         """What a record says of the part."""

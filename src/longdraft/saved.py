@@ -1,149 +1,212 @@
-"""Trained drafters on disk: config.json in the speculators layout, model.safetensors, training.json."""
+"""Drafters with weights on disk: a folder that says what it is and for which target it was trained."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
+import longdraft
 from longdraft.drafters.eagle_block import Eagle2Block, Eagle3Block
 from longdraft.drafters.glide_block import Glide
 from longdraft.drafters.heads import ChainedHeads, MedusaHeads
 from longdraft.errors import InputError
 from longdraft.model import LM
 
-SAMPLED = 1024  # values of each weight that make the fingerprint
+WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
+LAYOUT = "0.9.0"  # of `speculators`, whose fields config.json has
+SAMPLE = 1 << 20  # numbers of one tensor that its digest reads: another model of the same shape differs in most
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a part is built for a target from the options in its config, and which options a part has."""
+    """options: a part -> what it is built from, as JSON; build: a target and these -> a part of the same shapes."""
 
-    build: Callable[..., nn.Module]
     options: Callable[[Any], dict[str, Any]]
+    build: Callable[[LM, dict[str, Any]], nn.Module]
 
 
-def _medusa(target: LM, heads: int, own: bool) -> MedusaHeads:
-    d = target.config.hidden_size
-    return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None)
+def _medusa(target: LM, o: dict[str, Any]) -> MedusaHeads:
+    d, count = target.config.hidden_size, o["heads"]
+    return MedusaHeads(d, count, torch.zeros(count, target.vocab, d) if o["own"] else None)
 
 
 KINDS = {
-    "glide": Kind(Glide, lambda p: {"window": p.window, "with_norm": p.with_norm}),
-    "heads": Kind(
-        lambda target, **options: ChainedHeads(target.config.hidden_size, **options),
-        lambda p: {"heads": len(p), "eps": p.eps},
+    "glide": Kind(lambda p: {"window": p.window, "with_norm": p.with_norm}, lambda t, o: Glide(t, **o)),
+    "heads": Kind(lambda p: {"heads": len(p), "eps": p.eps}, lambda t, o: ChainedHeads(t.config.hidden_size, **o)),
+    "medusa": Kind(lambda p: {"heads": len(p), "own": p.out is not None}, _medusa),
+    "eagle2": Kind(lambda p: {"layer": p.layer}, lambda t, o: Eagle2Block(SimpleNamespace(**o["layer"]))),
+    "eagle3": Kind(
+        lambda p: {"layer": p.layer, "vocab": p.known},
+        lambda t, o: Eagle3Block(SimpleNamespace(**o["layer"]), o["vocab"]),
     ),
-    "medusa": Kind(_medusa, lambda p: {"heads": len(p), "own": p.out is not None}),
-    "eagle2": Kind(lambda target: Eagle2Block(target.config), lambda p: {}),
-    "eagle3": Kind(lambda target, vocab: Eagle3Block(target.config, vocab), lambda p: {"vocab": p.known}),
 }
 
 
-@torch.no_grad()
-def fingerprint(target: LM) -> str:
-    """Of every weight's name, shape and some of its values, in bfloat16: the same for a model in either dtype."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(target.hf.named_parameters()):
-        flat = weight.detach().reshape(-1)
-        some = flat[:: max(1, len(flat) // SAMPLED)].to(torch.bfloat16).cpu()
-        digest.update(f"{name} {tuple(weight.shape)}".encode() + some.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
+def fingerprint(target: LM) -> dict[str, Any]:
+    """What a drafter depends on: the target's sizes, and a digest of its tables, final norm and last layer.
+
+    The digest reads weights as bfloat16, so it is the same whichever dtype the target was loaded in.
+    """
+    c, body, head = target.config, target.hf.get_decoder(), target.hf.get_output_embeddings()
+    digest = sha256()
+    for module in (target.hf.get_input_embeddings(), head, body.norm, body.layers[-1]):
+        for name, p in sorted(module.named_parameters()):
+            digest.update(f"{name} {list(p.shape)} ".encode())
+            digest.update(_sample(p.detach()))
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    return {"model_type": c.model_type, **{k: getattr(c, k, None) for k in sizes}, "digest": digest.hexdigest()[:32]}
+
+
+def _sample(p: Tensor) -> bytes:
+    """Every n-th number as bfloat16."""
+    flat = p.reshape(-1)[:: max(1, p.numel() // SAMPLE)]
+    return flat.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes()
 
 
 def save(part: nn.Module, kind: str, folder: Path, target: LM, facts: dict[str, Any]) -> None:
-    """Write the folder's files, each replaced in one move; others there are left alone. Raises InputError."""
-    verifier = {"name_or_path": target.name, "architectures": [type(target.hf).__name__]}
-    config = {
-        "model_type": f"longdraft-{kind}",
-        "speculators_model_type": f"longdraft-{kind}",
-        "speculators_config": {"algorithm": kind, "proposal_methods": [], "verifier": verifier},
-        "options": KINDS[kind].options(part),
-        "target": fingerprint(target),
-    }
-    with _written(folder, facts) as draft:
-        save_file({k: v.contiguous() for k, v in part.state_dict().items()}, draft / "model.safetensors")
-        (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    """Write a part as model.safetensors, config.json and training.json (facts): all three, or nothing.
 
-
-def save_model(model: Any, folder: Path, tokenizer: Any, facts: dict[str, Any]) -> None:
-    """A small model as Transformers writes it, with its tokenizer. Raises InputError."""
-    with _written(folder, facts) as draft:
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
-
-
-@contextmanager
-def _written(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
-    """A folder to write in, whose files then go to `folder`, with the facts beside them."""
-    draft = folder.with_name(f".{folder.name}.writing")
+    Weights keep the part's dtype; what it shares with the target is not in them. A drafter that was there is replaced;
+    a folder with anything else in it raises InputError.
+    """
+    folder, known = Path(folder), {WEIGHTS, CONFIG, FACTS}
+    draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
     try:
+        if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
+            raise InputError(f"{folder} has other files in it: give a new folder, or one that holds a drafter alone")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        yield draft
-        (draft / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(draft.iterdir()):
-            file.chmod(0o644)  # safetensors writes 0600
-            os.replace(file, folder / file.name)
+        save_file({k: v.detach().cpu().contiguous() for k, v in part.state_dict().items()}, draft / WEIGHTS)
+        (draft / CONFIG).write_text(json.dumps(describe(part, kind, target), indent=2) + "\n", encoding="utf-8")
+        (draft / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        draft.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"could not write {folder}: {error}") from None
-    finally:
         shutil.rmtree(draft, ignore_errors=True)
+        raise InputError(f"cannot write {folder} ({error}): make room, or give another folder") from None
+
+
+def describe(part: nn.Module, kind: str, target: LM) -> dict[str, Any]:
+    """config.json: the fields of `speculators`, and under "longdraft" what `load` builds and checks."""
+    mine = next(part.parameters()).dtype
+    where = Path(target.name)
+    return {
+        "model_type": f"longdraft-{kind}",
+        "architectures": [type(part).__name__],
+        "dtype": str(mine).removeprefix("torch."),
+        "speculators_model_type": f"longdraft-{kind}",
+        "speculators_version": LAYOUT,
+        "speculators_config": {
+            "algorithm": f"longdraft-{kind}",
+            "proposal_methods": [{"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "default_proposal_method": "greedy",
+            "verifier": {
+                "name_or_path": where.name if where.is_absolute() else target.name,
+                "architectures": [type(target.hf).__name__],
+            },
+        },
+        "longdraft": {
+            "version": longdraft.__version__,
+            "kind": kind,
+            "options": KINDS[kind].options(part),
+            "target": fingerprint(target),
+        },
+    }
 
 
 def load(kind: str, folder: str, target: LM, anyhow: bool = False) -> nn.Module:
-    """The part in a folder, in the target's dtype and on its device. Raises InputError.
+    """The part of this kind that lies in a folder, in the target's dtype and on its device.
 
-    anyhow: also where it was trained for another target.
+    anyhow: also one that was trained for another target of the same sizes. Raises InputError.
     """
-    config, weights = _config(kind, Path(folder)), _weights(Path(folder))
-    if config.get("target") != fingerprint(target) and not anyhow:
-        name = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path", "another model")
-        raise InputError(
-            f"{folder} was trained for other weights than these of {target.name} ({name}, by its config): give its own"
-            " target, or --any-target to draft with it all the same"
-        )
+    place = Path(folder).expanduser()
+    config = read_config(place)
+    mine = config["longdraft"]
+    if mine["kind"] != kind:
+        raise InputError(f"{folder} holds a drafter of kind {mine['kind']}; this method needs one of kind {kind}")
+    _same_target(folder, config, target, anyhow)
+    weights = read_weights(place / WEIGHTS)
     try:
-        part = KINDS[kind].build(target, **config["options"])
-    except TypeError:
-        raise InputError(f"{folder}/config.json has options that no {kind} drafter has: {config['options']}") from None
-    wanted = {name: tuple(value.shape) for name, value in part.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    odd = next((n for n in sorted(wanted.keys() | found.keys()) if wanted.get(n) != found.get(n)), None)
-    if odd is not None:
-        what = f"{odd} is {found.get(odd, 'missing')}, and for {target.name} it must be {wanted.get(odd, 'absent')}"
-        raise InputError(f"{folder}/model.safetensors: {what}")
-    part.load_state_dict(weights)
+        part = KINDS[kind].build(target, mine["options"])
+    except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder}/{CONFIG}: bad options ({type(error).__name__}: {error}): export it again") from None
+    fill(part, weights, folder)
     return part.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
-def _config(kind: str, folder: Path) -> dict[str, Any]:
+def read_config(place: Path) -> dict[str, Any]:
+    """config.json of a saved drafter. Raises InputError that says what lies there instead."""
+    if not place.is_dir():
+        raise InputError(f"no drafter at {place}: give the folder that `longdraft train` or `longdraft import` wrote")
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict) or not str(config.get("model_type", "")).startswith("longdraft-"):
-        raise InputError(f"{folder} holds no drafter of ours (config.json): `longdraft train {kind}` makes one")
-    found = config["model_type"].removeprefix("longdraft-")
-    if found != kind or not isinstance(config.get("options"), dict):
-        raise InputError(f"{folder} holds a drafter of kind {found}, and this method needs {kind}")
+        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"no {CONFIG}" if isinstance(error, FileNotFoundError) else f"an unreadable {CONFIG} ({error})"
+        raise InputError(f"{place} has {why}: give the folder that `longdraft train` wrote") from None
+    mine = config.get("longdraft") if isinstance(config, dict) else None
+    if not isinstance(mine, dict) or not isinstance(mine.get("options"), dict) or "target" not in mine:
+        raise InputError(f"{place} is not in longdraft's layout: `longdraft import {place} --out DIR` reads others")
+    if mine.get("kind") not in KINDS:
+        raise InputError(f"{place} holds a drafter of kind {mine.get('kind')}: known are {', '.join(KINDS)}")
+    if not (place / WEIGHTS).is_file():
+        pickled = sorted(p.name for p in place.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+        why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else f"no {WEIGHTS}"
+        raise InputError(f"{place} has {why}: give a folder with {WEIGHTS} (`longdraft import` makes one)")
     return config
 
 
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file. Raises InputError."""
     try:
-        return load_file(folder / "model.safetensors")
+        return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{folder}/model.safetensors cannot be read: {error}") from None
+        raise InputError(f"{file} is damaged ({error}): copy or make it again") from None
+
+
+def _same_target(folder: str, config: dict[str, Any], target: LM, anyhow: bool) -> None:
+    """Raises InputError on a drafter of another target; `anyhow` lets other weights pass, never other sizes."""
+    then, now = config["longdraft"]["target"], fingerprint(target)
+    verifier = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path", "another target")
+    odd = next((k for k in now if k != "digest" and then.get(k) != now[k]), None)
+    if odd is not None:
+        was = f"{folder} was trained for {verifier}, whose {odd} is {then.get(odd)}"
+        raise InputError(f"{was}; here it is {now[odd]}: give the drafter of this target")
+    if then.get("digest") != now["digest"] and not anyhow:
+        raise InputError(
+            f"{folder} was trained for {verifier}, whose weights are not this target's: give the drafter of this"
+            " target, or --any-target to use it all the same (the text stays right, it may only be slower)"
+        )
+
+
+def fill(part: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Put weights into a part. Raises InputError that names a missing, surplus or misshapen one."""
+    wanted = part.state_dict()
+    missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if missing or surplus:
+        what = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
+        raise InputError(f"{where}: {what}: its weights are not those of a {type(part).__name__} for this target")
+    for name, want in wanted.items():
+        if weights[name].shape != want.shape:
+            raise InputError(
+                f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target: give the"
+                " drafter that was trained for it"
+            )
+        if weights[name].is_floating_point() != want.is_floating_point():
+            raise InputError(f"{where}: {name} is of {weights[name].dtype}, which is no kind of {want.dtype}")
+    part.load_state_dict(weights)

@@ -44,7 +44,7 @@ def bench(
         bool, typer.Option("--random-drafter", help="Random weights for whatever drafter a method needs.")
     ] = False,
     any_target: Annotated[
-        bool, typer.Option("--any-target", help="Take a drafter that was trained for another target, too.")
+        bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
     ] = False,
     seed: Annotated[int, typer.Option()] = 0,
     option: Annotated[list[str], typer.Option("-o", help="METHOD.KEY=VALUE; repeat for more.")] = [],  # noqa: B006

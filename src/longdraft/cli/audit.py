@@ -25,7 +25,7 @@ def audit(
         bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")
     ] = False,
     any_target: Annotated[
-        bool, typer.Option("--any-target", help="Take a drafter that was trained for another target, too.")
+        bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens per file and way of decoding.")] = 256,
     prompt_tokens: Annotated[

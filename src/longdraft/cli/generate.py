@@ -50,7 +50,7 @@ def generate(
         bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")
     ] = False,
     any_target: Annotated[
-        bool, typer.Option("--any-target", help="Take a drafter that was trained for another target, too.")
+        bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
     ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past end tokens.")] = False,
     accept: Annotated[

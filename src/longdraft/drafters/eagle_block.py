@@ -24,6 +24,7 @@ class EagleBlock(nn.Module, ABC):
     """
 
     known: int
+    layer: dict[str, Any]  # what the layer is built from, as JSON
 
     def __init__(self, config: Any, wide: int):
         super().__init__()
@@ -33,6 +34,16 @@ class EagleBlock(nn.Module, ABC):
         self.eps = getattr(config, "rms_norm_eps", 1e-6)
         ropes = getattr(config, "rope_parameters", None) or {}
         self.theta = float(ropes.get("rope_theta") or 10000.0)
+        self.layer = {
+            "hidden_size": d,
+            "intermediate_size": config.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.kv,
+            "head_dim": self.dim,
+            "rms_norm_eps": self.eps,
+            "rope_parameters": {"rope_theta": self.theta},
+            "vocab_size": config.vocab_size,
+        }
         self.q = nn.Linear(wide, heads * self.dim, bias=False)
         self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias=False) for _ in range(2))
         self.o = nn.Linear(heads * self.dim, d, bias=False)
