@@ -77,16 +77,19 @@ def surplus(folder):
 
 
 BAD = {
-    "no folder": (lambda f: f.rename(f.with_name("gone")), "holds no drafter of ours"),
-    "no json": (lambda f: (f / "config.json").write_text("{"), "holds no drafter of ours"),
-    "another config": (lambda f: (f / "config.json").write_text('{"model_type": "llama"}'), "holds no drafter of ours"),
-    "another kind": (lambda f: spoil(f, lambda c: c.update(model_type="longdraft-glide")), "kind glide"),
-    "odd options": (lambda f: spoil(f, lambda c: c["options"].update(x=1)), "options that no medusa drafter has"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot be read"),
-    "pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}"), "cannot be read"),
+    "no folder": (lambda f: f.rename(f.with_name("gone")), "no drafter at"),
+    "no json": (lambda f: (f / "config.json").write_text("{"), "unreadable config.json"),
+    "another config": (
+        lambda f: (f / "config.json").write_text('{"model_type": "llama"}'),
+        "not in longdraft's layout",
+    ),
+    "another kind": (lambda f: spoil(f, lambda c: c["longdraft"].update(kind="glide")), "kind glide"),
+    "odd options": (lambda f: spoil(f, lambda c: c["longdraft"].update(options={})), "bad options"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
+    "pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}"), "is damaged"),
     "misshapen": (reshaped, "weight is"),
-    "surplus": (surplus, "odd is"),
-    "another target": (lambda f: spoil(f, lambda c: c.update(target="0")), "--any-target"),
+    "surplus": (surplus, "a surplus odd"),
+    "another target": (lambda f: spoil(f, lambda c: c["longdraft"]["target"].update(digest="0")), "--any-target"),
 }
 
 
@@ -105,7 +108,7 @@ def test_another_targets_drafter_is_taken_when_asked(tmp_path):
     lm = tiny.target("llama")
     saved.save(PARTS["medusa"](lm, 0), "medusa", tmp_path / "m", lm, {})
     other = LM(tiny.stock("llama", 1), "other")
-    with pytest.raises(InputError, match="other weights than these of other"):
+    with pytest.raises(InputError, match="not this target's"):
         saved.load("medusa", str(tmp_path / "m"), other)
     assert saved.load("medusa", str(tmp_path / "m"), other, anyhow=True) is not None
 
@@ -113,5 +116,5 @@ def test_another_targets_drafter_is_taken_when_asked(tmp_path):
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     lm = tiny.target("llama")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="could not write"):
+    with pytest.raises(InputError, match="cannot write"):
         saved.save(PARTS["medusa"](lm, 0), "medusa", tmp_path / "file" / "m", lm, {})

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.utils import logging as hub
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -60,6 +62,15 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     if config.model_type not in TRIED:
         _try(name, lambda: probe(hf))
     return LM(hf, name)
+
+
+def quiet(threads: int | None) -> None:
+    """The libraries say nothing; torch uses so many threads."""
+    hub.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 @cache

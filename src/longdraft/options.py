@@ -32,6 +32,17 @@ class Method:
         return {p.name: (hints[p.name], p.default) for p in parameters}
 
 
+def pairs(options: list[str]) -> dict[str, str]:
+    """`key=value` words as a dictionary."""
+    found = {}
+    for word in options:
+        key, equals, value = word.partition("=")
+        if not key or not equals or not value:
+            raise InputError(f"-o {word!r} sets no option: give key=value, like gamma=5")
+        found[key] = value
+    return found
+
+
 def typed(name: str, method: Method, key: str, value: str) -> Any:
     """An option's text as what the method takes."""
     if key not in method.options:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +26,7 @@ from longdraft.model import LM
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
 LAYOUT = "0.9.0"  # of `speculators`, whose fields config.json has
-SAMPLE = 1 << 20  # numbers of one tensor that its digest reads: another model of the same shape differs in most
+SAMPLE = 1 << 12  # numbers of one tensor that its digest reads: another model of the same shape differs in most
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,14 @@ KINDS = {
 
 
 def fingerprint(target: LM) -> dict[str, Any]:
-    """What a drafter depends on: the target's sizes, and a digest of its tables, final norm and last layer.
+    """What a drafter depends on: the target's sizes, and a digest of some of each weight.
 
     The digest reads weights as bfloat16, so it is the same whichever dtype the target was loaded in.
     """
-    c, body, head = target.config, target.hf.get_decoder(), target.hf.get_output_embeddings()
-    digest = sha256()
-    for module in (target.hf.get_input_embeddings(), head, body.norm, body.layers[-1]):
-        for name, p in sorted(module.named_parameters()):
-            digest.update(f"{name} {list(p.shape)} ".encode())
-            digest.update(_sample(p.detach()))
+    c, digest = target.config, sha256()
+    for name, p in sorted(target.hf.named_parameters()):
+        digest.update(f"{name} {list(p.shape)} ".encode())
+        digest.update(_sample(p.detach()))
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
     return {"model_type": c.model_type, **{k: getattr(c, k, None) for k in sizes}, "digest": digest.hexdigest()[:32]}
 
@@ -80,19 +79,34 @@ def save(part: nn.Module, kind: str, folder: Path, target: LM, facts: dict[str, 
     Weights keep the part's dtype; what it shares with the target is not in them. A drafter that was there is replaced;
     a folder with anything else in it raises InputError.
     """
-    folder, known = Path(folder), {WEIGHTS, CONFIG, FACTS}
+    with _replacing(Path(folder), facts) as draft:
+        save_file({k: v.detach().cpu().contiguous() for k, v in part.state_dict().items()}, draft / WEIGHTS)
+        (draft / CONFIG).write_text(json.dumps(describe(part, kind, target), indent=2) + "\n", encoding="utf-8")
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
+    """A whole small model as Transformers writes it, with its tokenizer and the facts. As `save` otherwise."""
+    with _replacing(Path(folder), facts) as draft:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+
+
+@contextmanager
+def _replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
+    """A folder to write in; it then takes the place of `folder`, with the facts in it."""
     draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
     try:
-        if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
+        if folder.exists() and not (folder / FACTS).is_file() and any(folder.iterdir()):
             raise InputError(f"{folder} has other files in it: give a new folder, or one that holds a drafter alone")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_file({k: v.detach().cpu().contiguous() for k, v in part.state_dict().items()}, draft / WEIGHTS)
-        (draft / CONFIG).write_text(json.dumps(describe(part, kind, target), indent=2) + "\n", encoding="utf-8")
+        yield draft
         (draft / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
+        for file in draft.iterdir():
+            file.chmod(0o644)  # safetensors writes 0600
         draft.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:

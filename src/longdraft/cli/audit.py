@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from longdraft.cli.generate import MOST_SEED, pairs
+from longdraft.cli.generate import MOST_SEED
+from longdraft.options import pairs
 
 app = typer.Typer(add_completion=False)
 
@@ -54,8 +55,7 @@ def audit(
     from longdraft.bench.entries import Entry
     from longdraft.bench.record import provenance, relative
     from longdraft.cli import prompts
-    from longdraft.cli.job import quiet
-    from longdraft.loading import load
+    from longdraft.loading import load, quiet
     from longdraft.methods import find
     from longdraft.parts import Parts
 

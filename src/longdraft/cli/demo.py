@@ -25,10 +25,10 @@ def demo(
     from rich.console import Console
 
     from longdraft.bench.texts import stdlib_prompt
-    from longdraft.cli.job import WARM, Run, quiet, traffic
+    from longdraft.cli.job import WARM, Run, traffic
     from longdraft.drafters import Drafter
     from longdraft.engine import check
-    from longdraft.loading import load
+    from longdraft.loading import load, quiet
     from longdraft.methods import build
     from longdraft.runs import Prefilled, first_difference
     from longdraft.sampling import Sampler

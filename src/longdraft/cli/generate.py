@@ -7,21 +7,10 @@ from typing import Annotated
 
 import typer
 
-from longdraft.errors import InputError
+from longdraft.options import pairs
 
 app = typer.Typer(add_completion=False)
 MOST_SEED = 1 << 62
-
-
-def pairs(options: list[str]) -> dict[str, str]:
-    """`key=value` words as a dictionary."""
-    found = {}
-    for word in options:
-        key, equals, value = word.partition("=")
-        if not key or not equals or not value:
-            raise InputError(f"-o {word!r} sets no option: give key=value, like gamma=5")
-        found[key] = value
-    return found
 
 
 @app.command()
@@ -63,8 +52,8 @@ def generate(
     """Continue a prompt with any method; the text is plain decoding's own, whatever drafts it."""
     from longdraft.bench.entries import Entry
     from longdraft.cli import prompts
-    from longdraft.cli.job import Job, Printer, end_tokens, quiet
-    from longdraft.loading import load
+    from longdraft.cli.job import Job, Printer, end_tokens
+    from longdraft.loading import load, quiet
     from longdraft.methods import find
     from longdraft.parts import Parts
     from longdraft.sampling import Sampler

@@ -6,10 +6,6 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-import transformers
-from huggingface_hub.utils import logging as hub
-
 from longdraft.bench.entries import Entry
 from longdraft.bench.record import bandwidth, bytes_per_step, provenance
 from longdraft.bench.run import diversity, outcome
@@ -23,15 +19,6 @@ from longdraft.runs import Prefilled, first_difference
 from longdraft.sampling import Sampler
 
 WARM = 24  # tokens decoded before a comparison is timed
-
-
-def quiet(threads: int | None) -> None:
-    """The libraries say nothing; torch uses so many threads."""
-    hub.set_verbosity_error()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def end_tokens(target: LM, tokenizer: Any) -> tuple[int, ...]:

@@ -91,7 +91,9 @@ for kind in KINDS:
 
 
 def main() -> None:
-    """`python -m longdraft.train` is `longdraft train`."""
-    from longdraft.cli import main as run
-
-    raise SystemExit(run(["train", *sys.argv[1:]]))
+    """`python -m longdraft.train`."""
+    try:
+        app()
+    except InputError as error:
+        print(f"longdraft: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -25,7 +25,8 @@ SHARE = 50  # one document of so many is held out where the target does not say 
 class Objective(Protocol):
     """What a kind of drafter learns: `loss` is a function of weights, tokens and generator alone; `part` is trained."""
 
-    part: nn.Module
+    @property
+    def part(self) -> nn.Module: ...
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         """tokens [B,S+1] -> a scalar."""
@@ -158,7 +159,7 @@ class Run:
         if kind in saved.KINDS:
             saved.save(part, kind, out, frozen.lm, record)
         else:
-            saved.save_model(part, out, tokenizer, record)
+            saved.save_model(part, tokenizer, out, record)
         return record
 
 

@@ -9,9 +9,8 @@ from typing import Annotated
 import torch
 import typer
 
-from longdraft.cli.generate import pairs
-from longdraft.cli.job import quiet
-from longdraft.loading import load
+from longdraft.loading import load, quiet
+from longdraft.options import pairs
 from longdraft.train import trainer
 from longdraft.train.data import KINDS as TEXT_KINDS
 from longdraft.train.drafter import Run, Text, corpora

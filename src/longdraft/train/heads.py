@@ -58,8 +58,13 @@ class HeadsObjective:
 
 
 def chained(target: LM, count: int = 3) -> ChainedHeads:
-    """Zero matrices: at first every head says what the state says."""
-    return ChainedHeads(target.config.hidden_size, count, float(getattr(target.config, "rms_norm_eps", None) or 1e-6))
+    """Zero matrices and the target's own norm: at first every head says what the state says."""
+    heads = ChainedHeads(target.config.hidden_size, count, float(getattr(target.config, "rms_norm_eps", None) or 1e-6))
+    norm = getattr(target.hf.get_decoder().norm, "weight", None)
+    if norm is not None and norm.shape == heads.norm_out[0].shape:
+        with torch.no_grad():
+            heads.norm_out.copy_(norm.expand_as(heads.norm_out))
+    return heads
 
 
 def medusa(target: LM, count: int = 4) -> MedusaHeads:
