@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
@@ -14,6 +15,9 @@ from transformers import DynamicCache
 
 from longdraft import InputError, build, generate, importers, saved
 from longdraft.cache import KVCache
+from longdraft.cli import main
+from longdraft.loading import load
+from longdraft.parts import PARTS
 from longdraft.tree import Tree
 
 LM = tiny.target("llama")
@@ -110,17 +114,19 @@ def test_eagle2(tmp_path, bias, biases):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("at", "known", "rope"), [("midlayer", 40, None), ("layers.0", 40, r.LLAMA3), ("midlayer", r.V, None)]
+    ("at", "known", "rope", "normed"),
+    [("midlayer", 40, None, False), ("layers.0", 40, r.LLAMA3, True), ("midlayer", r.V, None, False)],
 )
-def test_eagle3(tmp_path, at, known, rope):
+def test_eagle3(tmp_path, at, known, rope, normed):
     w, config = r.eagle3(LM, at, known, rope)
+    config = {"norm_before_residual": True, "transformer_layer_config": config} if normed else config  # `speculators`
     kind, block = imported(tmp_path, w, config)
     assert kind == "eagle3"
     three, embedded = states(3), LM.hf.get_input_embeddings()(torch.tensor(TEXT))
     feature = torch.cat(three, -1) @ w["fc.weight"].T
-    read = [r.norm(embedded, w[f"{at}.input_layernorm.weight"], 1e-5)]
-    read += [r.norm(feature, w[f"{at}.hidden_norm.weight"], 1e-5)]
-    x = r.layer(w, at, feature, torch.cat(read, -1), r.frequency(500.0, rope), 1e-5)
+    second = r.norm(feature, w[f"{at}.hidden_norm.weight"], 1e-5)
+    read = torch.cat([r.norm(embedded, w[f"{at}.input_layernorm.weight"], 1e-5), second], -1)
+    x = r.layer(w, at, second if normed else feature, read, r.frequency(500.0, rope), 1e-5)
     want = r.norm(x, w["norm.weight"], 1e-5) @ w["lm_head.weight"].T
     found, tokens = run(block, three), torch.arange(known) + w.get("d2t", torch.tensor(0))
     close(found[:, tokens], want, 1e-4)
@@ -137,6 +143,31 @@ def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     drafter = build(METHOD[kind], LM, OPTIONS.get(kind, {}), part)
     prompts = tiny.prompts(40, 33)
     assert generate(LM, prompts, drafter, max_new_tokens=8) == generate(LM, prompts, max_new_tokens=8)
+
+
+def test_the_commands(tmp_path, capsys):
+    """Import for a target in a folder; then a drafter for the bundled one, and one for another target refused."""
+    LM.hf.save_pretrained(tmp_path / "target")
+    folder = r.write(tmp_path / "released", *r.medusa(LM))
+    out = str(tmp_path / "out")
+    assert main(["import", str(folder), "--out", out, "-m", str(tmp_path / "target")]) == 0
+    assert capsys.readouterr().out.startswith("medusa, ")
+    assert main(["import", str(tmp_path / "none"), "--out", out]) == 2
+    assert main(["import", str(folder), "--out", str(folder), "-m", str(tmp_path / "target")]) == 2
+    assert "give another" in capsys.readouterr().err
+
+    bundled, words = load("bundled")[0], ["generate", "a b c", "--method", "medusa", "--max-new-tokens", "4"]
+    saved.save(PARTS["medusa"](bundled, 0), "medusa", tmp_path / "mine", bundled, {})
+    assert main([*words, "--drafter", str(tmp_path / "mine")]) == 0
+    capsys.readouterr()
+    assert main([*words, "--drafter", out]) == 2
+    assert "was trained for" in capsys.readouterr().err
+    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+    config["longdraft"]["target"]["digest"] = "another's"
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    assert main([*words, "--drafter", str(tmp_path / "mine")]) == 2
+    assert "--any-target" in capsys.readouterr().err
+    assert main([*words, "--drafter", str(tmp_path / "mine"), "--any-target"]) == 0
 
 
 # What does not fit ---------------------------------------------------------------------------------------------------
@@ -171,7 +202,7 @@ def test_another_targets_tables_are_seen(tmp_path):
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        ("norm_before_residual", {"norm_before_residual": True}),
+        ("norm_before_fc", {"norm_before_fc": True}),
         ("hidden_act=gelu", {"hidden_act": "gelu"}),
         ("rope type dynamic", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
         ("hidden_size is 48", {"hidden_size": 48}),

@@ -96,8 +96,9 @@ def save(part: nn.Module, kind: str, folder: Path, target: LM, facts: dict[str, 
         draft.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
         raise InputError(f"cannot write {folder} ({error}): make room, or give another folder") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def describe(part: nn.Module, kind: str, target: LM) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def read_config(place: Path) -> dict[str, Any]:
         raise InputError(f"{place} has no {CONFIG}: give the folder that `longdraft train` or `import` wrote")
     config = read_json(place / CONFIG)
     mine = config.get("longdraft")
-    if not isinstance(mine, dict) or not isinstance(mine.get("options"), dict) or "target" not in mine:
+    if not isinstance(mine, dict) or not all(isinstance(mine.get(k), dict) for k in ("options", "target")):
         raise InputError(f"{place} is not in longdraft's layout: `longdraft import {place} --out DIR` reads others")
     if mine.get("kind") not in KINDS:
         raise InputError(f"{place} holds a drafter of kind {mine.get('kind')}: known are {', '.join(KINDS)}")

@@ -144,7 +144,9 @@ class Eagle2Block(EagleBlock):
 class Eagle3Block(EagleBlock):
     """A feature is made of states of three depths; an own head reads the output (EAGLE-3 sec. 3).
 
-    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i].
+    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i]. What attention reads of a
+    feature is normed; the residual stream begins with the feature itself, or normed too where config says
+    norm_before_residual (as `speculators` trains it).
     """
 
     d2t: Tensor
@@ -152,6 +154,7 @@ class Eagle3Block(EagleBlock):
     def __init__(self, config: Any, vocab: int | None = None):
         d = config.hidden_size
         super().__init__(config, 2 * d)
+        self.normed = self.layer["norm_before_residual"] = bool(getattr(config, "norm_before_residual", False))
         self.fuse, self.known = nn.Linear(3 * d, d, bias=False), min(vocab or config.vocab_size, config.vocab_size)
         self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, self.eps) for _ in range(3))
         self.head = nn.Linear(d, self.known, bias=False)
@@ -166,7 +169,8 @@ class Eagle3Block(EagleBlock):
         return self.fuse(torch.cat(states, -1).to(self.o.weight.dtype))
 
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        return feature, torch.cat([self.norm_token(token), self.norm_feature(feature)], -1)
+        normed = self.norm_feature(feature)
+        return normed if self.normed else feature, torch.cat([self.norm_token(token), normed], -1)
 
     def scores(self, target: LM, output: Tensor) -> Tensor:
         found = self.head(self.norm_out(output)).float()

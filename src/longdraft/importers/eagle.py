@@ -20,7 +20,7 @@ LAYER = {
     "norm_token": "input_layernorm",
 }
 # Fields that would change the numbers and that the block has no place for.
-ODD = ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
+ODD = ("norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
 
 
 def fits(source: Released) -> bool:
@@ -88,6 +88,7 @@ def layer_of(source: Released, target: LM) -> dict[str, Any]:
         "rope_parameters": _rope(source, c),
         "max_position_embeddings": c.get("max_position_embeddings", 2048),
         "vocab_size": target.vocab,
+        "norm_before_residual": bool(c.get("norm_before_residual", False)),
         "qkv_bias": any(n.endswith("self_attn.q_proj.bias") for n in source.places),
     }
 
