@@ -1,120 +1,183 @@
-"""A drafter's folder: what was saved is what is loaded, for its own target, and all else is one clear line."""
+"""Drafters on disk: what was saved comes back, for the same target; anything else is one clear line."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from longdraft import InputError, Sampler, build, generate, saved
-from longdraft.model import LM
-from longdraft.parts import PARTS
+from longdraft import InputError, parts, saved
+from longdraft.model import LM as Model
+from longdraft.parts import PARTS, TRAINED, Parts
 
-METHOD = {
-    "glide": ("longspec", {"widths": "2,3", "window": "16"}),
-    "heads": ("tokenswift", {"budget": "24", "sink": "4"}),
-    "medusa": ("medusa", {}),
-    "eagle2": ("eagle2", {"topk": "4", "levels": "2", "nodes": "12"}),
-    "eagle3": ("eagle3", {"topk": "4", "levels": "2", "nodes": "12"}),
-}
+LM = tiny.target("llama")
+each_kind = pytest.mark.parametrize("kind", saved.KINDS)
 
 
-@pytest.mark.parametrize("kind", saved.KINDS)
-def test_what_was_saved_is_what_is_loaded(kind, tmp_path):
-    lm, folder = tiny.target("llama"), tmp_path / kind
-    part = PARTS[kind](lm, 7)
-    saved.save(part, kind, folder, lm, {"steps": 3})
-    found = saved.load(kind, str(folder), lm)
-    assert saved.KINDS[kind].options(found) == saved.KINDS[kind].options(part)
-    for (name, mine), (other, theirs) in zip(found.state_dict().items(), part.state_dict().items(), strict=True):
-        assert name == other and torch.equal(mine, theirs)
-    assert json.loads((folder / "training.json").read_text()) == {"steps": 3}
-    assert not any(p.requires_grad for p in found.parameters())
-    method, options = METHOD[kind]
-    prompts = tiny.prompts(40)
-    texts = [
-        generate(lm, prompts, drafter, max_new_tokens=12, sampler=Sampler(1.0))
-        for drafter in (None, build(method, lm, options, found))
-    ]
-    assert texts[0] == texts[1]
+def other(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 1) -> Model:
+    return Model(tiny.stock(name, seed, dtype), "somebody/other")
 
 
-def test_the_targets_own_tables_are_not_in_the_folder(tmp_path):
-    lm = tiny.target("llama")
-    saved.save(PARTS["glide"](lm, 0), "glide", tmp_path / "g", lm, {})
-    names = list(load_file(tmp_path / "g" / "model.safetensors"))
-    assert names and not [n for n in names if "embed" in n or "head" in n or "target" in n]
+def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    mine, theirs = a.state_dict(), b.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
-def test_a_fingerprint_is_of_the_weights_and_not_of_the_dtype():
-    lm = tiny.target("llama")
-    exact = LM(tiny.stock("llama", dtype=torch.bfloat16))
-    assert saved.fingerprint(exact) == saved.fingerprint(LM(tiny.stock("llama", dtype=torch.bfloat16).float()))
-    assert saved.fingerprint(lm) != saved.fingerprint(LM(tiny.stock("llama", 1)))
-    moved = tiny.stock("llama")
-    with torch.no_grad():
-        moved.model.layers[1].mlp.up_proj.weight[0] += 1
-    assert saved.fingerprint(lm) != saved.fingerprint(LM(moved))
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A saved GLIDE block."""
+    saved.save(PARTS["glide"](LM, 3), "glide", tmp_path / "glide", LM, {"steps": 7})
+    return tmp_path / "glide"
 
 
-def spoil(folder, change):
+def edit(folder: Path, **fields) -> None:
     config = json.loads((folder / "config.json").read_text())
-    change(config)
+    config["longdraft"] |= fields
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def reshaped(folder):
+@each_kind
+def test_what_was_saved_comes_back(tmp_path, kind):
+    part = PARTS[kind](LM, 3)
+    saved.save(part, kind, tmp_path / kind, LM, {"steps": 7})
+    back = saved.load(kind, str(tmp_path / kind), LM)
+    assert equal(part, back) and type(back) is type(part) and not back.training
+    assert saved.KINDS[kind].options(back) == saved.KINDS[kind].options(part)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [kind]
+    assert json.loads((tmp_path / kind / "training.json").read_text()) == {"steps": 7}
+
+
+@each_kind
+def test_the_targets_tables_are_not_in_it(tmp_path, kind):
+    saved.save(PARTS[kind](LM, 3), kind, tmp_path / kind, LM, {})
+    weights = load_file(tmp_path / kind / "model.safetensors")
+    tables = (LM.hf.get_input_embeddings().weight, LM.hf.get_output_embeddings().weight)
+    assert not any(t.shape == table.shape and torch.equal(t, table) for t in weights.values() for table in tables)
+
+
+def test_options_come_back(tmp_path):
+    block = saved.Glide(LM, window=9, with_norm=True)
+    saved.save(block, "glide", tmp_path / "g", LM, {})
+    back = saved.load("glide", str(tmp_path / "g"), LM)
+    assert (back.window, back.with_norm) == (9, True)
+    heads = saved.MedusaHeads(64, 2, torch.randn(2, 96, 64))
+    saved.save(heads, "medusa", tmp_path / "m", LM, {})
+    assert equal(heads, saved.load("medusa", str(tmp_path / "m"), LM))
+
+
+def test_the_layout_is_that_of_speculators(folder):
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == config["speculators_model_type"] == "longdraft-glide"
+    assert config["speculators_version"] and config["dtype"] == "float32"
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "llama", "architectures": ["LlamaForCausalLM"]}
+
+
+def test_weights_keep_their_dtype_and_follow_the_targets(tmp_path):
+    part, target = PARTS["eagle3"](LM, 3), Model(tiny.stock("llama", dtype=torch.bfloat16))
+    saved.save(part, "eagle3", tmp_path / "e", LM, {})
+    back = saved.load("eagle3", str(tmp_path / "e"), target)
+    assert next(back.parameters()).dtype == torch.bfloat16 and back.d2t.dtype == torch.long
+    assert load_file(tmp_path / "e" / "model.safetensors")["q.weight"].dtype == torch.float32
+
+
+def test_the_fingerprint_knows_a_target_in_any_dtype():
+    mine = saved.fingerprint(LM)
+    assert mine == saved.fingerprint(Model(tiny.stock("llama", dtype=torch.bfloat16)))
+    assert mine["digest"] != saved.fingerprint(other())["digest"]
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.2.self_attn.k_proj.weight", "model.norm.weight"])
+def test_the_fingerprint_sees_one_tensor_change(name):
+    target = Model(tiny.stock("llama"))
+    with torch.no_grad():
+        dict(target.hf.named_parameters())[name].mul_(1.05)
+    assert saved.fingerprint(target)["digest"] != saved.fingerprint(LM)["digest"]
+
+
+def test_another_targets_drafter_is_refused_unless_asked_for(folder):
+    with pytest.raises(InputError, match=r"trained for llama, whose weights are not this target's.*--any-target"):
+        saved.load("glide", str(folder), other())
+    assert equal(saved.load("glide", str(folder), other(), anyhow=True), PARTS["glide"](LM, 3))
+    with pytest.raises(InputError, match="whose hidden_size is 64; here it is 48"):
+        saved.load("glide", str(folder), other("llama-6of3"), anyhow=True)
+
+
+def test_bad_folders_are_explained(tmp_path, folder):
+    def refused(words: str, kind: str = "glide", where: Path = folder) -> None:
+        with pytest.raises(InputError, match=words) as caught:
+            saved.load(kind, str(where), LM)
+        assert "\n" not in str(caught.value)
+
+    refused("holds a drafter of kind glide; this method needs one of kind eagle3", "eagle3")
+    refused("no drafter at", where=tmp_path / "none")
+    refused("has no config.json", where=tmp_path)
     weights = load_file(folder / "model.safetensors")
-    weights["weight"] = weights["weight"][:, :3].contiguous()
-    save_file(weights, folder / "model.safetensors")
+    for words, changed in {
+        "lacks q_proj.bias": {k: v for k, v in weights.items() if k != "q_proj.bias"},
+        "has a surplus odd": weights | {"odd": torch.ones(1)},
+        r"q_proj.bias is \[3\], and \[64\]": weights | {"q_proj.bias": torch.ones(3)},
+        "q_proj.bias is of torch.int64": weights | {"q_proj.bias": torch.ones(64, dtype=torch.long)},
+    }.items():
+        save_file(changed, folder / "model.safetensors")
+        refused(words)
+    (folder / "model.safetensors").write_bytes(b"1234")
+    refused("is damaged")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused("only pickled weights .pytorch_model.bin., which can run code")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    for words, fields in {
+        "bad options": {"options": {"windows": 3}},
+        "holds a drafter of kind magic": {"kind": "magic"},
+        "is not in longdraft's layout": {"target": None},
+    }.items():
+        save_file(weights, folder / "model.safetensors")
+        edit(folder, **fields)
+        refused(words)
+    (folder / "config.json").write_text("{")
+    refused("is unreadable")
 
 
-def surplus(folder):
-    save_file({**load_file(folder / "model.safetensors"), "odd": torch.zeros(1)}, folder / "model.safetensors")
+def test_saving_is_all_or_nothing(tmp_path, folder, monkeypatch):
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(TypeError):  # a fact that is no JSON: found after the weights are written
+        saved.save(PARTS["glide"](LM, 4), "glide", folder, LM, {"x": object()})
+    assert (folder / "model.safetensors").read_bytes() == before and not list(tmp_path.glob(".*"))
+    saved.save(PARTS["glide"](LM, 4), "glide", folder, LM, {})
+    assert equal(saved.load("glide", str(folder), LM), PARTS["glide"](LM, 4))
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="has other files in it"):
+        saved.save(PARTS["glide"](LM, 4), "glide", folder, LM, {})
+    monkeypatch.setattr(saved, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(InputError, match=r"cannot write .* .disk full."):
+        saved.save(PARTS["glide"](LM, 4), "glide", tmp_path / "new", LM, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["glide"]
 
 
-BAD = {
-    "no folder": (lambda f: f.rename(f.with_name("gone")), "no drafter at"),
-    "no json": (lambda f: (f / "config.json").write_text("{"), "unreadable config.json"),
-    "another config": (
-        lambda f: (f / "config.json").write_text('{"model_type": "llama"}'),
-        "not in longdraft's layout",
-    ),
-    "another kind": (lambda f: spoil(f, lambda c: c["longdraft"].update(kind="glide")), "kind glide"),
-    "odd options": (lambda f: spoil(f, lambda c: c["longdraft"].update(options={})), "bad options"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
-    "pickle": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x02}"), "is damaged"),
-    "misshapen": (reshaped, "weight is"),
-    "surplus": (surplus, "a surplus odd"),
-    "another target": (lambda f: spoil(f, lambda c: c["longdraft"]["target"].update(digest="0")), "--any-target"),
-}
+# Where parts come from ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_with_a_folder_is_one_line(case, tmp_path):
-    lm, folder = tiny.target("llama"), tmp_path / "m"
-    saved.save(PARTS["medusa"](lm, 0), "medusa", folder, lm, {})
-    change, words = BAD[case]
-    change(folder)
-    with pytest.raises(InputError, match=words) as error:
-        saved.load("medusa", str(folder), lm)
-    assert "\n" not in str(error.value)
+def test_a_drafter_beside_the_target_is_found(tmp_path, monkeypatch):
+    saved.save(PARTS["heads"](LM, 3), "heads", tmp_path / "heads", LM, {})
+    found = Parts(model=str(tmp_path))
+    assert equal(found.of("heads", LM), PARTS["heads"](LM, 3)) and found.origin("heads") == "heads"
+    assert found.of("glide", LM) is None
+    monkeypatch.setattr(parts, "BUNDLED", tmp_path / "target")
+    assert equal(Parts(model="bundled").of("heads", LM), PARTS["heads"](LM, 3))
+    assert Parts(random=True, model=str(tmp_path)).origin("heads") == "random, seed 0"
 
 
-def test_another_targets_drafter_is_taken_when_asked(tmp_path):
-    lm = tiny.target("llama")
-    saved.save(PARTS["medusa"](lm, 0), "medusa", tmp_path / "m", lm, {})
-    other = LM(tiny.stock("llama", 1), "other")
-    with pytest.raises(InputError, match="not this target's"):
-        saved.load("medusa", str(tmp_path / "m"), other)
-    assert saved.load("medusa", str(tmp_path / "m"), other, anyhow=True) is not None
+def test_any_target_is_passed_on(folder):
+    with pytest.raises(InputError, match="--any-target"):
+        Parts(str(folder)).of("glide", other())
+    assert equal(Parts(str(folder), any_target=True).of("glide", other()), PARTS["glide"](LM, 3))
+    with pytest.raises(InputError, match="add --drafter FOLDER"):
+        Parts(any_target=True)
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
-    lm = tiny.target("llama")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write"):
-        saved.save(PARTS["medusa"](lm, 0), "medusa", tmp_path / "file" / "m", lm, {})
+def test_every_kind_can_be_loaded():
+    assert TRAINED.keys() == PARTS.keys()

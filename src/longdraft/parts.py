@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from longdraft import saved
 from longdraft.drafters.eagle_block import random_eagle2, random_eagle3

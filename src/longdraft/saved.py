@@ -93,25 +93,26 @@ def save_model(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) 
 
 @contextmanager
 def _replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
-    """A folder to write in; it then takes the place of `folder`, with the facts in it."""
+    """A folder to write in; it then takes the place of `folder`, with the facts in it, or nothing is changed."""
     draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
+    shutil.rmtree(draft, ignore_errors=True)
     try:
-        if folder.exists() and not (folder / FACTS).is_file() and any(folder.iterdir()):
-            raise InputError(f"{folder} has other files in it: give a new folder, or one that holds a drafter alone")
-        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         yield draft
         (draft / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        for file in draft.iterdir():
+            file.chmod(0o644)  # safetensors writes 0600
+        if folder.exists() and not {p.name for p in folder.iterdir()} <= {p.name for p in draft.iterdir()}:
+            raise InputError(f"{folder} has other files in it: give a new folder, or one that holds a drafter alone")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
-        for file in draft.iterdir():
-            file.chmod(0o644)  # safetensors writes 0600
         draft.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft, ignore_errors=True)
         raise InputError(f"cannot write {folder} ({error}): make room, or give another folder") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def describe(part: nn.Module, kind: str, target: LM) -> dict[str, Any]:
@@ -168,13 +169,11 @@ def read_config(place: Path) -> dict[str, Any]:
     """config.json of a saved drafter. Raises InputError that says what lies there instead."""
     if not place.is_dir():
         raise InputError(f"no drafter at {place}: give the folder that `longdraft train` or `longdraft import` wrote")
-    try:
-        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = f"no {CONFIG}" if isinstance(error, FileNotFoundError) else f"an unreadable {CONFIG} ({error})"
-        raise InputError(f"{place} has {why}: give the folder that `longdraft train` wrote") from None
-    mine = config.get("longdraft") if isinstance(config, dict) else None
-    if not isinstance(mine, dict) or not isinstance(mine.get("options"), dict) or "target" not in mine:
+    if not (place / CONFIG).is_file():
+        raise InputError(f"{place} has no {CONFIG}: give the folder that `longdraft train` or `import` wrote")
+    config = read_json(place / CONFIG)
+    mine = config.get("longdraft")
+    if not isinstance(mine, dict) or not all(isinstance(mine.get(k), dict) for k in ("options", "target")):
         raise InputError(f"{place} is not in longdraft's layout: `longdraft import {place} --out DIR` reads others")
     if mine.get("kind") not in KINDS:
         raise InputError(f"{place} holds a drafter of kind {mine.get('kind')}: known are {', '.join(KINDS)}")
@@ -183,6 +182,17 @@ def read_config(place: Path) -> dict[str, Any]:
         why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else f"no {WEIGHTS}"
         raise InputError(f"{place} has {why}: give a folder with {WEIGHTS} (`longdraft import` makes one)")
     return config
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises InputError."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is unreadable ({error}): copy or make it again") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} holds no JSON object: copy or make it again")
+    return found
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -223,4 +233,8 @@ def fill(part: nn.Module, weights: dict[str, Tensor], where: str) -> None:
             )
         if weights[name].is_floating_point() != want.is_floating_point():
             raise InputError(f"{where}: {name} is of {weights[name].dtype}, which is no kind of {want.dtype}")
+    if isinstance(part, Eagle3Block):
+        tokens = torch.arange(part.known) + weights["d2t"].cpu()
+        if tokens.min() < 0 or tokens.max() >= part.layer["vocab_size"] or len(tokens.unique()) < part.known:
+            raise InputError(f"{where}: d2t does not name a token of the target for each of the drafter's own")
     part.load_state_dict(weights)

@@ -38,6 +38,7 @@ COMMANDS = {
     ),
     "report": Command("longdraft.bench.commands", "Tables and plots from such records.", True),
     "train": Command("longdraft.train.commands", "Train a model or a drafter."),
+    "import": Command("longdraft.cli.import_", "A drafter that others released, in longdraft's layout."),
 }
 HELP = ("-h", "--help", "help")
 

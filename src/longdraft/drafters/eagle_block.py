@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft import ops
 from longdraft.cache import KVCache
 from longdraft.model import LM
 
 B = TypeVar("B", bound="EagleBlock")
+ROPES = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on how long the text is
+
+
+def ropes_of(config: Any) -> dict[str, Any]:
+    """The rotation of a target's or a layer's config; theta alone where a target turns in a way that a layer cannot."""
+    found = getattr(config, "rope_parameters", None) or {}
+    theta = float(found.get("rope_theta") or 10000.0)
+    kind = found.get("rope_type", "default")
+    if kind == "default" or kind not in ROPES:
+        return {"rope_type": "default", "rope_theta": theta}
+    return {**{k: v for k, v in found.items() if k != "partial_rotary_factor"}, "rope_theta": theta}
 
 
 class EagleBlock(nn.Module, ABC):
@@ -32,8 +46,6 @@ class EagleBlock(nn.Module, ABC):
         self.kv = getattr(config, "num_key_value_heads", None) or heads
         self.dim = getattr(config, "head_dim", None) or d // heads
         self.eps = getattr(config, "rms_norm_eps", 1e-6)
-        ropes = getattr(config, "rope_parameters", None) or {}
-        self.theta = float(ropes.get("rope_theta") or 10000.0)
         self.layer = {
             "hidden_size": d,
             "intermediate_size": config.intermediate_size,
@@ -41,11 +53,17 @@ class EagleBlock(nn.Module, ABC):
             "num_key_value_heads": self.kv,
             "head_dim": self.dim,
             "rms_norm_eps": self.eps,
-            "rope_parameters": {"rope_theta": self.theta},
+            "rope_parameters": ropes_of(config),
+            "max_position_embeddings": getattr(config, "max_position_embeddings", 2048),
             "vocab_size": config.vocab_size,
+            "qkv_bias": bool(getattr(config, "qkv_bias", False)),
         }
-        self.q = nn.Linear(wide, heads * self.dim, bias=False)
-        self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias=False) for _ in range(2))
+        sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
+        rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(self.layer[k]) for k in sizes}))
+        self.frequency, self.scaling = rotary.inv_freq, rotary.attention_scaling  # float32 whatever the weights are
+        bias = self.layer["qkv_bias"]
+        self.q = nn.Linear(wide, heads * self.dim, bias)
+        self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias) for _ in range(2))
         self.o = nn.Linear(heads * self.dim, d, bias=False)
         self.gate, self.up = (nn.Linear(d, config.intermediate_size, bias=False) for _ in range(2))
         self.down = nn.Linear(config.intermediate_size, d, bias=False)
@@ -100,9 +118,9 @@ class EagleBlock(nn.Module, ABC):
 
     def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """x [B,H,W,D] turned by its position [B,W]."""
-        at = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
-        angle = (position[..., None] * self.theta ** (-at / self.dim))[:, None]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        self.frequency = self.frequency.to(x.device)
+        angle = (position[..., None] * self.frequency)[:, None]
+        cos, sin = ((self.scaling * turned).to(x.dtype) for turned in (angle.cos(), angle.sin()))
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -113,7 +131,8 @@ class Eagle2Block(EagleBlock):
     def __init__(self, config: Any):
         d = config.hidden_size
         super().__init__(config, d)
-        self.fuse, self.known = nn.Linear(2 * d, d), config.vocab_size
+        bias = self.layer["fuse_bias"] = bool(getattr(config, "fuse_bias", True))
+        self.fuse, self.known = nn.Linear(2 * d, d, bias), config.vocab_size
 
     @staticmethod
     def tapped(layers: int) -> list[int]:
@@ -133,7 +152,9 @@ class Eagle2Block(EagleBlock):
 class Eagle3Block(EagleBlock):
     """A feature is made of states of three depths; an own head reads the output (EAGLE-3 sec. 3).
 
-    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i].
+    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i]. What attention reads of a
+    feature is normed; the residual stream begins with the feature itself, or normed too where config says
+    norm_before_residual (as `speculators` trains it).
     """
 
     d2t: Tensor
@@ -141,6 +162,7 @@ class Eagle3Block(EagleBlock):
     def __init__(self, config: Any, vocab: int | None = None):
         d = config.hidden_size
         super().__init__(config, 2 * d)
+        self.normed = self.layer["norm_before_residual"] = bool(getattr(config, "norm_before_residual", False))
         self.fuse, self.known = nn.Linear(3 * d, d, bias=False), min(vocab or config.vocab_size, config.vocab_size)
         self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, self.eps) for _ in range(3))
         self.head = nn.Linear(d, self.known, bias=False)
@@ -155,7 +177,8 @@ class Eagle3Block(EagleBlock):
         return self.fuse(torch.cat(states, -1).to(self.o.weight.dtype))
 
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        return feature, torch.cat([self.norm_token(token), self.norm_feature(feature)], -1)
+        normed = self.norm_feature(feature)
+        return normed if self.normed else feature, torch.cat([self.norm_token(token), normed], -1)
 
     def scores(self, target: LM, output: Tensor) -> Tensor:
         found = self.head(self.norm_out(output)).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,8 @@ class Frozen:
             )
         if layer is None:
             return Seen(taps.states)
-        return Seen(taps.states, cache.layers[layer].keys, cache.layers[layer].values)
+        held: Any = cache.layers[layer]
+        return Seen(taps.states, held.keys, held.values)
 
     @torch.no_grad()
     def says(self, state: Tensor) -> Tensor:
@@ -68,15 +70,20 @@ class Frozen:
         return torch.cat([self.lm.head(part).argmax(-1) for part in state.split(CHUNK, 1)], 1)
 
     def loss(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mean cross-entropy of logits(states [N,d]) with labels [N] (below 0: left out), CHUNK rows at a time."""
-        total = states.new_zeros((), dtype=torch.float32)
+        """Mean cross-entropy of logits(states [N,d]) [N,V] with labels [N] (below 0: left out)."""
+        return self.losses(states, labels[:, None], lambda x: logits(x)[:, None])[0]
+
+    def losses(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+        """The same for several guesses at once, [N,H,V] and [N,H] -> [H]; CHUNK rows of logits exist at a time."""
+        total = torch.zeros(labels.shape[1], device=states.device)
         for part, wanted in zip(states.split(CHUNK), labels.split(CHUNK), strict=True):
             total = total + checkpoint(_summed, part, wanted, logits, use_reentrant=False)
-        return total / (labels >= 0).sum().clamp(min=1)
+        return total / (labels >= 0).sum(0).clamp(min=1)
 
 
 def _summed(states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    return F.cross_entropy(logits(states).float(), labels, ignore_index=-100, reduction="sum")
+    found = F.cross_entropy(logits(states).float().flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+    return found.view(labels.shape).sum(0)
 
 
 def matches(found: Tensor, wanted: Tensor) -> float:

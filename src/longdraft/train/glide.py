@@ -56,7 +56,7 @@ class GlideObjective:
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         given, after = tokens[:, :-1], tokens[:, 1:]
-        position = self.positions(*given.shape, rng)
+        position = self.positions(given.shape[0], given.shape[1], rng)
         lag = int(rng.integers(1, self.lags + 1))
         seen, said = self._read(given, position)
         z = self.hidden(given, position, seen, lag)

@@ -43,11 +43,9 @@ class HeadsObjective:
         read, said = self._read(tokens)
         wanted, project = self._wanted(tokens, said).flatten(0, 1), self.frozen.lm.project
         decay = 1.0 if isinstance(self.part, ChainedHeads) else MEDUSA_DECAY
-        total = read.new_zeros((), dtype=torch.float32)
-        for i in range(len(self.part)):
-            some = self.frozen.loss(read.flatten(0, 1), wanted[:, i], lambda x, i=i: self.part(x, project)[:, i])
-            total = total + decay**i * some
-        return total / sum(decay**i for i in range(len(self.part)))
+        losses = self.frozen.losses(read.flatten(0, 1), wanted, lambda x: self.part(x, project))
+        weights = decay ** torch.arange(len(losses), device=losses.device)
+        return (losses * weights).sum() / weights.sum()
 
     def shares(self, tokens: Tensor) -> list[float]:
         """The first is the target's own next token, which it gives exactly."""
