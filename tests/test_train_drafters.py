@@ -93,3 +93,18 @@ def test_a_run_ends_when_acceptance_no_longer_rises():
 
     assert not stale(looks(1.0, 1.0, 1.0), 0) and not stale(looks(1.0, 0.9), 2)
     assert stale(looks(1.0, 1.2, 1.1, 1.2), 2) and not stale(looks(1.0, 1.2, 1.1, 1.3), 2)
+
+
+def test_a_small_model_with_the_targets_tokenizer(cli, tmp_path):
+    line = "target --no-environment --text corpus.txt --layers 1 --hidden 32 --heads 2 --mlp 32 --positions 256"
+    line = f"{line} --stage 32:3 --step-tokens 64 --threads 1 --contexts= --tokenizer tiny".split()
+    options = ["--out", str(tmp_path / "small"), "--work", str(tmp_path / "run")]
+    status, _, err = cli("train", *line, *options, "--vocab", "300")
+    assert status == 2 and "315 entries" in err
+    assert cli("train", *line, *options, "--vocab", "320")[0] == 0
+    known = json.loads((tmp_path / "small" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert known == json.loads(Path("tiny/tokenizer.json").read_text())["model"]["vocab"]
+    status, out, _ = cli("train", "plot", str(tmp_path / "run"))
+    assert status == 0 and Path(out.strip()).read_bytes()[:4] == b"\x89PNG"
+    status, _, err = cli("train", "plot", str(tmp_path))
+    assert status == 2 and "holds no run" in err

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from longdraft.errors import InputError
-from longdraft.train import data, probes, target, trainer
+from longdraft.train import data, plot, probes, target, trainer
 from longdraft.train.drafter_commands import HELP, command
 from longdraft.train.kinds import KINDS
 from longdraft.train.schedule import Plan, parse_stages
@@ -31,6 +31,7 @@ def train_target(
     export_only: Annotated[bool, typer.Option(help="No training: write the newest checkpoint to --out.")] = False,
     contexts: Annotated[str, typer.Option(help="Of the final probes; '': none.")] = "512,1024,2048,4096,8192",
     vocab: Annotated[int, typer.Option()] = 4096,
+    tokenizer: Annotated[str, typer.Option(help="Take that of 'bundled' or a folder, to draft for it.")] = "",
     layers: Annotated[int, typer.Option(min=1)] = 4,
     hidden: Annotated[int, typer.Option(min=16)] = 256,
     heads: Annotated[int, typer.Option(min=1)] = 4,
@@ -56,7 +57,7 @@ def train_target(
             torch.set_num_threads(threads)
         plan = Plan(parse_stages(stage, positions), step_tokens, decay)
         lengths = [int(c) for c in contexts.split(",") if c.strip().isdecimal()]
-        corpus, heldout = target.prepare(work, text, environment, package_cap, vocab, positions)
+        corpus, heldout = target.prepare(work, text, environment, package_cap, vocab, positions, tokenizer)
         model = target.build(vocab, layers, hidden, heads, mlp, positions, seed)
         if not export_only:
             state = trainer.train(
@@ -84,6 +85,12 @@ def train_target(
     except InputError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+
+
+@app.command("plot")
+def plot_run(run: Annotated[Path, typer.Argument(help="The --work folder of a run.")]) -> None:
+    """Loss and held-out figures of a run over its tokens, as RUN/loss.png."""
+    typer.echo(plot.draw(run))
 
 
 for kind in KINDS:

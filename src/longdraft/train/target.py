@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from longdraft.errors import InputError
+from longdraft.loading import BUNDLED
 from longdraft.train import checkpoint, data, guide, probes, tokenizer
 from longdraft.train.rows import IGNORE, batch
 from longdraft.train.schedule import Plan
@@ -28,14 +29,26 @@ LEAST_TOKENS = 2000
 GUIDANCE = 0.3  # weight of the attention guidance beside the loss
 
 
-def prepare(folder: Path, globs: list[str], environment: bool, cap: int, vocab: int, positions: int):
-    """Tokenizer, training corpus and held-out corpus under folder/data, made once; -> (train, held out)."""
+def prepare(
+    folder: Path, globs: list[str], environment: bool, cap: int, vocab: int, positions: int, words: str = ""
+) -> tuple[data.Corpus, data.Corpus]:
+    """Tokenizer, training corpus and held-out corpus under folder/data, made once; -> (train, held out).
+
+    words: the folder of a model whose tokenizer is taken, for a small model that drafts for it; "": a new one.
+    """
     home = folder / "data"
     if not (home / "done").exists():
         seen, unseen = data.split(data.collect(globs, environment, cap), HELD_OUT)
         if not seen:
             raise InputError("nothing to train on: all text is held out or unreadable")
-        made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
+        if words:
+            made = tokenizer.load(BUNDLED if words == "bundled" else Path(words))
+            if made.get_vocab_size() > vocab:
+                raise InputError(
+                    f"the tokenizer of {words} has {made.get_vocab_size()} entries: give as large a --vocab"
+                )
+        else:
+            made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
         tokenizer.save(made, home / "tokenizer", positions)
         data.tokenise(seen, made, tokenizer.EOS_ID).save(home / "train")
         data.tokenise(unseen, made, tokenizer.EOS_ID).save(home / "heldout")
