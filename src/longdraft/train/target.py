@@ -45,7 +45,7 @@ def prepare(
             made = tokenizer.load(BUNDLED if words == "bundled" else Path(words))
             if made.get_vocab_size() > vocab:
                 raise InputError(
-                    f"the tokenizer of {words} has {made.get_vocab_size()} entries: give as large a --vocab"
+                    f"{words} has a tokenizer of {made.get_vocab_size()} entries: give as large a --vocab"
                 )
         else:
             made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
