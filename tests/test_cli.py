@@ -337,7 +337,7 @@ BAD = [
     ("generate hi -m tiny --method sd", "--drafter FOLDER or --random-drafter"),
     ("generate hi -m tiny --method sd --drafter tiny --random-drafter", "one of them"),
     ("generate hi -m tiny --method sd --drafter nowhere", "no model folder"),
-    ("generate hi -m tiny --method longspec --drafter tiny", "not loaded yet"),
+    ("generate hi -m tiny --method longspec --drafter tiny", "is not in longdraft's layout"),
     ("generate hi -m org/none", "cannot reach the Hub"),
     ("generate hi -m tiny -o gama=3", "gamma, ratio"),
     ("generate hi -m tiny -o ratio=nan", "ratio"),
