@@ -108,3 +108,32 @@ def test_a_small_model_with_the_targets_tokenizer(cli, tmp_path):
     assert status == 0 and Path(out.strip()).read_bytes()[:4] == b"\x89PNG"
     status, _, err = cli("train", "plot", str(tmp_path))
     assert status == 2 and "holds no run" in err
+
+
+def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
+    out = tmp_path / "own.jsonl"
+    line = [
+        "text",
+        "-m",
+        "tiny",
+        "--text",
+        "corpus.txt",
+        "--prompt-tokens",
+        "9",
+        "--max-new-tokens",
+        "20",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+    ]
+    assert cli("train", *line, "--out", str(out), "--count", "3")[0] == 0
+    whole = out.read_text()
+    texts = [json.loads(x)["text"] for x in whole.splitlines()]
+    assert len(set(texts)) == 3 and all(texts)
+    out.write_text(whole[: len(whole) // 2])  # a run that was killed as it wrote
+    status, said, _ = cli("train", *line, "--out", str(out), "--count", "3")
+    assert status == 0 and out.read_text() == whole and "3 in" in said
+    Path("notes.txt").write_text("mine\n")
+    status, _, err = cli("train", *line, "--out", "notes.txt", "--count", "3")
+    assert status == 2 and "something else" in err and Path("notes.txt").read_text() == "mine\n"

@@ -11,7 +11,7 @@ import typer
 
 from longdraft.errors import InputError
 from longdraft.train import data, plot, probes, target, trainer
-from longdraft.train.drafter_commands import HELP, command
+from longdraft.train.drafter_commands import HELP, command, write_text
 from longdraft.train.kinds import KINDS
 from longdraft.train.schedule import Plan, parse_stages
 
@@ -93,6 +93,7 @@ def plot_run(run: Annotated[Path, typer.Argument(help="The --work folder of a ru
     typer.echo(plot.draw(run))
 
 
+app.command("text")(write_text)
 for kind in KINDS:
     app.command(kind, help=HELP[kind])(command(kind))
 

@@ -11,7 +11,7 @@ import typer
 
 from longdraft.loading import load, quiet
 from longdraft.options import pairs
-from longdraft.train import trainer
+from longdraft.train import generations, trainer
 from longdraft.train.data import KINDS as TEXT_KINDS
 from longdraft.train.drafter import Run, Text, corpora
 from longdraft.train.frozen import Frozen, refuse_long
@@ -97,3 +97,31 @@ def command(kind: str) -> Callable[..., None]:
 
     train.__doc__ = f"{HELP[kind]}\n\n-o takes: {', '.join(KINDS[kind][0].options)}."
     return train
+
+
+def write_text(
+    out: Annotated[Path, typer.Option(help="JSON lines go here; what is there already stays.")],
+    model: Annotated[str, typer.Option("-m", "--model", help="'bundled', a folder, a Hub id.")] = "bundled",
+    work: Annotated[Path | None, typer.Option(help="Tokenised text [OUT.run].")] = None,
+    text: Annotated[list[str], typer.Option(help="Folder or glob of files to take beginnings from, repeated.")] = [],  # noqa: B006
+    environment: Annotated[bool | None, typer.Option(help="This Python's library and packages.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Texts.")] = 1000,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each beginning.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 448,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy: small models then go in circles.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(help="0: torch's choice.", min=0)] = 0,
+) -> None:
+    """Continue pieces of a text by the target: its own words, to train drafters on. Run again, it goes on."""
+    quiet(threads or None)
+    target, tokenizer = load(model, dtype)
+    source = Text(text, environment if environment is not None else not text)
+    corpus, _ = corpora(Frozen(target), tokenizer, source, work or out.with_name(out.name + ".run"))
+    with trainer.bar("{task.completed}/{task.total} texts") as shown:
+        task = shown.add_task("text", total=count)
+        before = generations.write(
+            target, tokenizer, corpus, out, count, prompt_tokens, max_new_tokens, temperature, seed,
+            lambda: shown.advance(task),
+        )  # fmt: skip
+    typer.echo(f"{max(count - before, 0)} texts written, {max(before, count)} in {out}")

@@ -44,9 +44,7 @@ def prepare(
         if words:
             made = tokenizer.load(BUNDLED if words == "bundled" else Path(words))
             if made.get_vocab_size() > vocab:
-                raise InputError(
-                    f"{words} has a tokenizer of {made.get_vocab_size()} entries: give as large a --vocab"
-                )
+                raise InputError(f"{words} has a tokenizer of {made.get_vocab_size()} entries: give as large a --vocab")
         else:
             made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
         tokenizer.save(made, home / "tokenizer", positions)

@@ -213,8 +213,10 @@ def asked_to_stop() -> Iterator[list]:
             signal.signal(number, handler)
 
 
-def bar() -> Progress:
-    columns = ("{task.description}", "{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}")
-    parts = [TextColumn(c) for c in columns]
-    speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
-    return Progress(parts[0], BarColumn(), *parts[1:], speed, TimeRemainingColumn(), console=Console(stderr=True))
+def bar(*columns: str) -> Progress:
+    """A progress bar on standard error; by default with a step's loss and speed."""
+    step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
+    texts = [TextColumn(c) for c in columns or step]
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), *texts, TimeRemainingColumn(), console=Console(stderr=True)
+    )
