@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from place import words
+from safetensors.torch import load_file
 
+from longdraft import InputError
 from longdraft.methods import METHODS
 from longdraft.train.drafter import stale
+from longdraft.train.processes import Team
 
 QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
 USES = {
@@ -137,3 +143,22 @@ def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
     Path("notes.txt").write_text("mine\n")
     status, _, err = cli("train", *line, "--out", "notes.txt", "--count", "3")
     assert status == 2 and "something else" in err and Path("notes.txt").read_text() == "mine\n"
+
+
+def test_two_processes_learn_what_one_does(place, tmp_path):
+    line = f"medusa {QUICK} --steps 4 --accumulate 2 --probe-every 2".split()
+    alone = [sys.executable, "-m", "longdraft.train"]
+    both = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517", "-m"]
+    for name, start in (("alone", alone), ("both", [*both, "longdraft.train"])):
+        subprocess.run([*start, *line, "--out", str(tmp_path / name)], check=True, capture_output=True, timeout=120)
+    one, two = losses(f"{tmp_path}/alone.run"), losses(f"{tmp_path}/both.run")
+    assert sorted(one) == [1, 2, 3, 4] and two == pytest.approx(one, rel=1e-5)
+    weights = [load_file(tmp_path / name / "model.safetensors")["weight"] for name in ("alone", "both")]
+    assert torch.allclose(*weights, atol=1e-5) and weights[0].abs().max() > 0
+    assert json.loads((tmp_path / "both" / "training.json").read_text())["tokens"] == 4 * 2 * 64
+
+
+def test_parts_that_cannot_be_shared_out_are_refused():
+    assert [list(Team(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
+    with pytest.raises(InputError, match="--accumulate 2"):
+        Team(0, 2).share(3)

@@ -15,7 +15,9 @@ from longdraft import saved
 from longdraft.errors import InputError
 from longdraft.train import checkpoint, data, rows, trainer
 from longdraft.train.frozen import Frozen, implied_length
+from longdraft.train.processes import Team
 from longdraft.train.schedule import Plan
+from longdraft.train.trainer import ALONE
 
 LEAST_TOKENS = 2000
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
@@ -121,16 +123,17 @@ class Run:
     patience: int = 0
     save_seconds: float = 300
     log_every: int = 10
+    parts: int = 1
+    team: Team = ALONE
 
     def train(self, objective: Objective, corpus: data.Corpus, heldout: data.Corpus, settings: dict) -> dict:
         """-> the state of the trainer; it ends early after `patience` looks at held-out text without a better one."""
         texts = held_out_rows(heldout, max(length for length, _ in self.plan.stages))
 
-        def loss_of(step: int) -> Tensor:
-            count, length = self.plan.shape(step)
-            rng = np.random.default_rng([self.seed, step, 1])
-            vocab = int(corpus.tokens.max()) + 1
-            tokens, _, _ = rows.batch(corpus, count, length, self.seed, step, code=self.code, copies=0.0, vocab=vocab)
+        def loss_of(unit: int) -> Tensor:
+            count, length = self.plan.shape(unit // self.parts)
+            rng = np.random.default_rng([self.seed, unit, 1])
+            tokens, _, _ = rows.batch(corpus, count, length, self.seed, unit, code=self.code, copies=0.0, vocab=2)
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.bf16):
                 return objective.loss(tokens, rng)
 
@@ -141,7 +144,7 @@ class Run:
             self.work,
             command=self.command,
             rates=self.rates,
-            settings={"code": self.code, "seed": self.seed, "bf16": self.bf16, **settings},
+            settings={"code": self.code, "seed": self.seed, "bf16": self.bf16, "parts": self.parts, **settings},
             resume=self.resume,
             probe=lambda: acceptance(objective, texts, self.bf16),
             probe_every=self.probe_every,
@@ -149,6 +152,8 @@ class Run:
             save_seconds=self.save_seconds,
             stop_at=self.stop_at or None,
             enough=lambda probes: stale(probes, self.patience),
+            parts=self.parts,
+            team=self.team,
         )
 
     def export(self, kind: str, part: nn.Module, frozen: Frozen, out: Path, facts: dict, tokenizer: Any) -> dict:

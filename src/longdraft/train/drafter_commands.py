@@ -16,6 +16,7 @@ from longdraft.train.data import KINDS as TEXT_KINDS
 from longdraft.train.drafter import Run, Text, corpora
 from longdraft.train.frozen import Frozen, refuse_long
 from longdraft.train.kinds import KINDS, objective
+from longdraft.train.processes import joined
 from longdraft.train.schedule import Plan, parse_stages
 
 HELP = {
@@ -49,6 +50,7 @@ def command(kind: str) -> Callable[..., None]:
         matrix_rate: Annotated[float, typer.Option(help="Muon's learning rate.")] = 0.02,
         other_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 0.003,
         decay: Annotated[float, typer.Option(help="Last share of tokens, its rate falling.", min=0.001, max=1)] = 0.5,
+        accumulate: Annotated[int, typer.Option(min=1, help="Parts of a step; processes share them.")] = 1,
         resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False,
         stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later; 0: never.", min=0)] = 0,
         export_only: Annotated[bool, typer.Option(help="No training: the newest checkpoint to --out.")] = False,
@@ -62,6 +64,7 @@ def command(kind: str) -> Callable[..., None]:
         threads: Annotated[int, typer.Option(help="0: torch's choice.", min=0)] = 0,
     ) -> None:
         quiet(threads or None)
+        team = joined()
         target, tokenizer = load(model, "bfloat16" if bf16 else "float32")
         plan = Plan(parse_stages(stage or [f"{length}:{steps}"], target.positions), step_tokens, decay)
         for size, _ in plan.stages:
@@ -81,8 +84,13 @@ def command(kind: str) -> Callable[..., None]:
             patience=patience,
             save_seconds=save_seconds,
             log_every=log_every,
+            parts=accumulate,
+            team=team,
         )
         source = Text(text, environment if environment is not None else not text, package_cap)
+        if team.first:
+            corpora(frozen, tokenizer, source, folder)
+        team.wait()
         corpus, heldout = corpora(frozen, tokenizer, source, folder)
         torch.manual_seed(seed)
         learns, taken = objective(kind, frozen, corpus, pairs(option))
@@ -91,6 +99,8 @@ def command(kind: str) -> Callable[..., None]:
             if stop_at and state["step"] < plan.steps:
                 typer.echo(f"stopped at step {state['step']} of {plan.steps}: --resume goes on, --export-only exports")
                 return
+        if not team.first:
+            return
         facts = {f"{name}_tokens": corpus.count(name) for name in TEXT_KINDS} | {"documents": len(corpus.names)}
         record = run.export(KINDS[kind][1], learns.part, frozen, out, facts, tokenizer)
         typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import shlex
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +24,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from longdraft.errors import InputError
 from longdraft.train import checkpoint
+from longdraft.train.processes import Team
 from longdraft.train.schedule import Plan
+
+ALONE = Team()
 
 
 def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
@@ -71,11 +76,11 @@ def provenance(command: str) -> dict:
 
 
 class Log:
-    """JSON lines, each on disk when `write` returns."""
+    """JSON lines, each on disk when `write` returns; a silent one writes none."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, silent: bool = False):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("a", buffering=1)
+        self.file = (Path(os.devnull) if silent else path).open("a", buffering=1)
 
     def write(self, event: str, **fields) -> None:
         try:
@@ -100,13 +105,18 @@ def train(
     save_seconds: float = 300,
     stop_at: int | None = None,
     enough: Callable[[list[dict]], bool] = lambda probes: False,
+    parts: int = 1,
+    team: Team = ALONE,
 ) -> dict:
     """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
 
     `loss_of(step)` must be a pure function of the weights and the step: then a killed run, resumed, repeats itself.
+    With several parts a step is the mean of loss_of(step * parts + 0, 1, ...), shared out among the team.
     enough(probes so far): whether to end here.
     """
-    made, log, records = optimisers(model, *rates), Log(folder / "log.jsonl"), folder / "checkpoints"
+    team.share(parts)  # found before any work
+    made, records = optimisers(model, *rates), folder / "checkpoints"
+    log = Log(folder / "log.jsonl", silent=not team.first)
     state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
     if resume:
         state = checkpoint.load(checkpoint.latest(records), model, made)
@@ -124,31 +134,33 @@ def train(
     saved, meter = time.monotonic(), Meter(log)
 
     def keep(step: int) -> None:
-        state.update(step=step, tokens=plan.tokens(step), seconds=time.monotonic() - started)
-        checkpoint.save(records, step, model, made, state)
+        state.update(step=step, tokens=parts * plan.tokens(step), seconds=time.monotonic() - started)
+        if team.first:
+            checkpoint.save(records, step, model, made, state)
 
-    step = first
-    with bar() as shown, asked_to_stop() as asked:
+    step, over = first, False
+    with bar(shown=team.first) as shown, asked_to_stop() as asked:
         task = shown.add_task("train", total=plan.steps, completed=first, loss=math.nan, speed=0.0)
-        while step < last and not asked:
+        while step < last and not team.any(bool(asked) or over):
             rows, length = plan.shape(step)
-            meter.add(rows * length, *update(model, made, loss_of, plan.rate(step), step, records))
+            losses = Step(model, loss_of, step, parts, team)
+            meter.add(parts * rows * length, *update(model, made, losses, plan.rate(step), records))
             step += 1
+            tokens = parts * plan.tokens(step)
             if step % log_every == 0 or step == last:
-                fields = {"tokens": plan.tokens(step), "rate": plan.rate(step - 1), "length": length}
+                fields = {"tokens": tokens, "rate": plan.rate(step - 1), "length": length}
                 shown.update(task, completed=step, **meter.report(step=step, **fields))
-            if probe and (step % probe_every == 0 or step == last):
+            if probe and team.first and (step % probe_every == 0 or step == last):
                 with meter.paused():
-                    state["probes"] = [*state["probes"], {"step": step, "tokens": plan.tokens(step), **probe()}]
+                    state["probes"] = [*state["probes"], {"step": step, "tokens": tokens, **probe()}]
                     log.write("probe", **state["probes"][-1])
-                if enough(state["probes"]):
-                    break
+                over = enough(state["probes"])
             if time.monotonic() - saved >= save_seconds and step < last:
                 with meter.paused():
                     keep(step)
                 saved = time.monotonic()
         keep(step)
-    log.write("end", step=step, tokens=plan.tokens(step), seconds=state["seconds"])
+    log.write("end", step=step, tokens=state["tokens"], seconds=state["seconds"])
     return state
 
 
@@ -178,11 +190,30 @@ class Meter:
         self.since += time.monotonic() - before
 
 
-def update(model, made: list, loss_of: Callable, factor: float, step: int, records: Path) -> tuple[float, float]:
+@dataclass
+class Step:
+    """One step's gradient: the mean over its parts, of which each process of the team computes its share."""
+
+    model: torch.nn.Module
+    loss_of: Callable[[int], torch.Tensor]
+    step: int
+    parts: int
+    team: Team
+
+    def backward(self) -> float:
+        """Leave the gradient in the parameters; -> the mean loss."""
+        total = torch.zeros(())
+        for part in self.team.share(self.parts):
+            loss = self.loss_of(self.step * self.parts + part) / self.parts
+            loss.backward()
+            total += loss.detach().float().cpu()
+        self.team.sum([total, *(p.grad for p in self.model.parameters() if p.grad is not None)])
+        return float(total)
+
+
+def update(model, made: list, losses: Step, factor: float, records: Path) -> tuple[float, float]:
     """One optimiser step; -> (loss, gradient norm). A loss or gradient that is not finite changes no weight."""
-    graph = loss_of(step)
-    graph.backward()
-    loss = float(graph.detach())
+    loss, step = losses.backward(), losses.step
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)
@@ -213,10 +244,15 @@ def asked_to_stop() -> Iterator[list]:
             signal.signal(number, handler)
 
 
-def bar(*columns: str) -> Progress:
+def bar(*columns: str, shown: bool = True) -> Progress:
     """A progress bar on standard error; by default with a step's loss and speed."""
     step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
     texts = [TextColumn(c) for c in columns or step]
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), *texts, TimeRemainingColumn(), console=Console(stderr=True)
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *texts,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not shown,
     )
