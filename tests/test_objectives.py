@@ -194,6 +194,18 @@ def test_the_loss_falls_and_only_the_part_learns(kind):
     assert all(0 <= share <= 1 for share in learns.shares(tokens))
 
 
+@pytest.mark.parametrize("kind", ["glide", "heads", "medusa", "eagle", "budget"])
+def test_autocast_beside_a_target_in_bfloat16(kind):
+    lm = LM(tiny.stock("llama", dtype=torch.bfloat16))
+    learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, seed=5))
+    learns.part.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = learns.loss(tokens, np.random.default_rng(1))
+        learns.shares(tokens)
+    loss.backward()
+    assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in learns.part.parameters())
+
+
 def test_the_length_that_shares_imply():
     assert implied_length([]) == 1 and implied_length([1, 1]) == 3
     assert implied_length([0.5, 0.5, 0]) == pytest.approx(1.75)

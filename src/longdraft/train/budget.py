@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +21,18 @@ from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
 CHUNK = 8
+R = TypeVar("R")
+
+
+def exactly(body: Callable[..., R]) -> Callable[..., R]:
+    """The same without autocast: the cache of the prefix is in the small model's own dtype."""
+
+    @wraps(body)
+    def run(self: BudgetObjective, tokens: Tensor, *args: Any) -> R:
+        with torch.autocast(tokens.device.type, enabled=False):
+            return body(self, tokens, *args)
+
+    return run
 
 
 @dataclass
@@ -84,6 +99,7 @@ class BudgetObjective:
         state = self.frozen.read(row[None, :-1], states=[self.frozen.last]).states[self.frozen.last]
         return self.frozen.says(state[:, length:])[0]
 
+    @exactly
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros(())
         for row in tokens:
@@ -96,6 +112,7 @@ class BudgetObjective:
                 total = total + weight * cross_entropy(logits.float(), wanted) / len(tokens)
         return total
 
+    @exactly
     def shares(self, tokens: Tensor) -> list[float]:
         """Not by depth: the first is of all the prefix, the second of the smallest budget."""
         found = []
