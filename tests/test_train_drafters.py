@@ -162,3 +162,11 @@ def test_parts_that_cannot_be_shared_out_are_refused():
     assert [list(Team(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
     with pytest.raises(InputError, match="--accumulate 2"):
         Team(0, 2).share(3)
+
+
+def test_text_of_another_tokenizer_is_not_taken(cli, tmp_path):
+    line = f"medusa {QUICK} --steps 2 --out {tmp_path}/m".split()
+    assert cli("train", *line)[0] == 0
+    (tmp_path / "m.run" / "data" / "done").write_text("another's")
+    status, _, err = cli("train", *line, "--resume")
+    assert status == 2 and "another tokenizer" in err

@@ -123,7 +123,7 @@ def json_lines(path: Path, name: str) -> list[Document]:
     """The "text" of every line."""
     found = []
     try:
-        for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
             if line.strip():
                 found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(json.loads(line)["text"])))
     except (OSError, ValueError, KeyError, TypeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,21 +51,28 @@ class Text:
 
 def corpora(frozen: Frozen, tokenizer: Any, text: Text, folder: Path) -> tuple[data.Corpus, data.Corpus]:
     """(training, held-out) tokens under folder/data, made once. What the target never saw stays held out."""
-    home = folder / "data"
+    home, words = folder / "data", _words(tokenizer)
     if not (home / "done").exists():
         found = data.collect(text.globs, text.environment, text.cap)
         seen, unseen = _parted(found, Path(str(frozen.lm.hf.name_or_path)) / "holdout.json")
         fast, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
+        if eos is None:
+            raise InputError("the target's tokenizer has no end token, which must stand between documents")
         fast.no_truncation()
         for name, documents in (("train", seen), ("heldout", unseen)):
-            data.tokenise(documents, fast, 0 if eos is None else eos, frozen.lm.vocab).save(home / name)
-        (home / "done").touch()
+            data.tokenise(documents, fast, eos, frozen.lm.vocab).save(home / name)
+        (home / "done").write_text(words)
     corpus, heldout = (data.Corpus.load(home / name) for name in ("train", "heldout"))
     if len(corpus.tokens) < LEAST_TOKENS:
         raise InputError(f"only {len(corpus.tokens)} tokens to train on: want at least {LEAST_TOKENS}, better millions")
-    if int(corpus.tokens.max()) >= frozen.lm.vocab:
+    if (home / "done").read_text() not in ("", words):
         raise InputError(f"{home} was made by another tokenizer: give another --work, or delete it")
     return corpus, heldout
+
+
+def _words(tokenizer: Any) -> str:
+    """A digest of the tokenizer's entries."""
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
 def _parted(documents: list[data.Document], listed: Path) -> tuple[list[data.Document], list[data.Document]]:

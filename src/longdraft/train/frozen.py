@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from longdraft.errors import InputError
 from longdraft.model import LM, NAME, Taps
+from longdraft.train import losses
 
 CHUNK = 1024  # positions whose logits exist at once
 
@@ -34,6 +35,15 @@ class Frozen:
     def __init__(self, lm: LM):
         self.lm, self.last = lm, lm.config.num_hidden_layers
         lm.hf.requires_grad_(False)
+        self.matrix = self._plain_head()
+
+    @torch.no_grad()
+    def _plain_head(self) -> Tensor | None:
+        """The head [V,d], where that is one matrix and nothing more: no scaling, no soft cap."""
+        head, d = self.lm.hf.get_output_embeddings().weight, self.lm.config.hidden_size
+        some = torch.randn(4, d, generator=torch.Generator().manual_seed(0)).to(head.device, head.dtype)
+        plain = F.linear(some, head).float()
+        return head if torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4) else None
 
     @contextmanager
     def _whole_rows(self) -> Iterator[None]:
@@ -67,7 +77,15 @@ class Frozen:
     @torch.no_grad()
     def says(self, state: Tensor) -> Tensor:
         """The target's likeliest next token, [B,S], after each of its last states [B,S,d] (before the final norm)."""
-        return torch.cat([self.lm.head(part).argmax(-1) for part in state.split(CHUNK, 1)], 1)
+        flat = state.reshape(-1, state.shape[-1])  # max's indices come several times sooner than argmax
+        found = [self.lm.head(part).max(-1).indices for part in flat.split(losses.parts(self.lm.vocab))]
+        return torch.cat(found).view(state.shape[:-1])
+
+    def head_loss(self, normed: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy of the target's own head on normed [N,d] with labels [N] (IGNORE: left out)."""
+        if self.matrix is not None:
+            return losses.by_matrix(normed, self.matrix, labels)
+        return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
 
     def loss(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
         """Mean cross-entropy of logits(states [N,d]) [N,V] with labels [N] (below 0: left out)."""
@@ -87,8 +105,8 @@ def _summed(states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) 
 
 
 def matches(found: Tensor, wanted: Tensor) -> float:
-    """The share of equal tokens."""
-    return float((found == wanted).float().mean())
+    """The share of equal tokens; 0 where there are none."""
+    return float((found == wanted).float().sum() / max(found.numel(), 1))
 
 
 def implied_length(shares: Sequence[float]) -> float:

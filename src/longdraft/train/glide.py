@@ -61,7 +61,8 @@ class GlideObjective:
         seen, said = self._read(given, position)
         z = self.hidden(given, position, seen, lag)
         wanted = said if self.labels == "target" else after
-        return self.frozen.loss(z.flatten(0, 1), wanted.flatten(), self.part.head)
+        normed = self.frozen.lm.norm(z) if self.part.with_norm else z
+        return self.frozen.head_loss(normed.flatten(0, 1), wanted.flatten())
 
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]

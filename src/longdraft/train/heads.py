@@ -41,18 +41,28 @@ class HeadsObjective:
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         read, said = self._read(tokens)
-        wanted, project = self._wanted(tokens, said).flatten(0, 1), self.frozen.lm.project
+        wanted, guesses = self._wanted(tokens, said), self.part(read, lambda normed: normed)
         decay = 1.0 if isinstance(self.part, ChainedHeads) else MEDUSA_DECAY
-        losses = self.frozen.losses(read.flatten(0, 1), wanted, lambda x: self.part(x, project))
+        each = [
+            self.frozen.head_loss(guesses[:, :, i].flatten(0, 1), wanted[..., i].flatten())
+            for i in range(len(self.part))
+        ]
+        losses = torch.stack(each)
         weights = decay ** torch.arange(len(losses), device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """The first is the target's own next token, which it gives exactly."""
+        """The first is of the token after the target's own next one. Counted where the text until then is the target's:
+        no head can foresee what the target would not say, and greedy decoding never meets it."""
         read, said = self._read(tokens)
         found = self.part(read, self.frozen.lm.project).argmax(-1)
-        size = said.shape[1]
-        return [matches(found[:, : size - 1 - i, i], said[:, 1 + i :]) for i in range(len(self.part))]
+        own, shares = tokens[:, 1:] == said[:, :-1], []
+        going = torch.ones_like(own)
+        for i in range(len(self.part)):
+            going = going[:, : own.shape[1] - i] & own[:, i:]
+            size = going.shape[1]
+            shares.append(matches(found[:, :size, i][going], said[:, 1 + i : 1 + i + size][going]))
+        return shares
 
 
 def chained(target: LM, count: int = 3) -> ChainedHeads:

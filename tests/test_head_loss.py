@@ -1,0 +1,37 @@
+"""Cross-entropy under a frozen head: loss and gradient of the plain formula, whether the head is a matrix or more."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from checks import close
+
+from longdraft.train import losses
+from longdraft.train.frozen import Frozen
+from longdraft.train.rows import IGNORE
+
+
+@pytest.mark.parametrize("way", ["matrix", "function"])
+def test_loss_and_gradient_are_those_of_cross_entropy(way, monkeypatch):
+    monkeypatch.setattr(losses, "LOGITS", 40 * 16)  # several parts, the last one short
+    g = torch.Generator().manual_seed(0)
+    x, matrix = torch.randn(50, 8, generator=g, requires_grad=True), torch.randn(40, 8, generator=g)
+    wanted = torch.randint(0, 40, (50,), generator=g)
+    wanted[::7] = IGNORE
+    want = F.cross_entropy(x @ matrix.T, wanted, ignore_index=IGNORE)
+    right = torch.autograd.grad(3 * want, x)[0]
+    by = losses.by_matrix if way == "matrix" else lambda x, m, y: losses.by_function(x, lambda z: z @ m.T, y, 40)
+    found = by(x, matrix, wanted)
+    close(found.detach(), want.detach(), 1e-5)
+    close(torch.autograd.grad(3 * found, x)[0], right, 1e-5)
+    assert not by(x, matrix, torch.full_like(wanted, IGNORE)).any()
+
+
+def test_a_head_that_is_more_than_a_matrix_is_noticed():
+    assert Frozen(tiny.target("llama")).matrix is not None
+    assert Frozen(tiny.target("cohere2")).matrix is None  # scales its logits
+    capped = Frozen(tiny.target("gemma2-softcap"))
+    x, wanted = torch.randn(5, 64, requires_grad=True), torch.arange(5)
+    close(capped.head_loss(x, wanted).detach(), F.cross_entropy(capped.lm.project(x), wanted).detach(), 1e-5)
