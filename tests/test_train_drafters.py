@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
     want = losses(f"{tmp_path}/whole.run")
     assert sorted(want) == [1, 2, 3, 4, 5, 6] and losses(f"{tmp_path}/parts.run") == want
     facts = json.loads((tmp_path / "whole" / "training.json").read_text())
-    assert facts["runs"][0]["command"].startswith("longdraft train ")
+    assert facts["runs"][0]["command"].startswith("longdraft train")
     assert facts["probes"][-1]["book"]["by_depth"] and facts["runs"][0]["versions"]["torch"]
     found = record("--prompt-file", "a.txt", "--method", method, "--drafter", str(tmp_path / "whole"), "--compare")
     assert found["equal"] and found["drafter"] == "whole"
@@ -110,7 +111,10 @@ def test_a_small_model_with_the_targets_tokenizer(cli, tmp_path):
     assert cli("train", *line, *options, "--vocab", "320")[0] == 0
     known = json.loads((tmp_path / "small" / "tokenizer.json").read_text())["model"]["vocab"]
     assert known == json.loads(Path("tiny/tokenizer.json").read_text())["model"]["vocab"]
-    status, out, _ = cli("train", "plot", str(tmp_path / "run"))
+    status, out, err = cli("train", "plot", str(tmp_path / "run"))
+    if find_spec("matplotlib") is None:
+        assert status == 2 and "longdraft[plots]" in err
+        return
     assert status == 0 and Path(out.strip()).read_bytes()[:4] == b"\x89PNG"
     status, _, err = cli("train", "plot", str(tmp_path))
     assert status == 2 and "holds no run" in err
