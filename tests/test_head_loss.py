@@ -29,6 +29,22 @@ def test_loss_and_gradient_are_those_of_cross_entropy(way, monkeypatch):
     assert not by(x, matrix, torch.full_like(wanted, IGNORE)).any()
 
 
+@pytest.mark.parametrize("way", ["matrix", "function"])
+def test_a_law_as_label_is_cross_entropy_with_it(way, monkeypatch):
+    monkeypatch.setattr(losses, "LOGITS", 40 * 16)
+    g = torch.Generator().manual_seed(0)
+    x, matrix = torch.randn(50, 8, generator=g, requires_grad=True), torch.randn(40, 8, generator=g)
+    theirs = torch.randn(50, 8, generator=g)
+    want = F.cross_entropy(x @ matrix.T, (theirs @ matrix.T).softmax(-1))
+    right = torch.autograd.grad(3 * want, x)[0]
+    by = (
+        losses.law_by_matrix if way == "matrix" else lambda x, m, y: losses.law_by_function(x, lambda z: z @ m.T, y, 40)
+    )
+    found = by(x, matrix, theirs)
+    close(found.detach(), want.detach(), 1e-5)
+    close(torch.autograd.grad(3 * found, x)[0], right, 1e-5)
+
+
 def test_a_head_that_is_more_than_a_matrix_is_noticed():
     assert Frozen(tiny.target("llama")).matrix is not None
     assert Frozen(tiny.target("cohere2")).matrix is None  # scales its logits

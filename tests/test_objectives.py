@@ -206,6 +206,20 @@ def test_autocast_beside_a_target_in_bfloat16(kind):
     assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in learns.part.parameters())
 
 
+def test_glide_learns_the_targets_law():
+    lm = tiny.target("llama")
+    block = random_glide(lm, 0, with_norm=True).requires_grad_(True)
+    learns, tokens = GlideObjective(Frozen(lm), block, "law", anchors=0), torch.tensor(tiny.prompts(41, seed=5))
+    optimiser, losses = torch.optim.AdamW(block.parameters(), 0.003), []
+    for _ in range(25):
+        loss = learns.loss(tokens, np.random.default_rng(1))
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+
+
 def test_the_length_that_shares_imply():
     assert implied_length([]) == 1 and implied_length([1, 1]) == 3
     assert implied_length([0.5, 0.5, 0]) == pytest.approx(1.75)

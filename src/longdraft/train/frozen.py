@@ -87,6 +87,12 @@ class Frozen:
             return losses.by_matrix(normed, self.matrix, labels)
         return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
 
+    def law_loss(self, normed: Tensor, theirs: Tensor) -> Tensor:
+        """Mean cross-entropy of the target's head on normed [N,d] with what it makes of its own normed states [N,d]."""
+        if self.matrix is not None:
+            return losses.law_by_matrix(normed, self.matrix, theirs)
+        return losses.law_by_function(normed, self.lm.project, theirs, self.lm.vocab)
+
     def loss(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
         """Mean cross-entropy of logits(states [N,d]) [N,V] with labels [N] (below 0: left out)."""
         return self.losses(states, labels[:, None], lambda x: logits(x)[:, None])[0]

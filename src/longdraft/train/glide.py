@@ -21,7 +21,7 @@ class GlideObjective:
 
     lags: the lag of a step is drawn from 1..lags (flash noisy training; 1: none). anchors: so many first positions stay
     while the others of a short row are shifted by a random offset below `reach` (0: none are shifted). labels: what the
-    "target" itself would say next, or the "text".
+    "target" itself would say next, the "law" by which it would, or the "text".
     """
 
     frozen: Frozen
@@ -58,11 +58,14 @@ class GlideObjective:
         given, after = tokens[:, :-1], tokens[:, 1:]
         position = self.positions(given.shape[0], given.shape[1], rng)
         lag = int(rng.integers(1, self.lags + 1))
-        seen, said = self._read(given, position)
+        last, norm = self.frozen.last, self.frozen.lm.norm
+        seen = self.frozen.read(given, position, [last], self.part.host.layer)
         z = self.hidden(given, position, seen, lag)
-        wanted = said if self.labels == "target" else after
-        normed = self.frozen.lm.norm(z) if self.part.with_norm else z
-        return self.frozen.head_loss(normed.flatten(0, 1), wanted.flatten())
+        normed = (norm(z) if self.part.with_norm else z).flatten(0, 1)
+        if self.labels == "law":
+            return self.frozen.law_loss(normed, norm(seen.states[last]).flatten(0, 1))
+        wanted = self.frozen.says(seen.states[last]) if self.labels == "target" else after
+        return self.frozen.head_loss(normed, wanted.flatten())
 
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]

@@ -26,8 +26,9 @@ def glide(
     window: int = 512,
     norm: int = 1,
 ) -> Objective:
-    """lags=1: no flash noisy training; anchors=0: no anchor-offset indices; norm=0: no final norm, as published."""
-    one_of(LABELS, labels=labels)
+    """labels=law: the target's probabilities. lags=1: no flash noisy training; anchors=0: no anchor-offset indices;
+    norm=0: no final norm, as published."""
+    one_of((*LABELS, "law"), labels=labels)
     at_least(1, lags=lags, window=window)
     at_least(0, anchors=anchors, norm=norm)
     return GlideObjective(frozen, Glide(frozen.lm, window, with_norm=bool(norm)), labels, lags, anchors)
