@@ -15,8 +15,8 @@ from transformers import DynamicCache
 
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
-from longdraft.model import LM, NAME
-from longdraft.train.frozen import Frozen, matches
+from longdraft.model import LM
+from longdraft.train.frozen import Frozen, matches, whole_rows
 from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
@@ -86,11 +86,8 @@ class BudgetObjective:
         hf, tokens = self.small.hf, row[None, length:]
         position = torch.arange(length, len(row), device=row.device)[None]
         mask = torch.ones(1, prefix.get_seq_length() + tokens.shape[1], dtype=torch.long, device=row.device)
-        hf.set_attn_implementation("sdpa" if hf._supports_sdpa else "eager")
-        try:
+        with whole_rows(self.small):
             return hf(tokens, position_ids=position, attention_mask=mask, past_key_values=prefix).logits[0]
-        finally:
-            hf.set_attn_implementation(NAME)
 
     def _labels(self, row: Tensor, length: int) -> Tensor:
         """row [T+1] -> [C]: what comes after each of tokens length..T-1."""
@@ -101,7 +98,7 @@ class BudgetObjective:
 
     @exactly
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
-        budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros(())
+        budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros((), device=tokens.device)
         for row in tokens:
             length = max(len(row) - 1 - self.tail, 1)
             wanted, given = self._labels(row, length), row[:-1]

@@ -21,6 +21,7 @@ KINDS = ("code", "book")
 # vendored packages are near-copies of held-out or installed files
 SKIP_PARTS = {"_vendor", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__", "site-packages"}
 SKIP_PARTS |= {"ensurepip", "msilib", "_click"}
+LEAST_TOKENS = 2000
 LONGEST_LINE = 600  # beyond it a file is data or generated, not something a person wrote
 
 
@@ -63,6 +64,14 @@ class Corpus:
     def count(self, kind: str) -> int:
         sizes = np.diff(self.groups)
         return int(sum(size for size, each in zip(sizes, self.kinds, strict=True) if each == kind))
+
+
+def load(home: Path) -> tuple[Corpus, Corpus]:
+    """What was tokenised into home/train and home/heldout. Raises InputError where there is too little to train on."""
+    corpus, heldout = (Corpus.load(home / name) for name in ("train", "heldout"))
+    if len(corpus.tokens) < LEAST_TOKENS:
+        raise InputError(f"only {len(corpus.tokens)} tokens to train on: want at least {LEAST_TOKENS}, better millions")
+    return corpus, heldout
 
 
 def held_out(name: str, patterns: list[str]) -> bool:

@@ -20,7 +20,6 @@ from longdraft.train.processes import Team
 from longdraft.train.schedule import Plan
 from longdraft.train.trainer import ALONE
 
-LEAST_TOKENS = 2000
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
 SHARE = 50  # one document of so many is held out where the target does not say which were kept from it
 
@@ -62,12 +61,9 @@ def corpora(frozen: Frozen, tokenizer: Any, text: Text, folder: Path) -> tuple[d
         for name, documents in (("train", seen), ("heldout", unseen)):
             data.tokenise(documents, fast, eos, frozen.lm.vocab).save(home / name)
         (home / "done").write_text(words)
-    corpus, heldout = (data.Corpus.load(home / name) for name in ("train", "heldout"))
-    if len(corpus.tokens) < LEAST_TOKENS:
-        raise InputError(f"only {len(corpus.tokens)} tokens to train on: want at least {LEAST_TOKENS}, better millions")
     if (home / "done").read_text() not in ("", words):
         raise InputError(f"{home} was made by another tokenizer: give another --work, or delete it")
-    return corpus, heldout
+    return data.load(home)
 
 
 def _words(tokenizer: Any) -> str:
@@ -105,13 +101,18 @@ def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> di
     """Held-out shares by depth and the mean acceptance length they imply, by kind of text; their mean is followed."""
     found: dict[str, Any] = {}
     objective.part.eval()
-    for kind, tokens in texts.items():
+    for kind, text in texts.items():
+        tokens = text.to(_device(objective))
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
             shares = objective.shares(tokens)
         found[kind] = {"by_depth": [round(s, 4) for s in shares], "implied_length": round(implied_length(shares), 4)}
     objective.part.train()
     lengths = [f["implied_length"] for f in found.values()]
     return found | {"acceptance": sum(lengths) / len(lengths)} if found else {}
+
+
+def _device(objective: Objective) -> torch.device:
+    return next(objective.part.parameters()).device
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Run:
             count, length = self.plan.shape(unit // self.parts)
             rng = np.random.default_rng([self.seed, unit, 1])
             tokens, _, _ = rows.batch(corpus, count, length, self.seed, unit, code=self.code, copies=0.0, vocab=2)
+            tokens = tokens.to(_device(objective))
             with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.bf16):
                 return objective.loss(tokens, rng)
 

@@ -14,7 +14,7 @@ from longdraft.options import pairs
 from longdraft.train import generations, trainer
 from longdraft.train.data import KINDS as TEXT_KINDS
 from longdraft.train.drafter import Run, Text, corpora
-from longdraft.train.frozen import Frozen, refuse_long
+from longdraft.train.frozen import Frozen
 from longdraft.train.kinds import KINDS, objective
 from longdraft.train.processes import joined
 from longdraft.train.schedule import Plan, parse_stages
@@ -67,8 +67,6 @@ def command(kind: str) -> Callable[..., None]:
         team = joined()
         target, tokenizer = load(model, "bfloat16" if bf16 else "float32")
         plan = Plan(parse_stages(stage or [f"{length}:{steps}"], target.positions), step_tokens, decay)
-        for size, _ in plan.stages:
-            refuse_long(size, target)
         frozen, folder = Frozen(target), work or out.with_name(out.name + ".run")
         run = Run(
             plan,
@@ -88,10 +86,11 @@ def command(kind: str) -> Callable[..., None]:
             team=team,
         )
         source = Text(text, environment if environment is not None else not text, package_cap)
-        if team.first:
-            corpora(frozen, tokenizer, source, folder)
-        team.wait()
+        if not team.first:
+            team.wait()  # for the first to tokenise the text
         corpus, heldout = corpora(frozen, tokenizer, source, folder)
+        if team.first:
+            team.wait()
         torch.manual_seed(seed)
         learns, taken = objective(kind, frozen, corpus, pairs(option))
         if not export_only:

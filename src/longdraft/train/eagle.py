@@ -13,6 +13,8 @@ from longdraft.drafters.eagle_block import Eagle3Block
 from longdraft.model import LM
 from longdraft.train.data import Corpus
 from longdraft.train.frozen import Frozen, matches
+from longdraft.train.losses import by_function
+from longdraft.train.rows import IGNORE
 
 DECAY = 0.8  # weight of each depth over that of the one before
 
@@ -36,7 +38,7 @@ class EagleObjective:
         if self.labels == "target":
             wanted = self.frozen.says(states[last])[:, 1:]
         else:
-            wanted = F.pad(tokens[:, 2:], (0, 1), value=-100)
+            wanted = F.pad(tokens[:, 2:], (0, 1), value=IGNORE)
         feature = self.part.feature(self.frozen.lm, [states[n][:, :-1] for n in layers])
         token = self.frozen.lm.hf.get_input_embeddings()(tokens[:, 1:]).to(feature.dtype)
         position = torch.arange(feature.shape[1], device=tokens.device).expand(feature.shape[:2])
@@ -52,9 +54,9 @@ class EagleObjective:
         return outputs, wanted
 
     def _known(self, wanted: Tensor) -> Tensor:
-        """The target's tokens as the drafter's; -100 for those that it does not know."""
+        """The target's tokens as the drafter's; IGNORE for those that it does not know."""
         tokens = torch.arange(self.part.known, device=wanted.device) + self.part.d2t
-        index = torch.full((self.frozen.lm.vocab,), -100, device=wanted.device)
+        index = torch.full((self.frozen.lm.vocab,), IGNORE, device=wanted.device)
         index[tokens] = torch.arange(self.part.known, device=wanted.device)
         return torch.where(wanted >= 0, index[wanted.clamp(min=0)], wanted)
 
@@ -62,7 +64,7 @@ class EagleObjective:
         outputs, wanted = self._outputs(tokens)
         labels, total = self._known(wanted), outputs[0].new_zeros((), dtype=torch.float32)
         for i, output in enumerate(outputs):
-            some = self.frozen.loss(output[:, i:].flatten(0, 1), labels[:, i:].flatten(), self._head)
+            some = by_function(output[:, i:].flatten(0, 1), self._head, labels[:, i:].flatten(), self.part.known)
             total = total + DECAY**i * some
         return total / sum(DECAY**i for i in range(self.depth))
 
@@ -84,17 +86,19 @@ def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     keys, values = ([x.repeat_interleave(groups, 1) for x in kv] for kv in (keys, values))
     if deep == 1:
         return F.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
-    scale = q.shape[-1] ** -0.5
+
+    def earlier(x: Tensor, i: int) -> Tensor:
+        """Depth i's pair t-n+i at place t."""
+        return F.pad(x[:, :, : size - deep + i], (0, 0, deep - i, 0))
+
+    own = range(2, deep + 1)
     behind = torch.arange(size, device=q.device)[:, None] - torch.arange(size, device=q.device)
     scores = [(q @ keys[0].mT).masked_fill(behind < deep - 1, float("-inf"))]
-    shifted = [F.pad(x[:, :, : size - deep + i], (0, 0, deep - i, 0)) for i, x in enumerate(values, 1)]
-    for i in range(2, deep + 1):
-        key = F.pad(keys[i - 1][:, :, : size - deep + i], (0, 0, deep - i, 0))
-        scores.append((q * key).sum(-1, keepdim=True))
-    weights = (torch.cat(scores, -1).float() * scale).softmax(-1).to(q.dtype)
+    scores += [(q * earlier(keys[i - 1], i)).sum(-1, keepdim=True) for i in own]
+    weights = (torch.cat(scores, -1).float() * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
     out = weights[..., :size] @ values[0]
-    for i in range(2, deep + 1):
-        out = out + weights[..., size + i - 2, None] * shifted[i - 1]
+    for i in own:
+        out = out + weights[..., size + i - 2, None] * earlier(values[i - 1], i)
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
-from longdraft.errors import InputError
 from longdraft.model import LM, NAME, Taps
 from longdraft.train import losses
-
-CHUNK = 1024  # positions whose logits exist at once
 
 
 @dataclass
@@ -29,8 +25,18 @@ class Seen:
     values: Tensor | None = None
 
 
+@contextmanager
+def whole_rows(lm: LM) -> Iterator[None]:
+    """Transformers' own attention, which needs no cache of ours and lets gradients through."""
+    lm.hf.set_attn_implementation("sdpa" if lm.hf._supports_sdpa else "eager")
+    try:
+        yield
+    finally:
+        lm.hf.set_attn_implementation(NAME)
+
+
 class Frozen:
-    """No weight of the target changes, and nothing it computes is differentiated, except through `project`."""
+    """No weight of the target changes, and nothing it computes is differentiated, but its head."""
 
     def __init__(self, lm: LM):
         self.lm, self.last = lm, lm.config.num_hidden_layers
@@ -45,23 +51,13 @@ class Frozen:
         plain = F.linear(some, head).float()
         return head if torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4) else None
 
-    @contextmanager
-    def _whole_rows(self) -> Iterator[None]:
-        """Transformers' own attention, which no cache of ours is needed for."""
-        hf = self.lm.hf
-        hf.set_attn_implementation("sdpa" if hf._supports_sdpa else "eager")
-        try:
-            yield
-        finally:
-            hf.set_attn_implementation(NAME)
-
     @torch.no_grad()
     def read(
         self, tokens: Tensor, position: Tensor | None = None, states: Sequence[int] = (), layer: int | None = None
     ) -> Seen:
         """tokens, position [B,S] -> the states after these many layers (as Taps.hidden), the cached keys of `layer`."""
         taps, cache = Taps(hidden=tuple(states)), DynamicCache()
-        with self._whole_rows(), self.lm.residuals(taps):
+        with whole_rows(self.lm), self.lm.residuals(taps):
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
                 position_ids=position,
@@ -93,22 +89,6 @@ class Frozen:
             return losses.law_by_matrix(normed, self.matrix, theirs)
         return losses.law_by_function(normed, self.lm.project, theirs, self.lm.vocab)
 
-    def loss(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mean cross-entropy of logits(states [N,d]) [N,V] with labels [N] (below 0: left out)."""
-        return self.losses(states, labels[:, None], lambda x: logits(x)[:, None])[0]
-
-    def losses(self, states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """The same for several guesses at once, [N,H,V] and [N,H] -> [H]; CHUNK rows of logits exist at a time."""
-        total = torch.zeros(labels.shape[1], device=states.device)
-        for part, wanted in zip(states.split(CHUNK), labels.split(CHUNK), strict=True):
-            total = total + checkpoint(_summed, part, wanted, logits, use_reentrant=False)
-        return total / (labels >= 0).sum(0).clamp(min=1)
-
-
-def _summed(states: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    found = F.cross_entropy(logits(states).float().flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
-    return found.view(labels.shape).sum(0)
-
 
 def matches(found: Tensor, wanted: Tensor) -> float:
     """The share of equal tokens; 0 where there are none."""
@@ -122,8 +102,3 @@ def implied_length(shares: Sequence[float]) -> float:
         alive *= share
         length += alive
     return length
-
-
-def refuse_long(length: int, lm: LM) -> None:
-    if length > lm.positions:
-        raise InputError(f"--stage of {length} tokens: longer than the target's {lm.positions} positions")

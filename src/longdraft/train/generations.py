@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from longdraft.drafters import Drafter
 from longdraft.engine import generate
 from longdraft.errors import InputError
-from longdraft.methods import build
 from longdraft.model import LM
 from longdraft.sampling import Sampler
 from longdraft.train import rows
@@ -34,7 +32,7 @@ def write(
     """Append to `out` until it has `count` lines {"text": ...}, each a function of the seed and its number alone.
 
     -> the lines that were there before. A line is `prompt` tokens of the corpus and up to `new` ones of the target's,
-    which vegas drafts: what it says is what plain decoding says. Raises InputError.
+    decoded plainly: at such lengths a view of the cache saves nothing. Raises InputError.
     """
     before = _lines(out)
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
@@ -43,9 +41,8 @@ def write(
         with out.open("a", encoding="utf-8") as file:
             for i in range(before, count):
                 tokens = rows.cut(corpus, prompt, np.random.default_rng([seed, i]), 0.65).astype(int).tolist()
-                drafter = build("vegas", target) if prompt + new > 1024 else Drafter()
                 options = {"max_new_tokens": new, "sampler": Sampler(temperature), "seed": seed + i, "eos": eos}
-                [found] = generate(target, [tokens], drafter, **options)
+                [found] = generate(target, [tokens], **options)
                 line = json.dumps({"text": tokenizer.decode(tokens + found, skip_special_tokens=True)})
                 file.write(line + "\n")
                 file.flush()

@@ -42,7 +42,7 @@ class GlideObjective:
         most = min(self.reach, self.frozen.lm.positions) - length
         if self.anchors and length <= ANCHOR_ROWS and most > 0:
             position[self.anchors :] += int(rng.integers(most + 1))
-        return position.expand(rows, -1)
+        return position.to(self.frozen.lm.device).expand(rows, -1)
 
     def hidden(self, tokens: Tensor, position: Tensor, seen: Seen, lag: int) -> Tensor:
         """tokens, position [B,S] -> z [B,S,d] of every position as a draft node of depth lag - 1."""
@@ -69,7 +69,7 @@ class GlideObjective:
 
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]
-        position = torch.arange(given.shape[1]).expand_as(given)
+        position = torch.arange(given.shape[1], device=given.device).expand_as(given)
         seen, said = self._read(given, position)
         found = []
         for lag in range(1, self.lags + 1):

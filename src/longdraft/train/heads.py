@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longdraft.drafters.heads import ChainedHeads, MedusaHeads
 from longdraft.model import LM
 from longdraft.train.frozen import Frozen, matches
+from longdraft.train.rows import IGNORE
 
 MEDUSA_DECAY = 0.8  # weight of each head over that of the head before it (Medusa sec. 2.2.1)
 
@@ -34,9 +36,9 @@ class HeadsObjective:
         return (state if chained else self.frozen.lm.norm(state)), self.frozen.says(state)
 
     def _wanted(self, tokens: Tensor, said: Tensor) -> Tensor:
-        """[B,S+1,heads]: said[t+1+i] or token t+2+i; -100 beyond the row."""
-        after = said if self.labels == "target" else torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
-        shifted = [torch.nn.functional.pad(after[:, 1 + i :], (0, 1 + i), value=-100) for i in range(len(self.part))]
+        """[B,S+1,heads]: said[t+1+i] or token t+2+i; IGNORE beyond the row."""
+        after = said if self.labels == "target" else pad(tokens[:, 1:], (0, 1), value=IGNORE)
+        shifted = [pad(after[:, 1 + i :], (0, 1 + i), value=IGNORE) for i in range(len(self.part))]
         return torch.stack(shifted, -1)
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:

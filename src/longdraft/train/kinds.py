@@ -83,4 +83,6 @@ def objective(command: str, frozen: Frozen, corpus: Corpus, options: dict[str, s
     method, _ = KINDS[command]
     given = {k: typed(f"train {command}", method, k, v) for k, v in options.items()}
     taken = {k: default for k, (_, default) in method.options.items()} | given
-    return method.build(frozen, corpus, **given), taken
+    learns = method.build(frozen, corpus, **given)
+    learns.part.to(frozen.lm.device)
+    return learns, taken

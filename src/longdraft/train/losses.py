@@ -20,81 +20,78 @@ def parts(vocab: int) -> int:
     return max(16, LOGITS // vocab)
 
 
+# (rows of this part, their logits, which may be overwritten) -> (summed loss, its gradient by the logits)
+Score = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+
+
 class _Head(torch.autograd.Function):
     """The gradient is found with the loss, since both need the same probabilities; the head itself gets none."""
 
     @staticmethod
-    def forward(ctx: Any, normed: Tensor, matrix: Tensor, wanted: Tensor) -> Tensor:
-        counted = (wanted != IGNORE).sum().clamp(min=1)
+    def forward(ctx: Any, normed: Tensor, matrix: Tensor, score: Score, counted: Tensor) -> Tensor:
         x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), parts(len(matrix))
         total = torch.zeros((), device=normed.device)
         for at in range(0, len(x), size):
-            p, right = (x[at : at + size] @ matrix.T).softmax(-1), wanted[at : at + size, None]
-            scored = right != IGNORE
-            right = right.clamp(min=0)
-            chance = p.gather(1, right)
-            total -= (chance.float().clamp(min=1e-30).log() * scored).sum()
-            p.scatter_(1, right, chance - 1)
-            gradient[at : at + size] = (p @ matrix) * scored
+            part = slice(at, at + size)
+            loss, by_logits = score(part, x[part] @ matrix.T)
+            total += loss
+            gradient[part] = by_logits @ matrix
         ctx.save_for_backward(gradient.div_(counted))
         return total / counted
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.saved_tensors[0] * grads[0], None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.saved_tensors[0] * grads[0], None, None, None
 
 
 def by_matrix(normed: Tensor, matrix: Tensor, wanted: Tensor) -> Tensor:
     """Mean cross-entropy of normed @ matrix.T at wanted [N], where that is not IGNORE; normed [N,d], matrix [V,d]."""
+
+    def score(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        p, right = logits.softmax(-1), wanted[part, None]
+        scored, right = right != IGNORE, right.clamp(min=0)
+        chance = p.gather(1, right)
+        loss = -(chance.float().clamp(min=1e-30).log() * scored).sum()
+        return loss, p.scatter_(1, right, chance - 1) * scored
+
     with torch.autocast(normed.device.type, enabled=False):
-        return _Head.apply(normed, matrix, wanted)  # type: ignore[return-value]
-
-
-def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], wanted: Tensor, vocab: int) -> Tensor:
-    """The same for any head(normed [n,d]) -> logits [n,vocab], which is computed a second time for the gradient."""
-
-    def one(x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(head(x).float(), y, ignore_index=IGNORE, reduction="sum")
-
-    size, counted = parts(vocab), (wanted != IGNORE).sum().clamp(min=1)
-    pairs = zip(normed.split(size), wanted.split(size), strict=True)
-    found = [checkpoint(one, x, y, use_reentrant=False) for x, y in pairs]
-    return torch.stack(found).sum() / counted  # type: ignore[arg-type]
-
-
-class _Law(torch.autograd.Function):
-    """As _Head, for a law in place of a token: the gradient of -sum q log p by the logits is p - q."""
-
-    @staticmethod
-    def forward(ctx: Any, normed: Tensor, matrix: Tensor, theirs: Tensor) -> Tensor:
-        x, y = normed.to(matrix.dtype), theirs.to(matrix.dtype)
-        gradient, size = torch.empty_like(normed), parts(len(matrix))
-        total = torch.zeros((), device=normed.device)
-        for at in range(0, len(x), size):
-            q = (y[at : at + size] @ matrix.T).softmax(-1)
-            logp = (x[at : at + size] @ matrix.T).log_softmax(-1)
-            total -= (q * logp).float().sum()
-            gradient[at : at + size] = (logp.exp_() - q) @ matrix
-        ctx.save_for_backward(gradient.div_(len(x)))
-        return total / len(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.saved_tensors[0] * grads[0], None, None
+        return _Head.apply(normed, matrix, score, _counted(wanted))  # type: ignore[return-value]
 
 
 def law_by_matrix(normed: Tensor, matrix: Tensor, theirs: Tensor) -> Tensor:
     """Mean cross-entropy of normed @ matrix.T with the law that theirs @ matrix.T gives; both [N,d]."""
+
+    def score(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        q, logp = (theirs[part].to(matrix.dtype) @ matrix.T).softmax(-1), logits.log_softmax(-1)
+        return -(q * logp).float().sum(), logp.exp_() - q
+
     with torch.autocast(normed.device.type, enabled=False):
-        return _Law.apply(normed, matrix, theirs)  # type: ignore[return-value]
+        return _Head.apply(normed, matrix, score, torch.tensor(len(normed)))  # type: ignore[return-value]
+
+
+def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], wanted: Tensor, vocab: int) -> Tensor:
+    """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which is computed a second time for the gradient."""
+
+    def one(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(head(x).float(), y, ignore_index=IGNORE, reduction="sum")
+
+    return _again(one, normed, wanted, vocab) / _counted(wanted)
 
 
 def law_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], theirs: Tensor, vocab: int) -> Tensor:
-    """The same for any head."""
+    """As law_by_matrix for any head."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), head(y).float().softmax(-1), reduction="sum")
 
+    return _again(one, normed, theirs, vocab) / len(normed)
+
+
+def _again(one: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
     size = parts(vocab)
-    pairs = zip(normed.split(size), theirs.split(size), strict=True)
-    return torch.stack([checkpoint(one, x, y, use_reentrant=False) for x, y in pairs]).sum() / len(normed)  # type: ignore[arg-type]
+    pairs = zip(x.split(size), y.split(size), strict=True)
+    return torch.stack([checkpoint(one, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
+
+
+def _counted(wanted: Tensor) -> Tensor:
+    return (wanted != IGNORE).sum().clamp(min=1)
