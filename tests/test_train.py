@@ -10,11 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,9 +19,9 @@ from typer.testing import CliRunner
 
 import longdraft
 from longdraft.errors import InputError
-from longdraft.train import checkpoint, data, guide, probes, rows, target, tokenizer, trainer
+from longdraft.train import checkpoint, data, target, tokenizer, trainer
 from longdraft.train.commands import app
-from longdraft.train.schedule import Plan, parse_stages
+from longdraft.train.schedule import Plan
 
 RUN = "--no-environment --text books/*.txt --vocab 300 --layers 2 --hidden 32 --heads 2 --mlp 32 --positions 256 "
 RUN += "--stage 32:40 --stage 64:20 --step-tokens 64 --guide-to 20 --log-every 1 --probe-every 1000 --threads 1"
@@ -123,79 +120,6 @@ def test_the_bundled_list_names_what_must_stay_out():
     assert not any(data.held_out(n, target.HELD_OUT) for n in ("stdlib/ast.py", "books/ulysses.txt", "torch/typing.py"))
 
 
-def test_packages_are_grouped_capped_and_cleaned(tmp_path):
-    for name, text in {
-        "a.py": "x = 1\n" * 100,
-        "deep/b.py": "y = 2\n" * 100,
-        "deep/tests/c.py": "z = 3\n" * 100,
-        "deep/_vendor/d.py": "z = 3\n" * 100,
-        "deep/generated.py": "z = " + "3" * 5000,
-        "deep/tiny.py": "z = 3\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    found = data.package("pack", tmp_path, cap=10**6)
-    assert [(d.name, d.group) for d in found] == [("pack/a.py", "pack"), ("pack/deep/b.py", "pack/deep")]
-    assert len(data.package("pack", tmp_path, cap=700)) == 1
-
-
-def made_corpus() -> data.Corpus:
-    """Groups of 100 (code), 30 (code) and 400 (book) tokens; a token tells its group by its hundreds."""
-    groups = np.asarray([0, 100, 130, 530])
-    tokens = np.concatenate([np.arange(100), 200 + np.arange(30), 300 + np.arange(400)]).astype(np.uint16)
-    return data.Corpus(tokens, groups, groups, ["a", "b", "c"], ["a", "b", "c"], ["code", "code", "book"])
-
-
-def test_rows_are_consecutive_in_one_group_and_pure():
-    corpus, settings = made_corpus(), {"code": 0.5, "copies": 0.0, "vocab": 1000}
-    kinds = []
-    for step in range(60):
-        tokens, labels, sources = rows.batch(corpus, 3, 24, 7, step, **settings)
-        assert (sources == rows.IGNORE).all()
-        assert tokens.shape == (3, 25) and (tokens.diff() == 1).all() and torch.equal(tokens, labels)
-        kinds += (tokens[:, 0] >= 300).tolist()
-        assert torch.equal(tokens, rows.batch(corpus, 3, 24, 7, step, **settings)[0])
-    assert 60 < sum(kinds) < 120
-    assert not torch.equal(tokens, rows.batch(corpus, 3, 24, 8, 59, **settings)[0])
-    assert (rows.batch(corpus, 3, 200, 7, 0, **settings)[0] >= 300).all()
-    with pytest.raises(InputError, match="501 tokens"):
-        rows.batch(corpus, 1, 500, 7, 0, **settings)
-
-
-def test_repeated_spans_can_be_foreseen_and_the_rest_is_not_scored():
-    changed = masked = 0
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        before = rng.integers(1, 10**12, 513)
-        row, label, source = before.copy(), before.copy(), np.full(513, rows.IGNORE)
-        rows.repeat_spans(row, label, source, rng, 10**12)
-        scored = label != rows.IGNORE
-        assert (label[scored] == row[scored]).all()
-        new = np.flatnonzero(row != before)
-        places = {int(v): i for i, v in reversed(list(enumerate(row)))}  # first place of every value
-        for i in new[scored[new]]:  # tokens here are unique, so whatever is new and scored stood there before, in order
-            place = places[int(row[i])]
-            assert place < i and row[place - 1] == row[i - 1] and source[i] == place
-        assert (source[row == before] == rows.IGNORE).all()
-        changed, masked = changed + len(new), masked + (~scored).sum()
-    assert 0.2 < changed / 200 / 513 < 0.6 and 0.02 < masked / 200 / 513 < 0.4
-
-
-def test_schedule_is_warmed_up_constant_and_decays_to_the_end():
-    plan = Plan(((8, 60), (32, 30)), step_tokens=16, decay=0.5)
-    assert plan.steps == 90 and plan.shape(59) == (2, 8) and plan.shape(60) == (1, 32)
-    assert plan.tokens(60) == 960 and plan.tokens(90) == 1920
-    rates = [plan.rate(step) for step in range(90)]
-    assert rates[0] < 0.2 and rates[20:60] == [1.0] * 40 and rates[60] == 1.0
-    assert all(a > b for a, b in pairwise(rates[60:])) and 0 < rates[-1] < 0.05
-
-
-@pytest.mark.parametrize("text", ["512", "x:3", "512:", "4:10", "512:0", "-8:3", "512:1.5", "1024:5"])
-def test_bad_stages(text):
-    with pytest.raises(InputError, match="--stage"):
-        parse_stages([text], positions=512)
-
-
 def tiny_run(folder: Path, loss_of, steps: int = 6, **more):
     model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
     settings = {"command": "test", "rates": (0.02, 0.003), "save_seconds": 0, **more}
@@ -288,80 +212,6 @@ def test_a_tiny_corpus_is_refused_and_a_run_is_never_overwritten(workplace):
     assert run("--work run --out out --stop-at 1 --contexts=").exit_code == 0
     twice = run("--work run --out out")
     assert twice.exit_code == 2 and "--resume" in twice.stderr
-
-
-def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
-    model = target.build(vocab=64, layers=3, hidden=32, heads=2, mlp=32, positions=64, seed=0)
-    made = trainer.optimisers(model, 0.02, 0.01)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(1, 64, (4, 12), generator=generator).repeat(1, 2)
-    sources = torch.full_like(tokens, rows.IGNORE)
-    sources[:, 13:] = torch.arange(1, 12)
-    wanted = guide.wishes(sources, 3)
-    assert sorted(wanted) == [1, 2]
-    assert wanted[1][0, :4].tolist() == [rows.IGNORE, 0, 1, 2] and (tokens[:, wanted[2][0, 12]] == tokens[:, 13]).all()
-    alone = target.loss(model, tokens, tokens, False).item()
-    history = []
-    for _ in range(40):
-        plain, extra = guide.guided(model, lambda: target.loss(model, tokens, tokens, False), sources)
-        history.append((plain.item(), extra.item()))
-        extra.backward()
-        for optimiser in made:
-            optimiser.step()
-            optimiser.zero_grad()
-    assert history[0][0] == pytest.approx(alone, rel=1e-5) and 1.5 < history[0][1] < 3.5
-    assert history[-1][1] < 0.5 * history[0][1]
-    assert model.config._attn_implementation == "sdpa" and not guide.WANTED
-
-
-class Copier:
-    """Expects the token `span` places back plus one, else anything: what induction heads do. Counts what it reads."""
-
-    def __init__(self, vocab: int, span: int, sure: float):
-        self.vocab, self.span, self.sure, self.read = vocab, span, sure, []
-        self.lm_head = lambda hidden: hidden
-
-    def model(self, input_ids, use_cache):
-        self.read.append(input_ids)
-        logits = torch.zeros(*input_ids.shape, self.vocab)
-        if self.span and input_ids.shape[1] >= self.span:
-            said = input_ids[:, : input_ids.shape[1] - self.span + 1]
-            logits[:, self.span - 1 :].scatter_(-1, said[..., None], self.sure)
-        return SimpleNamespace(last_hidden_state=logits)
-
-
-def test_induction_probe_tells_a_copier_from_a_guesser():
-    assert probes.induction(Copier(100, 0, 0), 100, span=16) == pytest.approx(math.log(100), abs=1e-3)
-    assert probes.induction(Copier(100, 16, 30.0), 100, span=16) < 0.01
-    assert probes.induction(Copier(100, 15, 30.0), 100, span=16) > 10
-
-
-def test_context_probe_reads_the_same_last_tokens_each_time():
-    reader = Copier(1000, 0, 0)
-    found = probes.by_context(reader, made_corpus(), "book", [16, 64], count=3, last=8)
-    assert found["rows"] == 3 and list(found["by_context"]) == ["16", "64"]
-    assert found["by_context"]["64"]["change"] == pytest.approx(0, abs=1e-5)
-    short, long = reader.read[:3], reader.read[3:]
-    assert all(s.shape == (1, 16) and b.shape == (1, 64) for s, b in zip(short, long, strict=True))
-    assert all(torch.equal(s[0], b[0, -16:]) for s, b in zip(short, long, strict=True))
-    assert probes.by_context(reader, made_corpus(), "book", [16, 4096]) == {}
-
-
-def test_largest_logit_is_what_attention_sees():
-    model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
-    tokens = torch.arange(1, 13)[None]
-    kept = {}
-    attention = model.model.layers[0].self_attn
-    attention.q_norm.register_forward_hook(lambda _m, _i, out: kept.update(q=out.transpose(1, 2)))
-    attention.k_norm.register_forward_hook(lambda _m, _i, out: kept.update(k=out.transpose(1, 2)))
-    with torch.no_grad():
-        attention.q_norm.weight.mul_(20)
-        found = probes.largest_logit(model, tokens)
-        bound = (kept["q"].norm(dim=-1).amax() * kept["k"].norm(dim=-1).amax() / 8**0.5).item()
-        attention.q_norm.weight.mul_(2)
-        assert 0.3 * bound < found <= bound * 1.01
-        assert probes.largest_logit(model, tokens) == pytest.approx(2 * found, rel=0.02)
-    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="no bundled target in this checkout")
