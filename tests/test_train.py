@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 import longdraft
+from longdraft.cli import main
 from longdraft.errors import InputError
 from longdraft.train import checkpoint, data, target, tokenizer, trainer
-from longdraft.train.commands import app
 from longdraft.train.schedule import Plan
 
 RUN = "--no-environment --text books/*.txt --vocab 300 --layers 2 --hidden 32 --heads 2 --mlp 32 --positions 256 "
@@ -57,13 +56,21 @@ def losses(log: Path) -> dict[int, float]:
     return {e["step"]: e["last_loss"] for e in events if e["event"] == "step"}
 
 
-def run(extra: str):
-    return CliRunner().invoke(app, command(extra))
+@pytest.fixture
+def run(workplace, capsys):
+    """run(options) -> (status, standard output, standard error)."""
+
+    def call(extra: str, books: str = "books") -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(("train", *(word.replace("books", books) for word in command(extra))))
+        return status, *capsys.readouterr()
+
+    return call
 
 
-def test_killed_run_resumes_to_the_same_losses(workplace):
-    whole = run("--work whole --out whole-out --contexts=")
-    assert whole.exit_code == 0, whole.output
+def test_killed_run_resumes_to_the_same_losses(run):
+    status, _, err = run("--work whole --out whole-out --contexts=")
+    assert status == 0, err
     expected = losses(Path("whole/log.jsonl"))
     assert sorted(expected) == list(range(1, 61)) and expected[60] < expected[1] - 0.5
 
@@ -79,16 +86,16 @@ def test_killed_run_resumes_to_the_same_losses(workplace):
     killed_at = int(checkpoint.latest(Path("cut/checkpoints")).name[5:])
     assert 5 < killed_at < 60
 
-    again = run("--work cut --out cut-out --resume --contexts=")
-    assert again.exit_code == 0, again.output
+    status, _, err = run("--work cut --out cut-out --resume --contexts=")
+    assert status == 0, err
     assert losses(log) == expected
     weights = [checkpoint.latest(Path(f"{name}/checkpoints")) / "model.safetensors" for name in ("whole", "cut")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert [r["from_step"] for r in json.loads(Path("cut-out/training.json").read_text())["runs"]] == [0, killed_at]
 
 
-def test_exported_model_loads_offline_and_is_described(workplace):
-    assert run("--work run --out out --contexts 16,64").exit_code == 0
+def test_exported_model_loads_offline_and_is_described(run):
+    assert run("--work run --out out --contexts 16,64")[0] == 0
     model = AutoModelForCausalLM.from_pretrained("out", local_files_only=True)
     known = AutoTokenizer.from_pretrained("out", local_files_only=True)
     assert model.dtype == torch.bfloat16 and model.config.model_type == "qwen3"
@@ -106,7 +113,7 @@ def test_exported_model_loads_offline_and_is_described(workplace):
 
 def test_held_out_text_is_in_neither_corpus_nor_tokenizer(workplace):
     Path("books/copy.txt").write_text(Path("books/one.txt").read_text())
-    corpus, heldout = target.prepare(Path("run"), ["books/*.txt"], False, 10**6, 300, 256)
+    corpus, heldout = target.prepare(Path("run"), data.Sources(["books/*.txt"], environment=False), 300, 256)
     assert sorted(corpus.names) in (["books/copy.txt", "books/three.txt", "books/two.txt"],) and len(heldout.names) == 1
     known = tokenizer.load(Path("run/data/tokenizer"))
     assert "vampire" not in known.decode(corpus.tokens.tolist()) and "vampire" in known.decode(heldout.tokens.tolist())
@@ -181,12 +188,12 @@ def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("damaged", ["model.safetensors", "optimisers.pt", "state.json"])
-def test_an_unreadable_checkpoint_is_named(workplace, damaged):
-    assert run("--work run --out out --stop-at 2 --contexts=").exit_code == 0
+def test_an_unreadable_checkpoint_is_named(run, damaged):
+    assert run("--work run --out out --stop-at 2 --contexts=")[0] == 0
     path = checkpoint.latest(Path("run/checkpoints"))
     (path / damaged).write_bytes(b"not what was written")
-    result = run("--work run --out out --resume --contexts=")
-    assert result.exit_code == 2 and "unreadable checkpoint" in result.stderr and str(path) in result.stderr
+    status, _, err = run("--work run --out out --resume --contexts=")
+    assert status == 2 and "unreadable checkpoint" in err and str(path) in err
 
 
 @pytest.mark.parametrize(
@@ -199,19 +206,19 @@ def test_an_unreadable_checkpoint_is_named(workplace, damaged):
         ("--hidden 33", "--hidden 33"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(workplace, extra, said):
-    result = run(f"--out out {extra}")
-    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1, result.output
+def test_bad_input_is_one_line_and_exit_2(run, extra, said):
+    status, out, err = run(f"--out out {extra}")
+    assert status == 2 and out == "" and said in err and err.count("\n") == 1, err
 
 
-def test_a_tiny_corpus_is_refused_and_a_run_is_never_overwritten(workplace):
+def test_a_tiny_corpus_is_refused_and_a_run_is_never_overwritten(run):
     Path("tiny").mkdir()
     Path("tiny/a.txt").write_text("one two three " * 40)
-    few = CliRunner().invoke(app, ["target", *RUN.replace("books", "tiny").split(), "--out", "out", "--work", "few"])
-    assert few.exit_code == 2 and "tokens to train on" in few.stderr
-    assert run("--work run --out out --stop-at 1 --contexts=").exit_code == 0
-    twice = run("--work run --out out")
-    assert twice.exit_code == 2 and "--resume" in twice.stderr
+    status, _, err = run("--out out --work few", books="tiny")
+    assert status == 2 and "tokens to train on" in err
+    assert run("--work run --out out --stop-at 1 --contexts=")[0] == 0
+    status, _, err = run("--work run --out out")
+    assert status == 2 and "--resume" in err
 
 
 @pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="no bundled target in this checkout")

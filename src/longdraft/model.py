@@ -196,6 +196,7 @@ class LM:
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         self.vocab = int(self.config.vocab_size)
+        self.known: dict[str, Any] | None = None  # its fingerprint, once its weights cannot be read
 
     @property
     def device(self) -> torch.device:

@@ -23,9 +23,10 @@ def train_target(
     out: Annotated[Path, typer.Option(help="The finished model goes here.")],
     work: Annotated[Path, typer.Option(help="Tokenised data, checkpoints and log.jsonl.")] = Path("run"),
     stage: Annotated[list[str], typer.Option(help="LENGTH:STEPS, repeated; run in this order.")] = ["512:2000"],  # noqa: B006
-    text: Annotated[list[str], typer.Option(help="Glob of UTF-8 files, repeated.")] = [],  # noqa: B006
+    text: Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeated.")] = [],  # noqa: B006
     environment: Annotated[bool, typer.Option(help="Standard library and installed packages too.")] = True,
     package_cap: Annotated[int, typer.Option(help="Characters of one installed package, at most.")] = 8_000_000,
+    dataset_cap: Annotated[int, typer.Option(help="Characters of one hf: dataset, at most.")] = 50_000_000,
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in --work.")] = False,
     stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later; 0: never.", min=0)] = 0,
     export_only: Annotated[bool, typer.Option(help="No training: write the newest checkpoint to --out.")] = False,
@@ -52,39 +53,36 @@ def train_target(
     log_every: Annotated[int, typer.Option(min=1)] = 10,
 ) -> None:
     """Train a small Qwen3 on this machine's Python files and on books, and export it in bfloat16."""
-    try:
-        if threads:
-            torch.set_num_threads(threads)
-        plan = Plan(parse_stages(stage, positions), step_tokens, decay)
-        lengths = [int(c) for c in contexts.split(",") if c.strip().isdecimal()]
-        corpus, heldout = target.prepare(work, text, environment, package_cap, vocab, positions, tokenizer)
-        model = target.build(vocab, layers, hidden, heads, mlp, positions, seed)
-        if not export_only:
-            state = trainer.train(
-                model,
-                target.objective(model, corpus, plan, seed, code, copies, bf16, guide_to),
-                plan,
-                work,
-                command=trainer.command_line(),
-                rates=(matrix_rate, other_rate),
-                settings={"copies": copies, "code": code, "guide_to": guide_to, "seed": seed, "bf16": bf16},
-                resume=resume,
-                probe=lambda: probes.cheap(model, heldout, vocab),
-                probe_every=probe_every,
-                log_every=log_every,
-                save_seconds=save_seconds,
-                stop_at=stop_at,
-            )
-            if state["step"] < plan.steps:
-                typer.echo(f"stopped at step {state['step']} of {plan.steps}: --resume goes on, --export-only exports")
-                return
-        facts = {f"{kind}_tokens": corpus.count(kind) for kind in data.KINDS}
-        facts["documents"] = len(corpus.names)
-        record = target.export(work, out, model, heldout, facts, lengths)
-        typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
-    except InputError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+    if threads:
+        torch.set_num_threads(threads)
+    plan = Plan(parse_stages(stage, positions), step_tokens, decay)
+    lengths = [int(c) for c in contexts.split(",") if c.strip().isdecimal()]
+    sources = data.Sources(text, environment, package_cap, dataset_cap)
+    corpus, heldout = target.prepare(work, sources, vocab, positions, tokenizer)
+    model = target.build(vocab, layers, hidden, heads, mlp, positions, seed)
+    if not export_only:
+        state = trainer.train(
+            model,
+            target.objective(model, corpus, plan, seed, code, copies, bf16, guide_to),
+            plan,
+            work,
+            command=trainer.command_line(),
+            rates=(matrix_rate, other_rate),
+            settings={"copies": copies, "code": code, "guide_to": guide_to, "seed": seed, "bf16": bf16},
+            resume=resume,
+            probe=lambda: probes.cheap(model, heldout, vocab),
+            probe_every=probe_every,
+            log_every=log_every,
+            save_seconds=save_seconds,
+            stop_at=stop_at,
+        )
+        if state["step"] < plan.steps:
+            typer.echo(f"stopped at step {state['step']} of {plan.steps}: --resume goes on, --export-only exports")
+            return
+    facts = {f"{kind}_tokens": corpus.count(kind) for kind in data.KINDS}
+    facts["documents"] = len(corpus.names)
+    record = target.export(work, out, model, heldout, facts, lengths)
+    typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 
 
 @app.command("plot")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from longdraft.errors import InputError
+from longdraft.train import hub
 
 KINDS = ("code", "book")
 # vendored packages are near-copies of held-out or installed files
@@ -66,6 +67,16 @@ class Corpus:
         return int(sum(size for size, each in zip(sizes, self.kinds, strict=True) if each == kind))
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where text comes from: names (folders, globs, hf:datasets), this Python's library and packages, or both."""
+
+    names: list[str]
+    environment: bool = True
+    package_cap: int = 8_000_000  # characters of one installed package
+    dataset_cap: int = 50_000_000  # characters of one dataset of the Hub
+
+
 def load(home: Path) -> tuple[Corpus, Corpus]:
     """What was tokenised into home/train and home/heldout. Raises InputError where there is too little to train on."""
     corpus, heldout = (Corpus.load(home / name) for name in ("train", "heldout"))
@@ -112,6 +123,17 @@ def package(name: str, root: Path, cap: int) -> list[Document]:
     return [d for i, d in enumerate(found) if int((i + 1) * keep) > int(i * keep)]
 
 
+def text_of(source: str, cap: int) -> list[Document]:
+    """A dataset of the Hub (hf:..., `cap` characters of it), or the files of a folder or a glob. Raises InputError."""
+    if source.startswith(hub.PREFIX):
+        numbered = enumerate(hub.documents(source, cap))
+        return [Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered]
+    found = text_files(source)
+    if not found:
+        raise InputError(f"no readable text matches {source!r}; give a glob of UTF-8 files such as 'books/*.txt'")
+    return found
+
+
 def text_files(pattern: str) -> list[Document]:
     """Every file of a folder or of a glob such as `books/*.txt`, every line of a .jsonl file: one group each."""
     if Path(pattern).is_dir():
@@ -140,14 +162,11 @@ def json_lines(path: Path, name: str) -> list[Document]:
     return found
 
 
-def collect(globs: list[str], environment: bool, cap: int) -> list[Document]:
+def collect(sources: Sources) -> list[Document]:
     """All documents once (by content), groups contiguous."""
-    documents = environment_code(cap) if environment else []
-    for pattern in globs:
-        found = text_files(pattern)
-        if not found:
-            raise InputError(f"no readable text matches {pattern!r}; give a glob of UTF-8 files such as 'books/*.txt'")
-        documents += found
+    documents = environment_code(sources.package_cap) if sources.environment else []
+    for name in sources.names:
+        documents += text_of(name, sources.dataset_cap)
     seen: set[bytes] = set()
     unique = []
     for document in documents:

@@ -39,20 +39,11 @@ class Objective(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Text:
-    """Where the text comes from: globs, this Python's library and packages, or both; `cap` characters of a package."""
-
-    globs: list[str]
-    environment: bool = True
-    cap: int = 8_000_000
-
-
-def corpora(frozen: Frozen, tokenizer: Any, text: Text, folder: Path) -> tuple[data.Corpus, data.Corpus]:
+def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path) -> tuple[data.Corpus, data.Corpus]:
     """(training, held-out) tokens under folder/data, made once. What the target never saw stays held out."""
     home, words = folder / "data", _words(tokenizer)
     if not (home / "done").exists():
-        found = data.collect(text.globs, text.environment, text.cap)
+        found = data.collect(sources)
         seen, unseen = _parted(found, Path(str(frozen.lm.hf.name_or_path)) / "holdout.json")
         fast, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
         if eos is None:
@@ -162,13 +153,16 @@ class Run:
             save_seconds=self.save_seconds,
             stop_at=self.stop_at or None,
             enough=lambda probes: stale(probes, self.patience),
+            best=lambda probes: self.patience > 0 and not stale(probes, 1),
             parts=self.parts,
             team=self.team,
         )
 
     def export(self, kind: str, part: nn.Module, frozen: Frozen, out: Path, facts: dict, tokenizer: Any) -> dict:
-        """Newest checkpoint -> a drafter's folder in bfloat16, or a whole small model's; -> what training.json says."""
-        state = checkpoint.load(checkpoint.latest(self.work / "checkpoints"), part, [])
+        """Newest checkpoint (with patience: the best on held-out text) -> a drafter's folder in bfloat16, or a whole
+        small model's; -> what training.json says."""
+        kept = self.work / "best" if self.patience and checkpoint.listed(self.work / "best") else None
+        state = checkpoint.load(checkpoint.latest(kept or self.work / "checkpoints"), part, [])
         record = {"parameters": sum(p.numel() for p in part.parameters()), **facts, **state}
         part = part.to(torch.bfloat16)
         if kind in saved.KINDS:

@@ -13,11 +13,13 @@ from longdraft.loading import load, quiet
 from longdraft.options import pairs
 from longdraft.train import generations, trainer
 from longdraft.train.data import KINDS as TEXT_KINDS
-from longdraft.train.drafter import Run, Text, corpora
+from longdraft.train.data import Sources
+from longdraft.train.drafter import Run, corpora
 from longdraft.train.frozen import Frozen
 from longdraft.train.kinds import KINDS, objective
 from longdraft.train.processes import joined
 from longdraft.train.schedule import Plan, parse_stages
+from longdraft.train.spread import spread
 
 HELP = {
     "glide": "Train LongSpec's block, which reads the target's own keys.",
@@ -37,11 +39,12 @@ def command(kind: str) -> Callable[..., None]:
             str, typer.Option("-m", "--model", help="The target: 'bundled', a folder, a Hub id.")
         ] = "bundled",
         work: Annotated[Path | None, typer.Option(help="Tokenised data, checkpoints, log.jsonl [OUT.run].")] = None,
-        text: Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, repeated.")] = [],  # noqa: B006
+        text: Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, hf:ID; repeated.")] = [],  # noqa: B006
         environment: Annotated[
             bool | None, typer.Option(help="The standard library and installed packages [if no --text].")
         ] = None,
         package_cap: Annotated[int, typer.Option(help="Characters of one installed package, at most.")] = 8_000_000,
+        dataset_cap: Annotated[int, typer.Option(help="Characters of one hf: dataset, at most.")] = 50_000_000,
         option: Annotated[list[str], typer.Option("-o", "--option", help="What is learnt: key=value.")] = [],  # noqa: B006
         steps: Annotated[int, typer.Option(min=1, help="Of rows of --length; or give --stage.")] = 2000,
         length: Annotated[int, typer.Option(min=8, help="Tokens of a row.")] = 1024,
@@ -51,6 +54,7 @@ def command(kind: str) -> Callable[..., None]:
         other_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 0.003,
         decay: Annotated[float, typer.Option(help="Last share of tokens, its rate falling.", min=0.001, max=1)] = 0.5,
         accumulate: Annotated[int, typer.Option(min=1, help="Parts of a step; processes share them.")] = 1,
+        shared: Annotated[bool, typer.Option("--spread", help="Processes share the target's layers.")] = False,
         resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False,
         stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later; 0: never.", min=0)] = 0,
         export_only: Annotated[bool, typer.Option(help="No training: the newest checkpoint to --out.")] = False,
@@ -65,7 +69,9 @@ def command(kind: str) -> Callable[..., None]:
     ) -> None:
         quiet(threads or None)
         team = joined()
-        target, tokenizer = load(model, "bfloat16" if bf16 else "float32")
+        target, tokenizer = load(model, "bfloat16" if bf16 else "float32", "cpu" if shared else None)
+        if shared:
+            spread(target, team)
         plan = Plan(parse_stages(stage or [f"{length}:{steps}"], target.positions), step_tokens, decay)
         frozen, folder = Frozen(target), work or out.with_name(out.name + ".run")
         run = Run(
@@ -85,10 +91,10 @@ def command(kind: str) -> Callable[..., None]:
             parts=accumulate,
             team=team,
         )
-        source = Text(text, environment if environment is not None else not text, package_cap)
+        sources = Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
         if not team.first:
             team.wait()  # for the first to tokenise the text
-        corpus, heldout = corpora(frozen, tokenizer, source, folder)
+        corpus, heldout = corpora(frozen, tokenizer, sources, folder)
         if team.first:
             team.wait()
         torch.manual_seed(seed)
@@ -125,8 +131,8 @@ def write_text(
     """Continue pieces of a text by the target: its own words, to train drafters on. Run again, it goes on."""
     quiet(threads or None)
     target, tokenizer = load(model, dtype)
-    source = Text(text, environment if environment is not None else not text)
-    corpus, _ = corpora(Frozen(target), tokenizer, source, work or out.with_name(out.name + ".run"))
+    sources = Sources(text, environment if environment is not None else not text)
+    corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
     with trainer.bar("{task.completed}/{task.total} texts") as shown:
         task = shown.add_task("text", total=count)
         before = generations.write(

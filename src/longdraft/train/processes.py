@@ -56,5 +56,7 @@ def joined() -> Team:
     if size == 1:
         return Team()
     if not dist.is_initialized():
-        dist.init_process_group("gloo")  # gradients of a drafter are small: what they cost is no matter on a GPU either
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return Team(dist.get_rank(), size)

@@ -29,7 +29,7 @@ GUIDANCE = 0.3  # weight of the attention guidance beside the loss
 
 
 def prepare(
-    folder: Path, globs: list[str], environment: bool, cap: int, vocab: int, positions: int, words: str = ""
+    folder: Path, sources: data.Sources, vocab: int, positions: int, words: str = ""
 ) -> tuple[data.Corpus, data.Corpus]:
     """Tokenizer, training corpus and held-out corpus under folder/data, made once; -> (train, held out).
 
@@ -37,7 +37,7 @@ def prepare(
     """
     home = folder / "data"
     if not (home / "done").exists():
-        seen, unseen = data.split(data.collect(globs, environment, cap), HELD_OUT)
+        seen, unseen = data.split(data.collect(sources), HELD_OUT)
         if not seen:
             raise InputError("nothing to train on: all text is held out or unreadable")
         if words:

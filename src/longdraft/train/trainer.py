@@ -105,6 +105,7 @@ def train(
     save_seconds: float = 300,
     stop_at: int | None = None,
     enough: Callable[[list[dict]], bool] = lambda probes: False,
+    best: Callable[[list[dict]], bool] = lambda probes: False,
     parts: int = 1,
     team: Team = ALONE,
 ) -> dict:
@@ -112,7 +113,7 @@ def train(
 
     `loss_of(step)` must be a pure function of the weights and the step: then a killed run, resumed, repeats itself.
     With several parts a step is the mean of loss_of(step * parts + 0, 1, ...), shared out among the team.
-    enough(probes so far): whether to end here.
+    enough(probes so far): whether to end here. best(probes so far): whether to keep these weights in folder/best too.
     """
     team.share(parts)  # found before any work
     made, records = optimisers(model, *rates), folder / "checkpoints"
@@ -133,10 +134,10 @@ def train(
     started = time.monotonic() - state["seconds"]
     saved, meter = time.monotonic(), Meter(log)
 
-    def keep(step: int) -> None:
+    def keep(step: int, where: Path = records, newest: int = 2) -> None:
         state.update(step=step, tokens=parts * plan.tokens(step), seconds=time.monotonic() - started)
         if team.first:
-            checkpoint.save(records, step, model, made, state)
+            checkpoint.save(where, step, model, made, state, newest)
 
     step, over = first, False
     with bar(shown=team.first) as shown, asked_to_stop() as asked:
@@ -150,10 +151,12 @@ def train(
             if step % log_every == 0 or step == last:
                 fields = {"tokens": tokens, "rate": plan.rate(step - 1), "length": length}
                 shown.update(task, completed=step, **meter.report(step=step, **fields))
-            if probe and team.first and (step % probe_every == 0 or step == last):
+            if probe and (step % probe_every == 0 or step == last):  # by all: a target may be spread over them
                 with meter.paused():
                     state["probes"] = [*state["probes"], {"step": step, "tokens": tokens, **probe()}]
                     log.write("probe", **state["probes"][-1])
+                    if best(state["probes"]):
+                        keep(step, folder / "best", 1)
                 over = enough(state["probes"])
             if time.monotonic() - saved >= save_seconds and step < last:
                 with meter.paused():
