@@ -47,8 +47,8 @@ def test_a_true_process(place):
 
 
 def test_one_row(record):
-    found = record("--prompt-file", "a.txt", "-o", "gamma=3", "--max-new-tokens", "25")
-    assert found.keys() >= KEYS
+    found = record("--prompt-file", "a.txt", "-o", "gamma=3", "-o", "pace=off", "--max-new-tokens", "25")
+    assert found.keys() >= KEYS and found["pace"] is False
     assert found["method"] == "vegas"
     assert found["options"] == {"gamma": 3, "ratio": 0.07, "floor": 256, "score": "weights", "rows": "mean", "reach": 8}
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
@@ -56,6 +56,14 @@ def test_one_row(record):
     assert len(found["acceptance_per_position"]) == 3
     assert found["decode_s"] > 0 and found["tokens_per_s"] == pytest.approx(25 / found["decode_s"])
     assert "plain" not in found and "oracle" not in found
+
+
+def test_drafts_are_as_deep_as_pays_unless_told(record, cli):
+    found = record("--prompt-file", "a.txt", "--compare", "-o", "gamma=3")
+    assert found["pace"] is True and found["equal"]
+    assert found["acceptance_per_position"][0] < 1  # some rounds drafted nothing, to know what that costs
+    status, out, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "-o", "pace=slow")
+    assert status == 2 and "choose on or off" in err and len(err.splitlines()) == 1
 
 
 def test_rows_side_by_side_are_the_rows_alone(record):
@@ -81,7 +89,7 @@ def test_compare(record, method, sampling):
 @pytest.mark.parametrize("drafter", ["--random-drafter", "--drafter=tiny"])
 @pytest.mark.parametrize("method", ["sd", "triforce", "sd-sparse"])
 def test_a_drafter_random_or_from_a_folder(record, method, drafter):
-    found = record("--prompt-file", "a.txt", "--method", method, "--compare", drafter)
+    found = record("--prompt-file", "a.txt", "--method", method, "--compare", drafter, "-o", "pace=off")
     assert found["equal"] is True
     assert found["drafter"] == ("tiny" if "=" in drafter else "random, seed 0")
     if (method, drafter) == ("sd", "--drafter=tiny"):  # it drafts for itself

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longdraft.drafters import Pace
     from longdraft.engine import Stats, Step, generate, stream
     from longdraft.errors import InputError
     from longdraft.loading import load
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "InputError",
+    "Pace",
     "Sampler",
     "Stats",
     "Step",
@@ -31,6 +33,7 @@ __all__ = [
     "stream",
 ]
 _HOMES = {
+    "drafters": ("Pace",),
     "engine": ("Stats", "Step", "generate", "stream"),
     "errors": ("InputError",),
     "loading": ("load",),

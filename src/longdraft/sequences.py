@@ -17,7 +17,7 @@ class Sequences:
     """Between steps: length == cache.length + 1 (the root's keys and values are not cached yet).
 
     tokens [B,N] (N has room for every prompt and its limit), length, prompt, limit, seed, done [B]. limit counts new
-    tokens; a row is done at its limit or at a token of eos.
+    tokens; a row is done at its limit or at a token of eos. most: drafts that one round may have below each other.
     """
 
     tokens: Tensor
@@ -29,6 +29,7 @@ class Sequences:
     eos: tuple[int, ...] = ()
     prompt: Tensor = field(init=False)
     done: Tensor = field(init=False)
+    most: int | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.prompt = self.length.clone()
@@ -57,7 +58,8 @@ class Sequences:
     def room(self) -> int:
         """How many drafted tokens the longest-lived row can still use (the bonus token takes the last place)."""
         left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
-        return max(int(left.max()) - 1, 0)
+        room = max(int(left.max()) - 1, 0)
+        return room if self.most is None else min(room, self.most)
 
     def since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens after each row's first `consumed` [B] ones, left-aligned: [B,M], and how many are real [B]."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longdraft import methods
-from longdraft.drafters import Drafter
+from longdraft.drafters import Drafter, Pace
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.options import one_of
 from longdraft.parts import Parts
 
 STOCK = ("hf-dynamic", "hf-static")  # Transformers' own generate
@@ -32,6 +33,13 @@ class Entry:
         return not self.stock and self.name != "plain"
 
     @property
+    def pace(self) -> bool:
+        """Whether its drafts are as deep as pays, or as its options say. Raises InputError on a bad option."""
+        word = self.given.get("pace", "on")
+        one_of(("on", "off"), pace=word)
+        return word == "on" and self.speculative
+
+    @property
     def needs(self) -> str | None:
         return None if self.stock else methods.find(self.name).needs
 
@@ -43,7 +51,7 @@ class Entry:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option with the value it has."""
+        """Every option of the method with the value it has."""
         if self.stock:
             return {}
         known = methods.find(self.name).options
@@ -60,8 +68,13 @@ class Entry:
         return self.gamma or self.options.get("count", 16)
 
     def build(self, target: LM) -> Drafter:
-        """A new drafter; what it needs besides the target is made once in a run."""
-        return methods.build(self.name, target, self.given, self.parts.of(self.needs, target))
+        """A new drafter as its options say; what it needs besides the target is made once in a run."""
+        given = {k: v for k, v in self.given.items() if k != "pace"}
+        return methods.build(self.name, target, given, self.parts.of(self.needs, target))
+
+    def paced(self, target: LM) -> Drafter:
+        """The same, drafting as deep as pays (unless `-o pace=off`)."""
+        return Pace(self.build(target)) if self.pace else self.build(target)
 
 
 def parse(names: str, options: list[str], parts: Parts | None = None) -> list[Entry]:
@@ -103,7 +116,7 @@ def check(entries: list[Entry], target: LM, accept: float | None) -> None:
             raise InputError(f"{entry.name} has no options")
         if entry.stock:
             continue
-        entry.build(target)
+        entry.paced(target)
         if accept is None or not entry.speculative:
             continue
         if entry.gamma is None:

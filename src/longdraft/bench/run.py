@@ -74,9 +74,9 @@ class Cell:
             figures = outcome(Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds), 0)
             return rows, figures | {"tokens_per_s": (limit - 1) * len(rows) / seconds}
         stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
-        drafter = entry.build(self.target)
+        drafter = entry.paced(self.target)
         if accept is not None and entry.speculative:
-            drafter = Oracle(drafter, self.plain, accept)
+            drafter = Oracle(entry.build(self.target), self.plain, accept)
         return self.ours.rows(drafter, stats, limit), outcome(stats, entry.gamma or 0)
 
 
@@ -152,6 +152,7 @@ def _describe(
         "method": entry.name,
         "label": entry.label,
         "options": entry.options,
+        "pace": entry.pace and job.accept is None,
         **entry.origin,
         **{k: v[0] if len(rows) == 1 else v for k, v in each.items()},
         "text_name": text.name,

@@ -26,7 +26,7 @@ def demo(
 
     from longdraft.bench.texts import stdlib_prompt
     from longdraft.cli.job import WARM, Run, traffic
-    from longdraft.drafters import Drafter
+    from longdraft.drafters import Drafter, Pace
     from longdraft.engine import check
     from longdraft.loading import load, quiet
     from longdraft.methods import build

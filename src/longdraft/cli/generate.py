@@ -23,7 +23,10 @@ def generate(
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Only the first N tokens of each file.")] = None,
     model: Annotated[str, typer.Option("-m", "--model", help="'bundled', a folder, or a Hub id.")] = "bundled",
     method: Annotated[str, typer.Option(help="See `longdraft methods`.")] = "vegas",
-    option: Annotated[list[str] | None, typer.Option("-o", "--option", help="The method's key=value.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-o", "--option", help="The method's key=value; pace=off: draft as deep as it says."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,

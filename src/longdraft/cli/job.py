@@ -93,7 +93,8 @@ class Job:
             raise InputError(f"--accept is {self.accept:g}, and {name} drafts {gamma} a step: give 0 to {gamma}")
 
     def drafter(self) -> Drafter:
-        return self.method.build(self.target)
+        """At a stated acceptance every step drafts what the options say."""
+        return self.method.paced(self.target) if self.accept is None else self.method.build(self.target)
 
     def run(
         self, prompts: list[list[int]], limit: int, eos: tuple[int, ...], compare: bool, printer: Printer | None
@@ -135,6 +136,7 @@ class Job:
         record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
         run.stats.prefill_s += runs.prefill_s
         record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(self.sampler)}
+        record["pace"] = self.method.pace and self.accept is None
         record |= self.method.origin
         record |= outcome(run.stats, self.method.gamma or 0) | diversity(run.rows)
         if self.method.name == "plain":

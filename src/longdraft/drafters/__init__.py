@@ -11,6 +11,7 @@ from longdraft.drafters.hierarchical import Hierarchical
 from longdraft.drafters.lm import LMDrafter
 from longdraft.drafters.ngram import Lookup
 from longdraft.drafters.oracle import Oracle
+from longdraft.drafters.pace import Pace
 from longdraft.drafters.recycle import Recycle
 from longdraft.drafters.reuse import Reuse
 from longdraft.drafters.selfdraft import SelfDrafter
@@ -27,6 +28,7 @@ __all__ = [
     "Lookup",
     "Medusa",
     "Oracle",
+    "Pace",
     "Recycle",
     "Reuse",
     "SelfDrafter",

@@ -37,6 +37,8 @@ class Eagle(Drafter):
     of its last `reach` tokens. Not for use inside a hierarchy, which verifies under a view.
     """
 
+    needs_all = True
+
     def __init__(
         self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 2048
     ):

@@ -40,7 +40,11 @@ class Hierarchical(Drafter):
         return self.inner.caches
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        left = (seqs.prompt + seqs.limit - seqs.length - 1).clamp(min=0, max=self.gamma).masked_fill(seqs.done, 0)
+        left = (
+            (seqs.prompt + seqs.limit - seqs.length - 1)
+            .clamp(min=0, max=min(self.gamma, seqs.room))
+            .masked_fill(seqs.done, 0)
+        )
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
             view = self.policy.view(seqs.cache)

@@ -1,0 +1,128 @@
+"""Pace: what it chooses at stated costs and acceptance, that plain text costs next to nothing, that it is lossless."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from checks import SAMPLERS, SEED, check_lossless, plain
+from listed import BUILD, ROWS, each_method
+
+from longdraft import Stats, generate
+from longdraft.drafters import Drafter, Pace
+from longdraft.drafters.pace import LONG, Ledger
+
+PLAIN = 10.0  # seconds of a step without drafts
+NEW = 400
+
+
+class Prophet(Drafter):
+    """Up to `gamma` drafts, of which the first `good` are plain decoding's own; every tap is asked for."""
+
+    def __init__(self, rows: list[list[int]], gamma: int, good):
+        self.rows, self.gamma, self.good = rows, gamma, good
+        self.round, self.tapped, self.depths = 0, 0, []
+
+    def wants(self):
+        self.tapped += 1
+        return super().wants()
+
+    def grow(self, tree, seqs):
+        for d in range(min(self.gamma, seqs.room)):
+            n = int(seqs.length[0] - seqs.prompt[0]) + d
+            right = self.rows[0][n] if n < len(self.rows[0]) else 0
+            token = right if d < self.good(self.round) else (right + 1) % 96
+            tree = tree.grow(torch.tensor([[tree.size - 1]]), torch.tensor([[token]]))
+        self.round += 1
+        self.depths.append(tree.size - 1)
+        return tree
+
+
+class Clock:
+    """Seconds that pass: a plain step's, and so much more a draft that the round had."""
+
+    def __init__(self, each: float):
+        self.each, self.now, self.pace = each, 0.0, None
+
+    def __call__(self) -> float:
+        if self.pace.asked is not None:  # asked at the end of a round
+            self.now += PLAIN + self.each * self.pace.depth
+        return self.now
+
+
+def run(good, each: float, gamma: int = 7) -> tuple[float, Prophet]:
+    """-> seconds by the clock over those of plain decoding, and what was drafted; costs as stated."""
+    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
+    inner, clock = Prophet([row], gamma, good), Clock(each)
+    clock.pace = Pace(inner, clock)
+    stats = Stats()
+    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.pace, **options) == [row]
+    seconds = PLAIN * stats.steps + each * sum(inner.depths)
+    return seconds / (PLAIN * stats.emitted), inner
+
+
+def test_good_drafts_go_to_the_full_depth():
+    share, inner = run(lambda n: 7, each=1.0)
+    assert inner.depths[-22:-2] == [7] * 20 and share < 0.27  # 8 tokens in 17 seconds: 0.21 without the first rounds
+
+
+def test_the_depth_follows_what_a_draft_costs_and_brings():
+    assert max(run(lambda n: 3, each=2.0)[1].depths[-50:]) <= 4  # what is never accepted is not drafted
+    cheap, dear = (run(lambda n: 7 if n % 2 else 1, each=each)[1].depths[-50:] for each in (0.2, 4.0))
+    assert sum(cheap) > sum(dear)
+
+
+def test_text_that_drafts_badly_costs_two_percent_at_most():
+    """A draft that costs as much as a plain step and is never right: the worst there is."""
+    share, inner = run(lambda n: 0, each=PLAIN)
+    assert share < 1.02 and len(inner.depths) < 10
+    assert inner.tapped < 20  # asleep it taps nothing
+
+
+def test_it_wakes_when_drafts_become_good():
+    share, inner = run(lambda n: 0 if n < 3 else 7, each=1.0)
+    assert inner.depths[-3] == 7 and share < 0.75
+
+
+def test_a_pace_that_never_sleeps_is_caught(monkeypatch):
+    """The planted fault: always the full depth."""
+    monkeypatch.setattr(Pace, "_depth", lambda self: 7)
+    with pytest.raises(AssertionError):
+        test_text_that_drafts_badly_costs_two_percent_at_most()
+
+
+def test_the_ledger_guesses_between_and_beyond():
+    ledger = Ledger()
+    ledger.note(0, 0, [0], 10.0)
+    ledger.note(2, 2, [2], 14.0)
+    assert ledger.seconds(1) == 12.0 and ledger.seconds(4) == 18.0
+    for _ in range(100):
+        ledger.note(2, 2, [1], 14.0)
+    assert ledger.tokens(0) == 1.0 and 1.9 < ledger.tokens(2) < 2.1
+    assert ledger.tokens(3) - ledger.tokens(2) < 0.1
+    ledger.note(0, 0, [0], 10.0)
+    assert ledger.best() == 1
+
+
+@each_method
+@pytest.mark.parametrize("sampler", ["greedy", "T=1 min-p penalty"])
+def test_every_method_is_lossless_at_any_pace(method, sampler, monkeypatch):
+    """Depths, sleep and waking by a plan drawn at random instead of by the clock."""
+    draws = torch.Generator().manual_seed(3)
+
+    def depth(self: Pace) -> int:
+        found = int(torch.randint(-1, 5, (), generator=draws))
+        self.asleep = 3 if found < 0 else 0
+        return max(found, 0)
+
+    monkeypatch.setattr(Pace, "_depth", depth)
+    check_lossless(lambda t: Pace(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
+
+
+def test_patience_ends():
+    pace = Pace(Drafter())
+    pace.ledger, pace.plan, pace.patience, pace.asleep = Ledger(), [], LONG, 0
+    pace.ledger.note(0, 0, [0], 1.0)
+    pace.ledger.note(1, 1, [0], 9.0)
+    assert pace._depth() == 0 and pace.asleep == LONG == pace.patience
