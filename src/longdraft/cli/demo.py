@@ -46,15 +46,19 @@ def demo(
     console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Reading the prompt ...", end=" ", soft_wrap=True)
     runs = Prefilled(target, [ids], max_new_tokens, sampler, seed)
     console.print(f"{runs.prefill_s:.1f} s")
+
+    def paced(name: str) -> Drafter:
+        return Drafter() if name == "plain" else Pace(build(name, target))
+
     for name in METHODS:
-        runs.rows(build(name, target), limit=WARM)
+        runs.rows(paced(name), limit=WARM)
     console.print(f"[{DRAFTED}]This colour[/]: drafted, then accepted. [{OWN}]This one[/]: the target's own.")
     found: dict[str, Any] = {}
     for name in METHODS:
         console.rule(name, align="left")
         found[name] = Run([[]])
         printer = Painter(console, tokenizer)
-        for step in runs.decode(build(name, target), found[name].stats):
+        for step in runs.decode(paced(name), found[name].stats):
             found[name].take(step)
             printer.step(step.tokens[0])
         printer.end()
