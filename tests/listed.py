@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import tiny
 from checks import SAMPLERS
 
 from longdraft import build
-from longdraft.drafters import Drafter, GlideDrafter, Hierarchical, LMDrafter, Lookup, Reuse, SelfDrafter, Then
+from longdraft.drafters import Auto, Drafter, GlideDrafter, Hierarchical, LMDrafter, Lookup, Reuse, SelfDrafter, Then
 from longdraft.methods import METHODS, PARTS
 from longdraft.model import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
@@ -64,6 +66,7 @@ METHODS_UNDER_TEST = [
     ("eagle3, then reuse", lambda t: Then(untrained("eagle3", t, EAGLE), Reuse(3, 2))),
     ("vegas-reuse", lambda t: build("vegas-reuse", t, {"gamma": "3", "floor": "16", "topk": "4"})),
     ("vegas tree, then reuse", lambda t: Then(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2))),
+    ("auto", lambda t: Auto([BUILD["longspec"](t), BUILD["vegas"](t), Lookup()], 6, clock=count().__next__)),
     ("full view", lambda t: SelfDrafter(t, Full(), [1] * 3)),
 ]
 BUILD = dict(METHODS_UNDER_TEST)

@@ -228,7 +228,7 @@ def test_methods(cli):
     assert by_name.keys() >= {"plain", "lookup", "magicdec-stream", "vegas"}
     assert by_name["vegas"]["options"]["gamma"] == {"type": "int", "default": 7}
     assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
-    assert len(by_name) == 22 and all(m["paper"] and m["does"] for m in found["methods"])
+    assert len(by_name) == 23 and all(m["paper"] and m["does"] for m in found["methods"])
     assert by_name["sd"]["needs"] == ["lm"] and by_name["sd"]["available"] is True
     assert [name for name, m in by_name.items() if not m["available"]] == ["eagle2"]  # none is bundled
     assert not any(

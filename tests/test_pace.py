@@ -9,7 +9,7 @@ from checks import SAMPLERS, SEED, check_lossless, plain
 from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
-from longdraft.drafters import Drafter, Pace
+from longdraft.drafters import Auto, Drafter, Pace
 from longdraft.drafters.pace import LONG, Ledger
 
 PLAIN = 10.0  # seconds of a step without drafts
@@ -126,3 +126,17 @@ def test_patience_ends():
     pace.ledger.note(0, 0, [0], 1.0)
     pace.ledger.note(1, 1, [0], 9.0)
     assert pace._depth() == 0 and pace.asleep == LONG == pace.patience
+
+
+def test_auto_keeps_the_drafter_that_measures_best():
+    """Three prophets of one cost: the second is right, the others are wrong after one or two drafts."""
+    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
+    prophets = [Prophet([row], 7, lambda n, good=good: good) for good in (1, 7, 2)]
+    clock, drafter = Clock(1.0), Auto(prophets, rounds=12)
+    for part in drafter.parts:
+        part.clock = lambda part=part: (setattr(clock, "pace", part), clock())[1]
+    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
+    assert drafter.now.inner is prophets[1] and not drafter.trying
+    assert [len(p.depths) <= 12 for p in prophets] == [True, False, True]
+    assert prophets[1].depths[-3] == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from longdraft.drafters import (
+    Auto,
     Drafter,
     Eagle,
     Glide,
@@ -24,7 +25,7 @@ from longdraft.drafters.eagle_block import EagleBlock
 from longdraft.drafters.heads import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.errors import InputError
 from longdraft.model import LM
-from longdraft.options import Method, above_zero, at_least, one_of, share, tree, typed
+from longdraft.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
 from longdraft.parts import PARTS as PARTS
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, RandomPicks, Recents, Retrieval, SinkWindow, SnapKV
 from longdraft.views.once import SCORERS
@@ -231,6 +232,17 @@ def eagle(
     return Eagle(target, block, topk, levels, nodes, reach)
 
 
+def auto(target: LM, parts: dict[str, Any], rounds: int = 16) -> Drafter:
+    """What the target's folder offers, and what needs no part, each tried for `rounds` rounds; the best goes on."""
+    at_least(1, rounds=rounds)
+    built = {"glide": longspec_guided, "budget": budgetdraft, "heads": tokenswift}
+    own = [build(target, parts[kind], **AUTO.get(kind, {})) for kind, build in built.items() if kind in parts]
+    return Auto([*own, vegas(target), vegas_reuse(target), suffix(target)], rounds)
+
+
+AUTO = {"glide": {"widths": "4,2,2,2,2"}}  # fewer nodes than its default: a CPU verifies some ten for little
+
+
 def random_picks(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, seed: int = 0) -> Drafter:
     """Control: the target drafts seeing random slots, as many as vegas picks."""
     at_least(1, gamma=gamma, floor=floor)
@@ -269,6 +281,7 @@ METHODS = {
     "longspec": Method(longspec, LONGSPEC, needs="glide"),
     "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),
     "longspec-guided": Method(longspec_guided, f"ours: {LONGSPEC} under a view as in Vegas", needs="glide"),
+    "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY),
 }
 CONTROLS = {
     "random-picks": Method(random_picks, "control"),
@@ -293,6 +306,8 @@ def build(name: str, target: LM, options: dict[str, str] | None = None, part: An
     given = {k: typed(name, method, k, v) for k, v in (options or {}).items()}
     if method.needs is None:
         return method.build(target, **given)
+    if part is None and method.needs == ANY:
+        part = {}
     if part is None:
         raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
     return method.build(target, part, **given)

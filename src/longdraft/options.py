@@ -11,12 +11,14 @@ from longdraft.errors import InputError
 
 MOST = {"gamma": 512, "inner": 512, "count": 512, "levels": 512, "n": 512, "nodes": 1024, "topk": 1024}  # of a tree
 
+ANY = "any"  # a method that takes what parts there are, as {kind: part}, and does without
+
 
 @dataclass(frozen=True)
 class Method:
     """build(target, **options) -> Drafter, or build(target, part, **options) where it needs a part with weights.
 
-    needs: the kind of that part, a key of parts.PARTS.
+    needs: the kind of that part, a key of parts.PARTS, or ANY.
     """
 
     build: Callable[..., Any]

@@ -19,6 +19,7 @@ from longdraft.drafters.lm import random_lm
 from longdraft.errors import InputError
 from longdraft.loading import BUNDLED, DTYPES, load_lm
 from longdraft.model import LM
+from longdraft.options import ANY
 
 # kind -> (target, seed) -> a random one of that kind.
 PARTS: dict[str, Callable[[LM, int], Any]] = {
@@ -63,6 +64,8 @@ TRAINED: dict[str, Callable[[str, LM, bool], Any]] = {
     **{kind: partial(saved.load, kind) for kind in saved.KINDS},
 }
 
+USED = ("glide", "budget", "heads")  # by `auto`
+
 
 @dataclass
 class Parts:
@@ -97,6 +100,8 @@ class Parts:
         return self.made[kind] if kind is not None else None
 
     def _make(self, kind: str, target: LM) -> Any:
+        if kind == ANY:
+            return {each: self.of(each, target) for each in self._offered()}
         if self.random:
             return PARTS[kind](target, self.seed)
         folder = self.folder or self.beside(kind)
@@ -104,8 +109,15 @@ class Parts:
             return None
         return TRAINED[kind](str(folder), target, self.any_target)
 
+    def _offered(self) -> list[str]:
+        """The kinds that `auto` may use: that of the folder given, else a random block, else all beside the target."""
+        if self.folder:
+            config = Path(self.folder).expanduser() / saved.CONFIG
+            return [(saved.read_json(config).get("longdraft") or {"kind": "budget"})["kind"]]
+        return ["glide"] if self.random else [kind for kind in USED if self.beside(kind)]
+
     def origin(self, kind: str | None) -> str | None:
         """What a record says of the part."""
-        if kind is None:
+        if kind is None or (kind == ANY and not self.folder and not self.random):
             return None
         return f"random, seed {self.seed}" if self.random else Path(self.folder or self.beside(kind) or kind).name

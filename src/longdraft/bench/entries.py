@@ -34,10 +34,10 @@ class Entry:
 
     @property
     def pace(self) -> bool:
-        """Whether its drafts are as deep as pays, or as its options say. Raises InputError on a bad option."""
+        """Whether drafts are as deep as pays, not as options say; `auto` sees to that itself. Raises InputError."""
         word = self.given.get("pace", "on")
         one_of(("on", "off"), pace=word)
-        return word == "on" and self.speculative
+        return word == "on" and self.speculative and self.name != "auto"
 
     @property
     def needs(self) -> str | None:

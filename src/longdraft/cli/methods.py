@@ -12,13 +12,16 @@ app = typer.Typer(add_completion=False)
 
 def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
     """available: it needs no drafter, or there is a trained one beside the target."""
+    from longdraft.options import ANY
+
+    needs = [] if method.needs in (None, ANY) else [method.needs]
     return {
         "name": name,
         "does": (method.build.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
         "options": {k: {"type": kind.__name__, "default": d} for k, (kind, d) in method.options.items()},
-        "needs": [method.needs] if method.needs else [],
-        "available": method.needs is None or parts.beside(method.needs) is not None,
+        "needs": needs,
+        "available": all(parts.beside(kind) is not None for kind in needs),
     }
 
 

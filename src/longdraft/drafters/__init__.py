@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from longdraft.drafters.auto import Auto
 from longdraft.drafters.base import Drafter, Then, beam
 from longdraft.drafters.eagle import Eagle
 from longdraft.drafters.glide import GlideDrafter
@@ -18,6 +19,7 @@ from longdraft.drafters.selfdraft import SelfDrafter
 from longdraft.drafters.suffix import Suffix
 
 __all__ = [
+    "Auto",
     "Drafter",
     "Eagle",
     "Glide",

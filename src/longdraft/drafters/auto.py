@@ -1,0 +1,63 @@
+"""Several drafters tried one after the other on the text itself; the one that measured best goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from longdraft.cache import KVCache
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.pace import Pace
+from longdraft.model import Taps
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.verify import Verdict
+
+
+class Auto(Drafter):
+    """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
+
+    A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A part starts when its
+    turn comes; a plain step, tapped for it, stands between two parts.
+    """
+
+    def __init__(self, parts: Sequence[Drafter], rounds: int = 16, clock: Callable[[], float] = perf_counter):
+        self.parts, self.rounds = [Pace(part, clock) for part in parts], rounds
+        self.keeps_law = all(part.keeps_law for part in parts)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        return self.now.caches
+
+    def start(self, seqs: Sequences) -> None:
+        self.waiting, self.trying, self.tried = list(self.parts), True, []
+        self._switch(self.waiting.pop(0), seqs)
+        self.fresh = False  # the first step drafts nothing anyway
+
+    def _switch(self, part: Pace, seqs: Sequences) -> None:
+        self.now, self.left, self.fresh = part, self.rounds, True
+        if part not in self.tried or part.needs_all:
+            part.start(seqs)
+            self.tried.append(part)
+
+    def wants(self) -> Taps:
+        return self.now.wants()
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        if self.fresh:
+            return tree
+        self.left -= 1
+        return self.now.grow(tree, seqs)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.fresh = False
+        self.now.observe(seqs, tree, verdict, taps)
+        if not self.trying or (self.left > 0 and not self.now.asleep):
+            return
+        if self.waiting:
+            self._switch(self.waiting.pop(0), seqs)
+            return
+        self.trying = False
+        best = max(self.tried, key=lambda part: part.ledger.rate(part.ledger.best()))
+        if best is not self.now:
+            self._switch(best, seqs)
