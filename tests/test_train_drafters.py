@@ -102,6 +102,17 @@ def test_a_run_ends_when_acceptance_no_longer_rises():
     assert stale(looks(1.0, 1.2, 1.1, 1.2), 2) and not stale(looks(1.0, 1.2, 1.1, 1.3), 2)
 
 
+def test_a_run_begins_with_a_drafters_weights(cli, tmp_path):
+    line = f"glide {QUICK} --steps 3".split()
+    assert cli("train", *line, "--out", str(tmp_path / "first"))[0] == 0
+    more = [*line, "--start", str(tmp_path / "first")]
+    assert cli("train", *more, "--out", str(tmp_path / "next"))[0] == 0
+    first, following = losses(f"{tmp_path}/first.run"), losses(f"{tmp_path}/next.run")
+    assert following[1] < first[1] - 0.05
+    status, _, err = cli("train", *line, "--start", "nowhere", "--out", str(tmp_path / "other"))
+    assert status == 2 and "nowhere" in err and len(err.splitlines()) == 1
+
+
 def test_patience_exports_the_best_weights(cli, tmp_path, monkeypatch):
     found = iter((1.0, 1.5, 1.2, 1.4))
     monkeypatch.setattr("longdraft.train.drafter.acceptance", lambda *_: {"acceptance": next(found)})

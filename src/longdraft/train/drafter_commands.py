@@ -11,6 +11,7 @@ import typer
 
 from longdraft.loading import load, quiet
 from longdraft.options import pairs
+from longdraft.saved import WEIGHTS, fill, read_weights
 from longdraft.train import generations, trainer
 from longdraft.train.data import KINDS as TEXT_KINDS
 from longdraft.train.data import Sources
@@ -54,6 +55,7 @@ def command(kind: str) -> Callable[..., None]:
         other_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 0.003,
         decay: Annotated[float, typer.Option(help="Last share of tokens, its rate falling.", min=0.001, max=1)] = 0.5,
         accumulate: Annotated[int, typer.Option(min=1, help="Parts of a step; processes share them.")] = 1,
+        start: Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to begin with.")] = None,
         shared: Annotated[bool, typer.Option("--spread", help="Processes share the target's layers.")] = False,
         resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False,
         stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later; 0: never.", min=0)] = 0,
@@ -99,6 +101,8 @@ def command(kind: str) -> Callable[..., None]:
             team.wait()
         torch.manual_seed(seed)
         learns, taken = objective(kind, frozen, corpus, pairs(option))
+        if start is not None:
+            fill(learns.part, read_weights(start / WEIGHTS), str(start))
         if not export_only:
             state = run.train(learns, corpus, heldout, {"options": taken})
             if stop_at and state["step"] < plan.steps:
