@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longdraft.continuous import serve
     from longdraft.drafters import Pace
     from longdraft.engine import Stats, Step, generate, stream
     from longdraft.errors import InputError
@@ -30,9 +31,11 @@ __all__ = [
     "load",
     "match",
     "reject",
+    "serve",
     "stream",
 ]
 _HOMES = {
+    "continuous": ("serve",),
     "drafters": ("Pace",),
     "engine": ("Stats", "Step", "generate", "stream"),
     "errors": ("InputError",),

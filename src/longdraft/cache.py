@@ -46,6 +46,12 @@ class KVCache:
         view.length, view._store, view._first = self.length[b : b + 1], self._store, b
         return view
 
+    def first(self, rows: int) -> KVCache:
+        """Rows [0, rows) of a whole cache, over the same memory; their lengths are shared too."""
+        view = object.__new__(KVCache)
+        view.length, view._store, view._first = self.length[:rows], self._store, self._first
+        return view
+
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """k [K,S,D] and v [K,S,Dv] of one row, scratch included."""
         k, v = self._store.layers[layer]
@@ -89,6 +95,14 @@ class KVCache:
                     row = x[self._first + b]
                     row[:, at : at + n] = row[:, at + path[b, :n]]
         self.length += count
+
+    def move(self, source: int, to: int) -> None:
+        """Row `to` becomes what row `source` is."""
+        self.length[to] = self.length[source]
+        n = int(self.length[to])
+        for buffers in self._store.layers.values():
+            for x in buffers:
+                x[self._first + to, :, :n] = x[self._first + source, :, :n]
 
     @contextmanager
     def rollback(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -49,6 +50,14 @@ class Sequences:
             tokens, length, cache, sampler, torch.full_like(length, limit), seed + torch.arange(B, device=device), eos
         )
 
+    def first(self, rows: int) -> Sequences:
+        """Rows [0, rows), over the same memory."""
+        view = copy(self)
+        for name in ("tokens", "length", "limit", "seed", "prompt", "done"):
+            setattr(view, name, getattr(self, name)[:rows])
+        view.cache = self.cache.first(rows)
+        return view
+
     @property
     def last(self) -> Tensor:
         """[B] the newest token of each row: the next root."""
@@ -83,5 +92,5 @@ class Sequences:
         for b, (at, n) in enumerate(zip(self.length.tolist(), count.tolist(), strict=True)):
             self.tokens[b, at : at + n] = verdict.emitted[b, :n]
         self.length += count
-        self.done = self.done | ends.any(1) | (self.length - self.prompt >= self.limit)
+        self.done |= ends.any(1) | (self.length - self.prompt >= self.limit)
         return count
