@@ -323,3 +323,15 @@ def test_paths_of_this_machine_stay_out(tmp_path, monkeypatch):
     assert record.relative(str(tmp_path / "a" / "b.txt")) == "a/b.txt"
     assert record.relative("/home/somebody/model") == "model"
     assert record.relative("--context") == "--context"
+
+
+def test_steps_are_timed_and_shown(folder, tmp_path):
+    found = measure(folder, tmp_path / "s.jsonl", "--task", "steps", "--context", "300,600", "--repeat", "2")
+    names = [r["method"] for r in found if r["context"] == 300]
+    assert names[0] == "plain" and {"verify 8 rows", "draft at 7%", "choose and copy 7%"} <= set(names)
+    assert all(len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 for r in found)
+    path = report.write(record.load([tmp_path / "s.jsonl"]), tmp_path)
+    text = path.read_text()
+    assert "Cost of a step" in text and "of a round of vegas" in text and "| 600 | plain |" in text.replace("  ", " ")
+    result = run(folder, "--task", "steps", "--context", "9999")
+    assert result.exit_code != 0 and "4096" in str(result.exception)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from longdraft.bench import entries, inputs, record, report, shapes
 from longdraft.bench.anchored import Anchored, anchored
 from longdraft.bench.run import Speed, speed
+from longdraft.bench.steps import Steps, steps
 from longdraft.errors import InputError
 from longdraft.loading import load
 from longdraft.parts import Parts
@@ -24,8 +25,12 @@ app = typer.Typer(no_args_is_help=True, help="Measure, and make tables of what w
 
 @app.command("bench")
 def bench(
-    methods: Annotated[str, typer.Option(help="Comma list; name@key=value is a variant; hf-dynamic, hf-static too.")],
-    task: Annotated[str, typer.Option(help="speed, or anchored: acceptance at many places of a text.")] = "speed",
+    methods: Annotated[
+        str, typer.Option(help="Comma list; name@key=value is a variant; hf-dynamic, hf-static too.")
+    ] = "plain,vegas",
+    task: Annotated[
+        str, typer.Option(help="speed; anchored: acceptance at many places; steps: their costs.")
+    ] = "speed",
     model: Annotated[str, typer.Option("-m", "--model", help="bundled, a folder, or a Hub id.")] = "bundled",
     text: Annotated[str, typer.Option(help="code, book or code,book: held out from the bundled model.")] = "code",
     prompt_file: Annotated[list[Path], typer.Option(help="A text of your own instead; repeat for more.")] = [],  # noqa: B006
@@ -55,11 +60,11 @@ def bench(
     _at_least(0, settle=settle, seed=seed)
     parts = Parts(drafter, random_drafter, seed, "" if shape else model, any_target)
     chosen, contexts, sampler = entries.parse(methods, option, parts), _contexts(context), Sampler(temperature)
-    if task not in ("speed", "anchored"):
-        raise InputError(f"unknown task {task!r}: choose speed or anchored")
+    if task not in ("speed", "anchored", "steps"):
+        raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
     if task == "anchored" and (shape or accept is not None or batch > 1):
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
-    if shape and accept is None and any(e.speculative for e in chosen):
+    if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
         raise InputError("--shape has random weights, whose acceptance means nothing: add --accept K")
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
@@ -68,7 +73,11 @@ def bench(
         target, tokenizer = load(model, dtype)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
     entries.check(chosen, target, accept)
-    if task == "anchored":
+    if task == "steps":
+        costs = Steps(texts, contexts, repeat, seed)
+        costs.check(target)
+        _run(lambda log, tick: steps(costs, target, log, tick), costs.steps, out)
+    elif task == "anchored":
         job = Anchored(chosen, texts, contexts, anchors, sampler, seed, settle)
         job.check(target)
         _run(lambda log, tick: anchored(job, target, log, tick), job.steps, out)

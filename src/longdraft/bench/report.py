@@ -36,6 +36,7 @@ def sections(records: list[Record]) -> list[Section]:
     speed = [r for r in records if r["task"] == "speed"]
     found = [_speed(g) for g in _grouped([r for r in speed if "oracle" not in r], "batch", "new_tokens")]
     found += [_speed(g) for g in _grouped([r for r in speed if "oracle" in r], "batch", "new_tokens")]
+    found += [_steps(g) for g in _grouped([r for r in records if r["task"] == "steps"], "run")]
     return found + [_anchored(g) for g in _grouped([r for r in records if r["task"] == "anchored"], "run")]
 
 
@@ -171,6 +172,27 @@ def _anchored(records: list[Record]) -> Section:
     if any(r.get("interrupted") for r in records):
         notes.append("The run was interrupted: these are the anchors it had reached.")
     return Section(title, header, rows, notes + _origin(records))
+
+
+def _steps(records: list[Record]) -> Section:
+    first, rows = records[0], []
+    for context, label, same in _cells(records):
+        plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
+        share = median(same[0]["ms"]) / median(plain["ms"])
+        rows.append([f"{context}", label, _spread(same[0]["ms"], "{:.3f}"), f"{share:.3f}"])
+    notes = [f"Milliseconds of one call: medians (least to most) of {len(first['ms'])} interleaved turns."]
+    for context in sorted({r["context"] for r in records}):
+        ms = {r["label"]: median(r["ms"]) for r in records if r["context"] == context}
+        plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
+        least = plain["bytes_per_step"] / 1e6 / plain["bandwidth_gb_s"]
+        whole = 7 * ms["draft at 7%"] + ms["verify 8 rows, scores kept"] + ms["choose and copy 7%"]
+        part = ms["choose and copy 7%"] / whole
+        notes.append(
+            f"At {context} plain takes {ms['plain'] / least:.2f} times what reading its bytes at the measured bandwidth"
+            f" takes; choosing and copying is {part:.1%} of a round of vegas (7 drafts)."
+        )
+    title = f"Cost of a step: {first['model']}, {first['dtype']}, {_text(first)}"
+    return Section(title, ["context", "step", "ms", "over plain"], rows, notes + _origin(records))
 
 
 def _gain(a: list[list[int]], b: list[list[int]]) -> str:

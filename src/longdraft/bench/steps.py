@@ -1,0 +1,105 @@
+"""What a step costs by what it does: plain, verifying rows, drafting under a view, choosing and copying keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from longdraft.bench import record
+from longdraft.bench.inputs import Text
+from longdraft.errors import InputError
+from longdraft.methods import vegas
+from longdraft.model import LM, Taps
+from longdraft.runs import Prefilled
+from longdraft.tree import Tree
+
+ROWS = (2, 4, 8, 16, 32, 69)  # 69: LongSpec's tree
+GUIDED = 8  # rows of the verification that guides a draft of 7
+
+
+@dataclass
+class Steps:
+    """Turns of every operation, interleaved; each turn is the mean of `inner` calls in a row."""
+
+    texts: list[Text]
+    contexts: list[int]
+    repeat: int
+    seed: int = 0
+    inner: int = 5
+
+    def check(self, target: LM) -> None:
+        """Raises InputError where a context does not fit."""
+        most = max(self.contexts) + max(ROWS)
+        if most > target.positions:
+            raise InputError(f"context {max(self.contexts)} needs {most} positions; the model has {target.positions}")
+        for text in self.texts:
+            text.prompts(max(self.contexts), 1)
+
+    @property
+    def steps(self) -> int:
+        return len(self.texts) * len(self.contexts) * self.repeat
+
+
+def operations(target: LM, runs: Prefilled) -> dict[str, Callable[[], Any]]:
+    """{name: one call}: all leave the committed part of the cache as it is."""
+    cache, policy = runs.cache, vegas(target).policy  # type: ignore[attr-defined]
+    text = torch.tensor([runs.prompts[0][-max(ROWS) :]], device=target.device)
+    chains = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}
+
+    def tapped(rows: int) -> Taps:
+        taps = policy.wants()
+        target(chains[rows], cache, taps=taps)
+        return taps
+
+    taps = tapped(GUIDED)
+    policy.update(cache, taps)
+    view = policy.view(cache)
+    target(chains[1], cache, view=view)  # the picked keys are copied together here, once
+    found: dict[str, Callable[[], Any]] = {"plain": lambda: target(chains[1], cache)}
+    found |= {f"verify {n} rows": lambda n=n: target(chains[n], cache) for n in ROWS}
+    found |= {f"verify {n} rows, scores kept": lambda n=n: tapped(n) for n in (1, GUIDED)}
+    found["draft at 7%"] = lambda: target(chains[1], cache, view=view)
+
+    def choose() -> None:
+        policy.update(cache, taps)
+        chosen = policy.view(cache)
+        for layer in chosen.layers or {}:
+            chosen.compact(layer, 0, *cache.read(layer, 0))
+
+    found["choose and copy 7%"] = choose
+    return found
+
+
+def steps(job: Steps, target: LM, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Yields a record for every operation at every text and context, with the milliseconds of each turn."""
+    shared = record.provenance(target, job.seed)
+    for text in job.texts:
+        for context in job.contexts:
+            runs = Prefilled(target, text.prompts(context, 1), max(ROWS), seed=job.seed)
+            with torch.inference_mode():
+                calls = operations(target, runs)
+                times: dict[str, list[float]] = {name: [] for name in calls}
+                for r in range(job.repeat):
+                    tick(f"{text.name} {context}: {r + 1}/{job.repeat}")
+                    for name, call in calls.items():
+                        times[name].append(_mean_ms(call, job.inner))
+            size = record.bytes_per_step(target, runs.cache, context, 1)
+            read = record.bandwidth(target.device, size)
+            for name, ms in times.items():
+                found = {"task": "steps", "method": name, "label": name, "context": context, "ms": ms}
+                found |= {"text_name": text.name, "text_sha256": text.sha256, "temperature": 0.0, "batch": 1}
+                found |= {"bytes_per_step": size, "bandwidth_gb_s": read}
+                log.append(shared | found)
+                yield shared | found
+
+
+def _mean_ms(call: Callable[[], Any], inner: int) -> float:
+    call()  # what the operation before left in the processor's caches is not this one's
+    begin = perf_counter()
+    for _ in range(inner):
+        call()
+    return (perf_counter() - begin) / inner * 1e3
