@@ -123,6 +123,13 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
     assert vegas["mean_acceptance_length"] == pytest.approx(3.5, abs=0.1)
 
 
+def test_only_chains_of_fixed_length_have_an_oracle():
+    made = entries.parse("vegas,vegas-reuse,longspec,suffix", [])
+    assert [e.gamma for e in made] == [7, None, None, None]
+    [chain] = entries.parse("longspec-guided", ["longspec-guided.widths=1,1,1"])
+    assert chain.gamma == 3
+
+
 def test_oracle_and_real_acceptance_stand_apart(speed, tmp_path):
     records = record.load([speed])
     oracle = [{**r, "oracle": 3.0} for r in records]

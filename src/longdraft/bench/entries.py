@@ -60,7 +60,10 @@ class Entry:
     @property
     def gamma(self) -> int | None:
         """Drafts a step of a method that always drafts as many, as a chain: n-grams below one make it a tree."""
-        return None if "below" in self.options else self.options.get("gamma")
+        widths = str(self.options.get("widths", "")).split(",")
+        if set(widths) == {"1"}:
+            return len(widths)
+        return None if "topk" in self.options else self.options.get("gamma")
 
     @property
     def longest(self) -> int:
