@@ -18,7 +18,7 @@ setup(
     ext_modules=[
         Extension(
             f"longdraft.ops.native.{build}",
-            [HERE + name for name in ("step.cpp", "select.cpp", "read.cpp")],
+            [HERE + name for name in ("step.cpp", "select.cpp", "noise.cpp", "read.cpp")],
             depends=[HERE + name for name in ("attention.h", "simd.h", "tiles.h", "types.h")],
             extra_compile_args=FLAGS + flags,
             optional=True,

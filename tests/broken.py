@@ -267,7 +267,7 @@ def frozen_penalty(mp: MonkeyPatch) -> None:
 
 def noise_by_place(mp: MonkeyPatch) -> None:
     """Noise depends on the place in the tensor, as a generator's does: one seed for the batch, drawn in order."""
-    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: _generator(s, (*p.shape, t.shape[-1])))
+    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: _generator(s, (*p.shape, t)))
 
 
 def _generator(seed, shape):

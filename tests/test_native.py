@@ -8,7 +8,7 @@ import torch
 
 from longdraft.fast import NativeStep, fits
 from longdraft.model import LM, Taps
-from longdraft.ops import native
+from longdraft.ops import native, noise
 from longdraft.tree import PAD, Tree
 from longdraft.views import Guided, SinkWindow
 
@@ -185,3 +185,14 @@ def test_a_wrong_weight_shows():
     cache = lm.new_cache(1, 40)
     tree, at = Tree.root(torch.tensor([5])), torch.zeros(1, 1, dtype=torch.long)
     assert not torch.allclose(lm(tree, cache), other(tree, cache, 0, at, None, Taps()), atol=1e-2)
+
+
+def test_uniform_numbers_are_the_same_bits():
+    """Of seeds and positions of any size and sign, whichever way they are computed."""
+    g = torch.Generator().manual_seed(0)
+    for rows, nodes, vocab in ((1, 1, 7), (3, 8, 4096), (2, 69, 131)):
+        seed = torch.randint(-(1 << 62), 1 << 62, (rows,), generator=g)
+        position = torch.randint(0, 1 << 40, (rows, nodes), generator=g)
+        found = noise.uniform(seed, position, vocab)
+        assert torch.equal(found, noise.uniform(seed, position, torch.arange(vocab)))
+        assert torch.equal(noise.uniform(seed, position[:, 1:], vocab), found[:, 1:])

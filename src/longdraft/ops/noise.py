@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from longdraft.ops import native
+
 # salts: streams that share nothing with the draws themselves
 ACCEPT, RESIDUAL, DRAFT = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
 
@@ -16,8 +18,19 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
-def uniform(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
-    """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V]."""
+def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
+    """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V].
+
+    token may be a number V for the tokens 0..V-1: the same bits, sooner where there is a native build.
+    """
+    if isinstance(token, int):
+        lib = native.library()
+        if lib is not None and position.is_cpu:
+            seed, position = seed.contiguous(), position.contiguous()
+            out = torch.empty(*position.shape, token, dtype=torch.float64)
+            lib.longdraft_uniform(seed.data_ptr(), position.data_ptr(), *position.shape, token, out.data_ptr())
+            return out
+        token = torch.arange(token, device=position.device)
     x = _mix(seed * -7046029254386353131 + 1)[:, None, None] + _mix(position * 0x9E3779B9 + 7)[..., None]
     x = _mix(_mix(x) + token * -3335678366873096957)
     return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (1 << 52)  # 52 bits: with 53 the sum would round up to 1
@@ -25,5 +38,4 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor) -> Tensor:
 
 def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a draw from p."""
-    u = uniform(seed, position, torch.arange(vocab, device=position.device))
-    return -torch.log(-torch.log(u)).float()
+    return uniform(seed, position, vocab).log_().neg_().log_().neg_().float()

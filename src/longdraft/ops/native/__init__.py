@@ -75,6 +75,8 @@ def opened(kind: str) -> ctypes.CDLL | None:
     lib.longdraft_choose.argtypes = [pointer, *[number] * 4, ctypes.c_float, number, pointer]
     lib.longdraft_choose.restype = lib.longdraft_take.restype = None
     lib.longdraft_read.argtypes = [pointer, number]
+    lib.longdraft_uniform.argtypes = [pointer, pointer, *[number] * 3, pointer]
+    lib.longdraft_uniform.restype = None
     lib.longdraft_take.argtypes = [pointer, *[number] * 3, pointer, *[number] * 2, pointer]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
     return lib
