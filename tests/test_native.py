@@ -6,6 +6,10 @@ import pytest
 import tiny
 import torch
 
+from longdraft import Sampler, Stats, match
+from longdraft.drafters import GlideDrafter, random_glide
+from longdraft.drafters.glide import Ring
+from longdraft.engine import prefill, step
 from longdraft.fast import NativeStep, fits
 from longdraft.model import LM, Taps
 from longdraft.ops import native, noise
@@ -196,3 +200,52 @@ def test_uniform_numbers_are_the_same_bits():
         found = noise.uniform(seed, position, vocab)
         assert torch.equal(found, noise.uniform(seed, position, torch.arange(vocab)))
         assert torch.equal(noise.uniform(seed, position[:, 1:], vocab), found[:, 1:])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("view", [None, SinkWindow(3, 0.1, 12), Guided(0.1, 12)], ids=["all", "window", "guided"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama-mha", "qwen2", "wide"])
+def test_a_block_equals_torch(name, view):
+    """Rows of unequal lengths (one has nothing committed), level by level, under views, over a ring that has turned."""
+    lm = tiny.target(name)
+    seqs = prefill(lm, tiny.prompts(70, 1, 23), 40, Sampler(temperature=1.0), 0, ())
+    both = GlideDrafter(random_glide(lm, 3, with_norm=name == "qwen3"), [3, 4, 2], view, window=11)
+    assert both.native is not None
+    both.start(seqs)
+    for _ in range(3):
+        taps = both.wants()
+        lm(Tree.root(seqs.last), seqs.cache, taps=taps)
+        both.policy.update(seqs.cache, taps)
+        both.ring.refresh(seqs.tokens, seqs.length - 1)
+        picked, tree = both.policy.view(seqs.cache), bushy(Tree.root(seqs.last))
+        for start in (0, 1, 4):
+            part = Tree(
+                *(x[:, : start + 3] for x in (tree.tokens, tree.parent, tree.depth)),
+                tree.mask[:, : start + 3, : start + 3],
+            )
+            fast = both.logits(part, start, seqs, picked)
+            kept, both.native = both.native, None
+            slow = both.logits(part, start, seqs, picked)
+            both.native = kept
+            torch.testing.assert_close(fast, slow.float(), rtol=1e-4, atol=1e-4)
+        step(lm, both, seqs, match, Stats())
+
+
+@torch.inference_mode()
+def test_accepted_nodes_keep_their_keys_in_the_ring():
+    """The ring after many rounds is what a new one computes from the text."""
+    lm = tiny.target("llama")
+    seqs = prefill(lm, tiny.prompts(40), 60, Sampler(), 0, ())
+    drafter = GlideDrafter(tiny.taught_glide(lm), [2, 2, 2], window=16)
+    drafter.start(seqs)
+    for _ in range(8):
+        done = step(lm, drafter, seqs, match, Stats())
+        assert len(done.tokens[0]) >= 1
+        computed = drafter.ring._owner.clone()
+        drafter.ring.refresh(seqs.tokens, seqs.length - 1)
+        fresh = Ring(drafter.block, 1, 16)
+        fresh.refresh(seqs.tokens, seqs.length - 1)
+        assert torch.equal(drafter.ring._owner, fresh._owner)
+        torch.testing.assert_close(drafter.ring.k[:, :, :16], fresh.k[:, :, :16], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(drafter.ring.v[:, :, :16], fresh.v[:, :, :16], rtol=1e-4, atol=1e-5)
+        assert (computed == fresh._owner).sum() >= 15  # at most the last accepted node's key was missing

@@ -118,7 +118,7 @@ class NativeStep:
         logits = torch.empty(B, W, self.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.k, p.v = ((ctypes.c_void_p * L)(*[b[i] for b in buffers]) for i in (0, 1))
-        p.slots, p.logits = buffers[0][2], logits.data_ptr()
+        p.slots, p.logits = (ctypes.c_int64 * L)(*[b[2] for b in buffers]), logits.data_ptr()
         if view is not None:
             picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
@@ -129,7 +129,9 @@ class NativeStep:
             p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], taps.of == "weights", taps.split
             p.pooled = pooled
             p.scores, p.most = scores.data_ptr(), longest + 1
-            taps.scores = {layer: scores[layer] for layer in range(L) if layer not in self.windows}
+            p.only = -1 if taps.only is None else taps.only
+            tapped = range(L) if taps.only is None else [taps.only]
+            taps.scores = {layer: scores[layer] for layer in tapped if layer not in self.windows}
             arrays += [keep, scores]
         if taps.hidden:
             which = torch.tensor(taps.hidden)

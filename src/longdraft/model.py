@@ -39,7 +39,7 @@ class Taps:
 
     rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
     "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all). of: "logits" or "weights". split: a score
-    for each of the K key heads (means over its query heads), otherwise means over all heads.
+    for each of the K key heads (means over its query heads), otherwise means over all heads. only: of one layer.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
     A round adds what a drafter may learn from: logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
@@ -48,6 +48,7 @@ class Taps:
     rows: str | None = None
     of: str = "logits"
     split: bool = False
+    only: int | None = None
     hidden: tuple[int, ...] = ()
     scores: dict[int, Tensor] = field(default_factory=dict)
     covered: Tensor | None = None
@@ -145,7 +146,7 @@ def _attention(
     p.cache.write(layer, key, value, [n + p.start for n in p.begin])
     size, rows = p.start + query.shape[2], []
     for b in range(len(p.begin)):
-        tapped = p.taps.rows is not None and layer not in p.windows
+        tapped = p.taps.rows is not None and layer not in p.windows and p.taps.only in (None, layer)
         keep = p.kept[b] if tapped else None
         found = ops.attend(query[b], p.segments(layer, b, size, query[b]), scale, softcap, s_aux, keep)
         if tapped:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.glide_block import Glide
+from longdraft.drafters.glide_native import NativeBlock, fits
 from longdraft.model import KVView, Taps
 from longdraft.ops import Segment, attend
 from longdraft.sequences import Sequences
@@ -34,6 +35,7 @@ class Ring:
         self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=host.target.device) for _ in range(2))
         self._slots = torch.arange(window, device=host.target.device)
         self._owner = torch.full((rows, window), -1, device=host.target.device)
+        self.drafted: Tensor | None = None  # tokens [B,N] of the latest tree's nodes whose keys lie behind the ring
 
     def refresh(self, tokens: Tensor, root: Tensor) -> None:
         """Make the ring hold the tokens [B,N] before position root [B]."""
@@ -47,16 +49,35 @@ class Ring:
             self.k[rows, :, slots], self.v[rows, :, slots] = k[0].transpose(0, 1), v[0].transpose(0, 1)
             self._owner = owner
 
+    def keep(self, verdict: Verdict) -> None:
+        """The keys of accepted nodes move into the ring: they need not be computed again."""
+        if self.drafted is None:
+            return
+        steps = torch.arange(verdict.path.shape[1], device=self._slots.device)
+        mine = (steps < verdict.count[:, None]) & (verdict.path < self.drafted.shape[1])
+        rows, depth = mine.nonzero(as_tuple=True)
+        node, position = verdict.path[rows, depth], self.root[rows] + depth
+        slots = position % self.window
+        for x in (self.k, self.v):
+            x[rows, :, slots] = x[rows, :, self.window + node]
+        self._owner[rows, slots] = position * self.block.host.target.vocab + self.drafted[rows, node]
+        self.drafted = None
+
     def visible(self, tree: Tree, start: int) -> Tensor:
         """[B,W,window+size]: what nodes [start, size) see, their own `window` positions back and no further."""
         low = (self.root[:, None] + tree.depth[:, start:] - self.window).clamp(min=0)
         return torch.cat([self.position[:, None] >= low[..., None], tree.mask[:, start:]], 2)
 
+    def room(self, nodes: int) -> None:
+        """Slots behind the ring for so many nodes of a tree."""
+        missing = self.window + nodes - self.k.shape[2]
+        if missing > 0:
+            self.k, self.v = (F.pad(x, (0, 0, 0, missing)) for x in (self.k, self.v))
+
     def attend(self, tree: Tree, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; their keys and values stay for the next."""
         first, end = self.window + start, self.window + tree.size
-        if end > self.k.shape[2]:  # a larger tree than any before
-            self.k, self.v = (F.pad(x, (0, 0, 0, end - x.shape[2])) for x in (self.k, self.v))
+        self.room(tree.size)
         self.k[:, :, first:end], self.v[:, :, first:end] = k, v
         rows, scale = self.visible(tree, start), self.block.host.dim**-0.5
         found = [
@@ -78,9 +99,10 @@ class GlideDrafter(Drafter):
     def __init__(self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0):
         self.block, self.widths, self.policy = block, widths, policy or Full()
         self.window = window or block.window
+        self.native = NativeBlock(block) if fits(block) else None
 
     def wants(self) -> Taps:
-        return self.policy.wants()
+        return replace(self.policy.wants(), only=self.block.host.layer)  # no other layer is read
 
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
@@ -93,7 +115,9 @@ class GlideDrafter(Drafter):
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""
-        position = self.ring.root[:, None] + tree.depth[:, start:]
+        position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
+        if self.native is not None and (view is None or hasattr(view, "compact")):
+            return self.native(tree, start, position, self.ring, seqs.cache, view)
         return self.block(
             tree.tokens[:, start:],
             position,
@@ -115,5 +139,5 @@ class GlideDrafter(Drafter):
         return attend(q, segments, host.dim**-0.5).out
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        mine = {n: s for n, s in taps.scores.items() if n == self.block.host.layer}  # no other layer is read
-        self.policy.update(seqs.cache, replace(taps, scores=mine))
+        self.ring.keep(verdict)
+        self.policy.update(seqs.cache, taps)

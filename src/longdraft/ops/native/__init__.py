@@ -21,7 +21,10 @@ class Linear(ctypes.Structure):
 
 class Layer(ctypes.Structure):
     _fields_ = [(n, Linear) for n in ("q", "k", "v", "o", "gate", "up", "down")]
-    _fields_ += [(n, ctypes.c_void_p) for n in ("norm1", "norm2", "qnorm", "knorm")] + [("window", ctypes.c_int64)]
+    _fields_ += [(n, ctypes.c_void_p) for n in ("norm1", "norm2", "qnorm", "knorm")] + [
+        ("window", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
+    ]
 
 
 class Model(ctypes.Structure):
@@ -39,11 +42,16 @@ class Pass(ctypes.Structure):
     _fields_ = [(n, ctypes.c_int64) for n in ("rows", "nodes", "start")]
     _fields_ += [(n, ctypes.c_void_p) for n in ("tokens", "depth", "length", "position", "mask")]
     _fields_ += [("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p))]
-    _fields_ += [("slots", ctypes.c_int64), ("since", ctypes.c_void_p), ("picks", ctypes.POINTER(Picked))]
+    _fields_ += [
+        ("slots", ctypes.POINTER(ctypes.c_int64)),
+        ("since", ctypes.c_void_p),
+        ("picks", ctypes.POINTER(Picked)),
+    ]
     _fields_ += [("keep", ctypes.c_void_p)]
     _fields_ += [(n, ctypes.c_int64) for n in ("kept", "weights", "split", "pooled", "most")]
     _fields_ += [("scores", ctypes.c_void_p), ("hidden", ctypes.c_void_p), ("hiddens", ctypes.c_int64)]
     _fields_ += [("states", ctypes.c_void_p), ("logits", ctypes.c_void_p)]
+    _fields_ += [("only", ctypes.c_int64), ("ring", ctypes.c_int64), ("seen", ctypes.c_void_p)]
 
 
 @cache

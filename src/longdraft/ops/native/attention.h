@@ -34,7 +34,7 @@ static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, in
             if (slot < low) s[j] = NONE;
         } else {
             const int64_t node = slot - x.length;
-            if (!x.mask[w * x.size + node] || x.length + x.depth[node] < low) s[j] = NONE;
+            if (!x.mask[w * x.size + node] || (x.window && x.length + x.depth[node] < low)) s[j] = NONE;
         }
     }
 }

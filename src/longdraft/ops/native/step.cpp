@@ -124,11 +124,22 @@ static void turn(float* x, const float* norm, const float* cs, int64_t D, float 
     }
 }
 
+// Committed slots of a row, and scratch nodes behind them, as this layer sees them: a ring counts as scratch.
+static int64_t committed(const Model& m, const Pass& p, int64_t layer, int64_t b) { return m.layer[layer].kind == OWN ? 0 : p.length[b]; }
+static int64_t scratch(const Model& m, const Pass& p, int64_t layer) {
+    const int64_t kind = m.layer[layer].kind;
+    return kind == CROSS ? 0 : (kind == OWN ? p.ring : 0) + p.start + p.nodes;
+}
+
+static bool tapped(const Model& m, const Pass& p, int64_t layer) {
+    return p.kept && !m.layer[layer].window && (p.only < 0 || p.only == layer);
+}
+
 // How many blocks a row's keys make: the picked ones, then the slots from `since` in blocks of absolute slots.
 // Layers with a window ignore views.
 static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int64_t& picked, int64_t& first, int64_t& slots) {
-    const bool viewed = p.picks && !m.layer[layer].window;
-    const int64_t end = p.length[b] + p.start + p.nodes, since = viewed ? p.since[b] : 0;
+    const bool viewed = p.picks && !m.layer[layer].window && m.layer[layer].kind != OWN;
+    const int64_t end = committed(m, p, layer, b) + scratch(m, p, layer), since = viewed ? p.since[b] : 0;
     picked = viewed ? (p.picks[layer * p.rows + b].n + BLOCK - 1) / BLOCK : 0;
     first = since / BLOCK;
     slots = (end + BLOCK - 1) / BLOCK - first;
@@ -136,8 +147,8 @@ static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int6
 
 template <typename E, int ND>
 static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest) {
-    const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = p.start + W;
-    const bool tap = p.kept && !m.layer[layer].window;
+    const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = scratch(m, p, layer), kind = m.layer[layer].kind;
+    const bool tap = tapped(m, p, layer);
     const typename Products<E, ND>::Setup setup(R);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = 0; unit < p.rows * K * widest; unit++) {
@@ -148,17 +159,19 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         if (i >= picked + slots) continue;
         const int64_t at = ((b * K + h) * widest + i) * R;
         const Part part = {&t.m[at], &t.l[at], &t.o[at * D]};
-        const Queries x = {&t.q[(b * K + h) * R * D], R, W, p.position + b * W, p.depth + b * size, p.mask + b * W * size,
-                           size, p.length[b], m.layer[layer].window};
+        const int64_t length = committed(m, p, layer, b);
+        const uint8_t* mask = kind == OWN ? p.seen : p.mask;
+        const Queries x = {&t.q[(b * K + h) * R * D], R, W, p.position + b * W, p.depth + b * size, mask + b * W * size,
+                           size, length, m.layer[layer].window};
         if (i < picked) {
             const Picked& from = p.picks[layer * p.rows + b];
             const int64_t lo = i * BLOCK, n = std::min(BLOCK, from.n - lo), skip = (h * from.n + lo) * D;
             attend_block<E, ND, Products<E, ND>>(x, static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, part, nullptr, work);
             continue;
         }
-        const int64_t since = p.picks && !x.window ? p.since[b] : 0, end = p.length[b] + size;
+        const int64_t since = p.picks && !x.window && kind != OWN ? p.since[b] : 0, end = length + size;
         int64_t lo = std::max((base + i - picked) * BLOCK, since), hi = std::min((base + i - picked + 1) * BLOCK, end);
-        if (x.window) lo = std::min(hi, std::max(lo, (p.length[b] - x.window + 1) / CHUNK * CHUNK));
+        if (x.window) lo = std::min(hi, std::max(lo, (length - x.window + 1) / CHUNK * CHUNK));
         std::vector<float*> logits(tap ? R : 0, nullptr);
         if (tap)
             for (int64_t g = 0; g < G; g++)
@@ -166,7 +179,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
                     const int64_t node = p.keep[p.kept * b + r];
                     logits[g * W + node] = &t.tap[((b * m.heads + h * G + g) * W + node) * (p.most + size) + lo];
                 }
-        const int64_t skip = ((b * K + h) * p.slots + lo) * D;
+        const int64_t skip = ((b * K + h) * p.slots[layer] + lo) * D;
         attend_block<E, ND, Products<E, ND>>(x, static_cast<const E*>(p.k[layer]) + skip, static_cast<const E*>(p.v[layer]) + skip, hi - lo, lo, part,
                             tap ? logits.data() : nullptr, work);
     }
@@ -191,6 +204,7 @@ static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
             const float* o = &t.o[(at + i * R) * D];
             for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) + load(o + d) * share);
         }
+        if (!n) continue;  // nothing to see yet
         for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) / total);
         t.lse[(b * m.heads + h * G + g) * W + w] = top + std::log(total);
     }
@@ -262,8 +276,10 @@ static void run(const Model& m, const Pass& p, Work& t) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm1, d, m.eps, z + i * d);
             linear<E>(f.q, z, T, d, H * D, q, false);
-            linear<E>(f.k, z, T, d, kv, k, false);
-            linear<E>(f.v, z, T, d, kv, v, false);
+            if (f.kind != CROSS) {
+                linear<E>(f.k, z, T, d, kv, k, false);
+                linear<E>(f.v, z, T, d, kv, v, false);
+            }
 #pragma omp barrier
 #pragma omp for schedule(static)
             for (int64_t unit = 0; unit < T * (H + K); unit++) {
@@ -272,8 +288,9 @@ static void run(const Model& m, const Pass& p, Work& t) {
                     float *from = q + (i * H + h) * D, *to = &t.q[((b * K + h / G) * G * W + h % G * W + w) * D];
                     turn(from, f.qnorm, &t.cs[i * D], D, m.eps);
                     for (int64_t j = 0; j < D; j += 16) store(to + j, load(from + j) * m.scale);
-                } else {
-                    const int64_t g = h - H, at = ((b * K + g) * p.slots + p.length[b] + p.start + w) * D;
+                } else if (f.kind != CROSS) {
+                    const int64_t begin = committed(m, p, layer, b) + scratch(m, p, layer) - W;
+                    const int64_t g = h - H, at = ((b * K + g) * p.slots[layer] + begin + w) * D;
                     float *key = k + (i * K + g) * D, *value = v + (i * K + g) * D;
                     turn(key, f.knorm, &t.cs[i * D], D, m.eps);
                     for (int64_t j = 0; j < D; j += 16) {
@@ -284,9 +301,10 @@ static void run(const Model& m, const Pass& p, Work& t) {
             }
             attend<E, ND>(m, p, layer, t, widest);
             gather(m, p, layer, t, widest, z);
-            if (p.kept && !f.window) reduce(m, p, layer, t);
+            if (tapped(m, p, layer)) reduce(m, p, layer, t);
             linear<E>(f.o, z, T, H * D, d, x, true);
 #pragma omp barrier
+            if (f.kind == OWN) continue;
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm2, d, m.eps, z + i * d);
             linear<E>(f.gate, z, T, d, m.mlp, q, false);
@@ -302,7 +320,12 @@ static void run(const Model& m, const Pass& p, Work& t) {
         }
         show(p, m.layers, x, T * d);
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < T; i++) rms(x + i * d, m.norm, d, m.eps, z + i * d);
+        for (int64_t i = 0; i < T; i++) {
+            if (m.norm)
+                rms(x + i * d, m.norm, d, m.eps, z + i * d);
+            else
+                std::memcpy(z + i * d, x + i * d, sizeof(float) * d);
+        }
         linear<E>(m.head, z, T, d, m.vocab, p.logits, false);
     }
 }

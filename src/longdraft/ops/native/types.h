@@ -11,7 +11,12 @@ struct Layer {
     Linear q, k, v, o, gate, up, down;
     const float *norm1, *norm2, *qnorm, *knorm;  // the last two may be null
     int64_t window;                              // 0: sees everything
+    int64_t kind;
 };
+
+// What a layer is: WHOLE is a decoder's; OWN is self-attention over a ring of keys, without an MLP; CROSS has no keys of
+// its own and reads those of committed slots, then has an MLP. The last two make GLIDE's block (LongSpec sec. 3.1).
+enum { WHOLE, OWN, CROSS };
 
 struct Model {
     int64_t layers, d, heads, groups, dim, mlp, vocab;  // groups: query heads per key head
@@ -19,7 +24,7 @@ struct Model {
     const float* inv_freq;  // [dim/2]
     const void* embed;      // [vocab,d]
     Linear head;
-    const float* norm;
+    const float* norm;  // null: none before the head
     const Layer* layer;
 };
 
@@ -35,7 +40,7 @@ struct Pass {
     const uint8_t* mask;                    // [B,W,start+W]
     void* const* k;                         // per layer: [B,K,slots,D]
     void* const* v;
-    int64_t slots;
+    const int64_t* slots;                   // [layers]
     const int64_t* since;                   // [B], or null: everything is seen
     const Picked* picks;                    // [layers,B], or null
     const int64_t* keep;                    // [B,kept]: query nodes whose scores are wanted
@@ -46,4 +51,7 @@ struct Pass {
     int64_t hiddens;
     float* states;                          // [hiddens,B,W,d]
     float* logits;                          // [B,W,vocab]
+    int64_t only;                           // the layer whose scores are kept; -1: all
+    int64_t ring;                           // slots before the scratch of an OWN layer
+    const uint8_t* seen;                    // [B,W,ring+start+W]: what each node sees of it
 };

@@ -1,0 +1,72 @@
+"""LongSpec's block in one native call, beside a target whose step is native (ops/native/step.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.cache import KVCache
+from longdraft.drafters.glide_block import Glide
+from longdraft.ops import native
+from longdraft.tree import Tree
+
+OWN, CROSS = 1, 2  # kinds of layers: types.h
+
+
+class NativeBlock:
+    """Computes what Glide.forward computes, activations in float32, and leaves the nodes' keys behind the ring."""
+
+    def __init__(self, block: Glide):
+        lm = block.host.target
+        assert fits(block)
+        self.block, self.step = block, lm.native
+        step: Any = lm.native
+        whole = step.model
+        none = native.Linear(None, None)
+
+        def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
+            linears = [step._linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
+            norms = [None if n is None else step._float(n.weight) for n in (norm1, norm2)]
+            return native.Layer(*linears, *norms, None, None, 0, kind)
+
+        mlp = [block.gate_proj, block.up_proj, block.down_proj]
+        own = layer(OWN, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
+        cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
+        self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
+        self.model = native.Model(
+            2, whole.d, block.heads, block.heads // block.host.keys, block.host.dim, block.gate_proj.out_features,
+            whole.vocab, block.self_norm.eps, block.host.dim**-0.5, whole.rope_scale, whole.inv_freq, whole.embed,
+            whole.head, whole.norm if block.with_norm else None, self.layers,
+        )  # fmt: skip
+
+    def __call__(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
+        """Nodes [start, size), position [B,W], over a ring and the target's cache, under a view -> logits [B,W,V]."""
+        step: Any = self.step
+        B, W = position.shape
+        layer, seen = self.block.host.layer, ring.visible(tree, start).contiguous()
+        ring.room(tree.size)
+        k, v, slots = cache.pointers(layer, 0, step.heads, step.dim, step.dtype)
+        arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position)]
+        logits = torch.empty(B, W, step.vocab)
+        p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
+        p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
+        p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
+        p.slots, p.logits = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), logits.data_ptr()
+        p.ring, p.seen = ring.window, seen.data_ptr()
+        if view is not None:
+            nothing = [native.Picked(None, None, 0)] * B
+            picks = nothing + [step._picked(view, cache, layer, b) for b in range(B)]
+            p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * B))(*picks)
+        step.lib.longdraft_step(self.model, p, step.work, step.dtype == torch.bfloat16)
+        return logits
+
+
+def fits(block: Glide) -> bool:
+    """Whether the native step computes this block: its target's is native, of the same dtype, and has no window."""
+    host = block.host
+    if host.target.native is None or host.window is not None or not host.rotated or block.dtype != host.target.dtype:
+        return False
+    return host.value_dim == host.dim and block.gate_proj.out_features % 16 == 0
