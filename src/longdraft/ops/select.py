@@ -12,8 +12,10 @@ def lend(scores: Tensor, reach: int, share: float) -> Tensor:
     """scores [...,S] -> [...,S]: each place also gets `share` of every one of the `reach` scores before it."""
     if not reach:
         return scores
-    sums = torch.nn.functional.pad(scores.double().cumsum(-1), (reach + 1, 0))
-    return scores + share * (sums[..., reach:-1] - sums[..., : -reach - 1]).float()
+    lent = torch.zeros_like(scores)
+    for back in range(1, min(reach, scores.shape[-1] - 1) + 1):
+        lent[..., back:] += scores[..., :-back]
+    return scores + share * lent
 
 
 def choose(scores: Tensor, count: int, reach: int = 0, share: float = 0.0) -> Tensor:

@@ -11,19 +11,33 @@ static inline uint32_t ordered(float x) {
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// The key of the count-th largest (count >= 1), and how many above it: radix selection, 11 + 11 + 10 bits.
+// The key of the count-th largest of n (count >= 1), and how many are above it: radix selection, 11 + 11 + 10 bits. Only
+// the first pass sees all keys; the next ones those of the bin that the threshold lies in.
 static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& above) {
-    uint32_t prefix = 0, known = 0;
+    constexpr int WAYS = 4;  // neighbours often fall into one bin: each way counts for itself
+    static thread_local std::vector<uint32_t> left, next;
+    int32_t found[WAYS * 2048];
+    uint32_t prefix = 0;
     above = 0;
     for (int shift : {21, 10, 0}) {
-        const uint32_t bins = shift ? 2048 : 1024;
-        int64_t found[2048] = {};
-        for (int64_t i = 0; i < n; i++)
-            if ((keys[i] & known) == prefix) found[keys[i] >> shift & (bins - 1)]++;
-        uint32_t bin = bins - 1;
-        while (above + found[bin] < count) above += found[bin--];
+        const uint32_t bins = shift ? 2048 : 1024, last = bins - 1;
+        std::fill(found, found + WAYS * 2048, 0);
+        for (int64_t i = 0; i < n; i++) found[(i % WAYS) * 2048 + (keys[i] >> shift & last)]++;
+        uint32_t bin = bins;
+        int64_t here = 0;
+        do {
+            above += here;
+            bin--;
+            here = 0;
+            for (int way = 0; way < WAYS; way++) here += found[way * 2048 + bin];
+        } while (above + here < count);
         prefix |= bin << shift;
-        known |= (bins - 1) << shift;
+        next.resize(here);
+        int64_t at = 0;
+        for (int64_t i = 0; i < n; i++)
+            if ((keys[i] >> shift & last) == bin) next[at++] = keys[i];
+        left.swap(next);
+        keys = left.data(), n = here;
     }
     return prefix;
 }
@@ -35,18 +49,22 @@ void longdraft_choose(const float* scores, int64_t rows, int64_t stride, int64_t
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t row = 0; row < rows; row++) {
         const float* s = scores + row * stride;
-        std::vector<uint32_t> keys(n);
-        double lent = 0;
-        for (int64_t i = 0; i < n; i++) {
-            if (reach && i) lent += s[i - 1];
-            if (reach && i > reach) lent -= s[i - 1 - reach];
-            keys[i] = ordered(s[i] + share * static_cast<float>(lent));
-        }
+        static thread_local std::vector<float> lent;  // kept: fresh memory of this size costs more than the work
+        static thread_local std::vector<uint32_t> keys;
+        lent.assign(n, 0.0f), keys.resize(n);
+        for (int64_t j = 1; j <= reach; j++)
+            for (int64_t i = j; i < n; i++) lent[i] += s[i - j];
+        for (int64_t i = 0; i < n; i++) keys[i] = ordered(s[i] + share * lent[i]);
         int64_t above, at = 0;
         const uint32_t least = threshold(keys.data(), n, count, above);
         int64_t equal = count - above;
-        for (int64_t i = 0; i < n && at < count; i++)
-            if (keys[i] > least || (keys[i] == least && equal-- > 0)) picks[row * count + at++] = i;
+        int64_t* out = picks + row * count;
+        for (int64_t i = 0; i < n && at < count; i++) {
+            const bool tie = keys[i] == least && equal > 0;
+            out[at] = i;
+            at += keys[i] > least || tie;
+            equal -= tie;
+        }
     }
 }
 
