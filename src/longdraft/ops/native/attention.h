@@ -25,6 +25,14 @@ struct Part {
     float *m, *l, *o;
 };
 
+// Where a row's scores of a block go, if wanted: logits; or weights as soften makes them, with the maximum of each chunk that
+// they are relative to. Weights are kept as bf16: what is written here and read again is a good part of what keys are.
+struct Tap {
+    float* logits;
+    bf16* weights;
+    float* top;
+};
+
 // Set the scores of keys that a row may not see to -inf. Slots first..first+n; row r is node r % W.
 static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, int64_t n) {
     const int64_t w = r % x.W, low = x.window ? x.position[w] - x.window + 1 : 0;
@@ -135,9 +143,9 @@ static inline float soften(float* row, int64_t padded, float& max, float& total)
 }
 
 // One block: n keys k, v [n,D] at slots first and on (first < 0: picked keys, which every row sees).
-// logits, if given, receives each row's scores: logits[r] + j, or null for rows nobody asked for.
+// taps, if given, has one of each row.
 template <typename E, int ND, typename Products>
-static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, float* const* logits,
+static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, const Tap* taps,
                          std::vector<float>& work) {
     constexpr int D = 16 * ND;
     const int64_t R = x.R;
@@ -154,8 +162,13 @@ static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, in
             float* row = s + r * CHUNK;
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
             if (masked) hide(row, x, r, first + c, len);
-            if (logits && logits[r]) std::memcpy(logits[r] + c, row, sizeof(float) * len);
+            const Tap tap = taps ? taps[r] : Tap{};
+            if (tap.logits) std::memcpy(tap.logits + c, row, sizeof(float) * len);
             keep[r] = soften(row, padded, out.m[r], out.l[r]);
+            if (tap.weights) {
+                for (int64_t j = 0; j < padded; j += 16) store(tap.weights + c + j, load(row + j));
+                tap.top[c / CHUNK] = out.m[r];
+            }
         }
         products.values(s, keep, v + c * D, len, out.o);
     }

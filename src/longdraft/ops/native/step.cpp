@@ -20,7 +20,8 @@ using Products = Vectors<E, ND>;
 #endif
 
 struct Work {
-    std::vector<float> x, y, z, q, cs, m, l, o, lse, tap;
+    std::vector<float> x, y, z, q, cs, m, l, o, lse, tap, top;
+    std::vector<bf16> share;
 };
 
 static void rms(const float* x, const float* w, int64_t n, float eps, float* out) {
@@ -145,6 +146,11 @@ static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int6
     slots = (end + BLOCK - 1) / BLOCK - first;
 }
 
+// Chunks of a tapped row: PER to a block.
+constexpr int64_t PER = BLOCK / CHUNK;
+static int64_t chunks(const Pass& p) { return (p.most + p.start + p.nodes + BLOCK - 1) / BLOCK * PER; }
+static int64_t stride(const Pass& p) { return chunks(p) * CHUNK + 16; }  // a row's places: its blocks, each from its begin
+
 template <typename E, int ND>
 static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest) {
     const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = scratch(m, p, layer), kind = m.layer[layer].kind;
@@ -172,16 +178,22 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         const int64_t since = p.picks && !x.window && kind != OWN ? p.since[b] : 0, end = length + size;
         int64_t lo = std::max((base + i - picked) * BLOCK, since), hi = std::min((base + i - picked + 1) * BLOCK, end);
         if (x.window) lo = std::min(hi, std::max(lo, (length - x.window + 1) / CHUNK * CHUNK));
-        std::vector<float*> logits(tap ? R : 0, nullptr);
+        std::vector<Tap> taps(tap ? R : 0);
         if (tap)
             for (int64_t g = 0; g < G; g++)
                 for (int64_t r = 0; r < p.kept; r++) {
-                    const int64_t node = p.keep[p.kept * b + r];
-                    logits[g * W + node] = &t.tap[((b * m.heads + h * G + g) * W + node) * (p.most + size) + lo];
+                    const int64_t node = p.keep[p.kept * b + r], row = (b * m.heads + h * G + g) * W + node;
+                    Tap& tap = taps[g * W + node];
+                    if (p.weights) {
+                        tap.weights = t.share.data() + row * stride(p) + lo / BLOCK * BLOCK;
+                        tap.top = &t.top[row * chunks(p) + lo / BLOCK * PER];
+                    } else {
+                        tap.logits = &t.tap[row * stride(p) + lo / BLOCK * BLOCK];
+                    }
                 }
         const int64_t skip = ((b * K + h) * p.slots[layer] + lo) * D;
         attend_block<E, ND, Products<E, ND>>(x, static_cast<const E*>(p.k[layer]) + skip, static_cast<const E*>(p.v[layer]) + skip, hi - lo, lo, part,
-                            tap ? logits.data() : nullptr, work);
+                            tap ? taps.data() : nullptr, work);
     }
 }
 
@@ -210,28 +222,31 @@ static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
     }
 }
 
-// Means over heads (all, or those of a key head), and rows if pooled, of the kept nodes' scores on slots 0..root.
+// Means over heads (all, or those of a key head), and rows if pooled, of the kept nodes' scores on slots 0..root: a chunk
+// at a time, as attend_block went through them.
 static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
-    const int64_t stride = p.most + p.start + p.nodes, parts = 64, rows = p.pooled ? 1 : p.kept, each = p.kept / rows;
+    const int64_t all = chunks(p), rows = p.pooled ? 1 : p.kept, each = p.kept / rows;
     const int64_t columns = p.split ? m.heads / m.groups : 1, heads = m.heads / columns;
 #pragma omp for schedule(static)
-    for (int64_t unit = 0; unit < p.rows * rows * columns * parts; unit++) {
-        const int64_t part = unit % parts, c = unit / parts % columns, r = unit / parts / columns % rows;
-        const int64_t b = unit / parts / columns / rows, n = p.length[b] + 1, lo = n * part / parts, hi = n * (part + 1) / parts;
+    for (int64_t unit = 0; unit < p.rows * rows * columns * all; unit++) {
+        const int64_t chunk = unit % all, c = unit / all % columns, r = unit / all / columns % rows;
+        const int64_t b = unit / all / columns / rows, since = p.picks ? p.since[b] : 0;
+        const int64_t block = std::max(chunk / PER * BLOCK, since), lo = block + chunk % PER * CHUNK;
+        const int64_t hi = std::min({lo + CHUNK, (chunk / PER + 1) * BLOCK, p.length[b] + 1});
+        if (lo >= hi) continue;
         float* out = p.scores + (((layer * p.rows + b) * rows + r) * columns + c) * p.most;
-        for (int64_t s = lo; s < hi; s += 16) {
-            v16 total = splat(0);
-            for (int64_t h = c * heads; h < (c + 1) * heads; h++)
-                for (int64_t i = r * each; i < (r + 1) * each; i++) {
-                    const int64_t row = (b * m.heads + h) * p.nodes + p.keep[p.kept * b + i];
-                    const v16 x = load(&t.tap[row * stride + s]);  // a row's end is followed by another's begin, or by slack
-                    total += p.weights ? vexp(x - t.lse[row]) : x;
-                }
-            total /= splat(heads * each);
-            if (s + 16 <= hi)
-                store(out + s, total);
-            else
-                std::memcpy(out + s, &total, sizeof(float) * (hi - s));
+        v16 total[CHUNK / 16] = {};
+        for (int64_t h = c * heads; h < (c + 1) * heads; h++)
+            for (int64_t i = r * each; i < (r + 1) * each; i++) {
+                const int64_t row = (b * m.heads + h) * p.nodes + p.keep[p.kept * b + i];
+                const int64_t from = row * stride(p) + chunk * CHUNK;
+                const float share = p.weights ? std::exp(t.top[row * all + chunk] - t.lse[row]) : 1.0f;
+                for (int64_t s = 0; s < hi - lo; s += 16)
+                    total[s / 16] += p.weights ? load(&t.share[from + s]) * share : load(&t.tap[from + s]);
+            }
+        for (int64_t s = 0; s < hi - lo; s += 16) {
+            const v16 mean = total[s / 16] / splat(heads * each);
+            std::memcpy(out + lo + s, &mean, sizeof(float) * std::min<int64_t>(16, hi - lo - s));
         }
     }
 }
@@ -258,7 +273,9 @@ static void run(const Model& m, const Pass& p, Work& t) {
     t.x.resize(T * d), t.y.resize(T * std::max({H * D + 2 * kv, 2 * m.mlp, d})), t.z.resize(T * std::max(d, H * D));
     t.q.resize(T * H * D), t.cs.resize(T * D), t.lse.resize(T * H);
     t.m.resize(parts), t.l.resize(parts), t.o.resize(parts * D);
-    if (p.kept) t.tap.resize(p.rows * H * W * (p.most + p.start + W) + 16);
+    if (p.kept) t.top.resize(p.rows * H * W * chunks(p));
+    if (p.kept && p.weights) t.share.resize(p.rows * H * W * stride(p));
+    if (p.kept && !p.weights) t.tap.resize(p.rows * H * W * stride(p));
     float *x = t.x.data(), *z = t.z.data(), *q = t.y.data(), *k = q + T * H * D, *v = k + T * kv, *up = q + T * m.mlp;
 #pragma omp parallel
     {
