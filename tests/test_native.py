@@ -54,7 +54,7 @@ def test_equals_transformers(name, policy, of):
         tree = bushy(Tree.root(torch.tensor([p[-1] for p in prompts])))
         full = lm(tree, cache, taps=taps)
         if policy is None:
-            return full[0, :6], full[1:], torch.cat([taps.scores[i] for i in sorted(taps.scores)])
+            return full[0, :6], full[1:], [taps.scores[i] for i in sorted(taps.scores)]
         if isinstance(policy, Guided):
             policy.update(cache, taps)
         view = policy.view(cache)
