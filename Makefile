@@ -26,6 +26,9 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	  else $(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; fi
 	@$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  -c $(VENV)/constraints.txt -e '.[dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check 'triton>=3.4' 2>/dev/null || \
+	  echo "no triton for this machine: the tests of GPU kernels are left out"
 	@touch $@
 
 demo: $(READY)
