@@ -17,28 +17,30 @@ from longdraft.verify import Verdict
 class Auto(Drafter):
     """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
 
-    A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A part starts when its
-    turn comes; a plain step, tapped for it, stands between two parts.
+    A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A plain step, tapped for
+    the next part, stands between two. A part that must see every round cannot be one of several.
     """
 
     def __init__(self, parts: Sequence[Drafter], rounds: int = 16, clock: Callable[[], float] = perf_counter):
         self.parts, self.rounds = [Pace(part, clock) for part in parts], rounds
         self.keeps_law = all(part.keeps_law for part in parts)
+        if any(part.needs_all for part in parts):
+            raise ValueError("a drafter that must see every round cannot be tried for some of them")
 
     @property
     def caches(self) -> list[KVCache]:
-        return self.now.caches
+        return [c for part in self.parts for c in part.caches]
 
     def start(self, seqs: Sequences) -> None:
-        self.waiting, self.trying, self.tried = list(self.parts), True, []
-        self._switch(self.waiting.pop(0), seqs)
+        """All parts: a small model's prefill is no part of its trial."""
+        for part in self.parts:
+            part.start(seqs)
+        self.waiting, self.trying = list(self.parts), True
+        self._switch(self.waiting.pop(0))
         self.fresh = False  # the first step drafts nothing anyway
 
-    def _switch(self, part: Pace, seqs: Sequences) -> None:
+    def _switch(self, part: Pace) -> None:
         self.now, self.left, self.fresh = part, self.rounds, True
-        if part not in self.tried or part.needs_all:
-            part.start(seqs)
-            self.tried.append(part)
 
     def wants(self) -> Taps:
         return self.now.wants()
@@ -55,9 +57,9 @@ class Auto(Drafter):
         if not self.trying or (self.left > 0 and not self.now.asleep):
             return
         if self.waiting:
-            self._switch(self.waiting.pop(0), seqs)
+            self._switch(self.waiting.pop(0))
             return
         self.trying = False
-        best = max(self.tried, key=lambda part: part.ledger.rate(part.ledger.best()))
+        best = max(self.parts, key=lambda part: part.ledger.rate(part.ledger.best()))
         if best is not self.now:
-            self._switch(best, seqs)
+            self._switch(best)
