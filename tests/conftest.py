@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest.register_assert_rewrite("checks")
+pytest.register_assert_rewrite("checks", "structure")
 pytest_plugins = ["place"]
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none

@@ -7,6 +7,7 @@ from functools import cache, partial
 import broken
 import checks
 import pytest
+import structure
 from broken import plant_verifier, reject_with
 from checks import PENALTY, SAMPLERS, Toy, check_law, check_lossless, remembering, tables
 from pytest import MonkeyPatch
@@ -55,17 +56,17 @@ PLANTED = {
     "ratio test of a child that is no draw": (reject_plant("tests a child that is no draw"), narrow_law),
     "penalty frozen at the root (TokenSwift)": (broken.frozen_penalty, penalised),
     "position off by one": (broken.wrong_position, chain),
-    "position off by one v stock": (broken.wrong_position, partial(checks.check_tree_pass, "llama")),
+    "position off by one v stock": (broken.wrong_position, partial(structure.check_tree_pass, "llama")),
     "a node sees its sibling": (broken.sees_sibling, tree),
-    "a node sees its sibling v stock": (broken.sees_sibling, partial(checks.check_tree_pass, "llama")),
-    "a node sees its sibling v naive": (broken.sees_sibling, checks.check_branching_shape),
+    "a node sees its sibling v stock": (broken.sees_sibling, partial(structure.check_tree_pass, "llama")),
+    "a node sees its sibling v naive": (broken.sees_sibling, structure.check_branching_shape),
     "kept slots shifted by one": (broken.keep_shifted, tree),
-    "kept slots shifted by one v cache": (broken.keep_shifted, checks.check_branching_keep),
+    "kept slots shifted by one v cache": (broken.keep_shifted, structure.check_branching_keep),
     "kept slots not moved": (broken.keep_in_place, tree),
-    "kept slots not moved v cache": (broken.keep_in_place, checks.check_branching_keep),
+    "kept slots not moved v cache": (broken.keep_in_place, structure.check_branching_keep),
     "length off by one after acceptance": (broken.length_off, chain),
-    "length off by one after acceptance v cache": (broken.length_off, checks.check_branching_keep),
-    "rollback leaves one slot": (broken.rollback_off, checks.check_rollback),
+    "length off by one after acceptance v cache": (broken.length_off, structure.check_branching_keep),
+    "rollback leaves one slot": (broken.rollback_off, structure.check_rollback),
     "draft overwrites committed slots": (broken.corrupting_draft, chain),
     "the middle level counts as verified (TriForce)": (plant_verifier("match", broken.unverified), levels),
     "the middle level's slots stay committed (TriForce)": (broken.middle_stays, levels),
@@ -73,7 +74,7 @@ PLANTED = {
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, levels),
     "the middle level's keys stay (TriForce) v cache": (broken.middle_keys_stay, check_caches),
     "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
-    "view counts slots twice": (broken.double_counting, checks.check_sink_window_pass),
+    "view counts slots twice": (broken.double_counting, structure.check_sink_window_pass),
     "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),
     "noise by place in the batch v plain": (broken.noise_by_place, chain),
     "noise without position": (broken.noise_without_position, checks.check_draws_are_independent),

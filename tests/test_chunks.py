@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from checks import check_view, close
+from structure import check_view, close
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, Taps

@@ -7,9 +7,10 @@ import math
 import pytest
 import tiny
 import torch
-from checks import PENALTY, SAMPLERS, SEED, ancestors, check_lossless, check_shape, close
+from checks import PENALTY, SAMPLERS, SEED, check_lossless
 from hypothesis import given
 from hypothesis import strategies as st
+from structure import ancestors, check_shape, close
 
 from longdraft import InputError, Sampler, build
 from longdraft.cache import KVCache

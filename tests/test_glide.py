@@ -7,8 +7,9 @@ from copy import deepcopy
 import pytest
 import tiny
 import torch
-from checks import PENALTY, SAMPLERS, SEED, branching, check_full_acceptance, check_lossless, close, plain
+from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance, check_lossless, plain
 from safetensors.torch import load_file, save_file
+from structure import branching, close
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from checks import close
+from structure import close
 
 from longdraft.train import losses
 from longdraft.train.frozen import Frozen

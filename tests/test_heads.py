@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from checks import SAMPLERS, SEED, check_lossless, check_shape, close
+from checks import SAMPLERS, SEED, check_lossless
+from structure import check_shape, close
 
 from longdraft import InputError, Sampler, build, stream
 from longdraft.drafters import Heads, Medusa, Then

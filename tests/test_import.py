@@ -10,7 +10,7 @@ import released as r
 import tiny
 import torch
 import torch.nn.functional as F
-from checks import close
+from structure import close
 from transformers import DynamicCache
 
 from longdraft import InputError, build, generate, importers, saved

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 import tiny
 import torch
-from checks import PENALTY, SAMPLERS, SEED, check_eos, check_full_acceptance, check_lossless, close, plain
+from checks import PENALTY, SAMPLERS, SEED, check_eos, check_full_acceptance, check_lossless, plain
+from structure import close
 
 from longdraft import InputError, Sampler, build, generate, parts, reject, stream
 from longdraft.drafters import Drafter, LMDrafter, Lookup, Then

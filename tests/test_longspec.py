@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from checks import close
+from structure import close
 
 from longdraft import InputError, build
 from longdraft.bench import window_mass

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from checks import close
+from structure import close
 
 from longdraft.cache import KVCache
 from longdraft.drafters import GlideDrafter, random_glide

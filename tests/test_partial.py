@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from checks import SAMPLERS, check_lossless, check_view
+from checks import SAMPLERS, check_lossless
 from hypothesis import given
 from hypothesis import strategies as st
+from structure import check_view
 
 from longdraft import ops
 from longdraft.cache import KVCache

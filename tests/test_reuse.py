@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import tiny
 import torch
-from checks import PENALTY, SAMPLERS, branching, check_lossless, check_shape
+from checks import PENALTY, SAMPLERS, check_lossless
 from hypothesis import given
 from hypothesis import strategies as st
+from structure import branching, check_shape
 
 from longdraft import InputError, Sampler
 from longdraft.drafters import Reuse

@@ -6,9 +6,10 @@ from dataclasses import fields
 
 import pytest
 import torch
-from checks import ancestors, branching, toy_sequences
+from checks import toy_sequences
 from hypothesis import given
 from hypothesis import strategies as st
+from structure import ancestors, branching
 from test_tree_cache import trees
 from transformers import GenerationConfig
 from transformers.generation import logits_process as processors

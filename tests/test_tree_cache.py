@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import checks
 import pytest
+import structure
 import tiny
 import torch
-from checks import ancestors, branching, check_keep, check_shape, check_tree_pass
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structure import ancestors, branching, check_keep, check_shape, check_tree_pass
 
 from longdraft.cache import KVCache
 from longdraft.tree import PAD, Tree
@@ -104,7 +104,7 @@ def test_rounds_of_random_trees_and_acceptance_leave_what_plain_decoding_writes(
         nodes = [data.draw(st.sampled_from([n for n, p in enumerate(r) if p != PAD])) for r in tree.parent.tolist()]
         paths = [ancestors(parent, node) for parent, node in zip(tree.parent.tolist(), nodes, strict=True)]
         rounds.append((tree, paths, [data.draw(st.integers(0, len(path))) for path in paths]))
-    checks.check_rounds(rounds, lengths, model)
+    structure.check_rounds(rounds, lengths, model)
 
 
 @given(trees())
@@ -114,7 +114,7 @@ def test_a_pass_over_any_tree_is_one_stock_pass_per_path(tree):
 
 
 def test_rollback():
-    checks.check_rollback()
+    structure.check_rollback()
 
 
 def test_a_drafts_own_slots_are_overwritten_by_verification():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from checks import check_sink_window_pass, check_view, check_view_pass
+from structure import check_sink_window_pass, check_view, check_view_pass
 
 from longdraft import Stats, generate
 from longdraft.cache import KVCache
