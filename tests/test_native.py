@@ -62,10 +62,8 @@ def test_equals_transformers(name, policy, of):
         rest = lm(tree, cache, 1, view)
         return rest[0, :5], rest[1:], first
 
-    (*fast, scores), (*slow, wanted) = both_ways(lm, run)
+    fast, slow = both_ways(lm, run)
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
-    kept = policy is None and of == "weights"  # as bf16
-    torch.testing.assert_close(scores, wanted, rtol=1 / 256 if kept else 1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
@@ -113,7 +111,7 @@ def test_taps_equal_transformers(name, rows):
         return dict(taps.scores), taps.states
 
     (fast, states), (slow, wanted) = both_ways(lm, run)
-    torch.testing.assert_close(fast, slow, rtol=1 / 256, atol=1e-5)  # weights are kept as bf16
+    torch.testing.assert_close(fast, slow, rtol=1 / 256 if rows == "mean" else 1e-4, atol=1e-5)  # kept as bf16
     torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -40,7 +40,7 @@ class Taps:
     rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
     "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all). of: "logits" or "weights". split: a score
     for each of the K key heads (means over its query heads), otherwise means over all heads. only: of one layer. The
-    native step keeps weights as bf16 before it takes means: good for ranking, to 1/256 of themselves.
+    native step keeps weights as bf16 before it takes their mean over rows: good for ranking, to 1/256 of themselves.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
     A round adds what a drafter may learn from: logits [B,T,V] of its verify pass, accepted [B] the last node accepted.

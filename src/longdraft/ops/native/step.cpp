@@ -149,6 +149,7 @@ static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int6
 // Chunks of a tapped row: PER to a block.
 constexpr int64_t PER = BLOCK / CHUNK;
 static int64_t chunks(const Pass& p) { return (p.most + p.start + p.nodes + BLOCK - 1) / BLOCK * PER; }
+static bool shares(const Pass& p) { return p.weights && p.pooled; }  // many rows for one: kept small
 static int64_t stride(const Pass& p) { return chunks(p) * CHUNK + 16; }  // a row's places: its blocks, each from its begin
 
 template <typename E, int ND>
@@ -184,7 +185,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
                 for (int64_t r = 0; r < p.kept; r++) {
                     const int64_t node = p.keep[p.kept * b + r], row = (b * m.heads + h * G + g) * W + node;
                     Tap& tap = taps[g * W + node];
-                    if (p.weights) {
+                    if (shares(p)) {
                         tap.weights = t.share.data() + row * stride(p) + lo / BLOCK * BLOCK;
                         tap.top = &t.top[row * chunks(p) + lo / BLOCK * PER];
                     } else {
@@ -240,9 +241,13 @@ static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
             for (int64_t i = r * each; i < (r + 1) * each; i++) {
                 const int64_t row = (b * m.heads + h) * p.nodes + p.keep[p.kept * b + i];
                 const int64_t from = row * stride(p) + chunk * CHUNK;
-                const float share = p.weights ? std::exp(t.top[row * all + chunk] - t.lse[row]) : 1.0f;
-                for (int64_t s = 0; s < hi - lo; s += 16)
-                    total[s / 16] += p.weights ? load(&t.share[from + s]) * share : load(&t.tap[from + s]);
+                const float lse = t.lse[row], share = shares(p) ? std::exp(t.top[row * all + chunk] - lse) : 1.0f;
+                for (int64_t s = 0; s < hi - lo; s += 16) {
+                    if (shares(p))
+                        total[s / 16] += load(&t.share[from + s]) * share;
+                    else
+                        total[s / 16] += p.weights ? vexp(load(&t.tap[from + s]) - lse) : load(&t.tap[from + s]);
+                }
             }
         for (int64_t s = 0; s < hi - lo; s += 16) {
             const v16 mean = total[s / 16] / splat(heads * each);
@@ -274,8 +279,8 @@ static void run(const Model& m, const Pass& p, Work& t) {
     t.q.resize(T * H * D), t.cs.resize(T * D), t.lse.resize(T * H);
     t.m.resize(parts), t.l.resize(parts), t.o.resize(parts * D);
     if (p.kept) t.top.resize(p.rows * H * W * chunks(p));
-    if (p.kept && p.weights) t.share.resize(p.rows * H * W * stride(p));
-    if (p.kept && !p.weights) t.tap.resize(p.rows * H * W * stride(p));
+    if (p.kept && shares(p)) t.share.resize(p.rows * H * W * stride(p));
+    if (p.kept && !shares(p)) t.tap.resize(p.rows * H * W * stride(p));
     float *x = t.x.data(), *z = t.z.data(), *q = t.y.data(), *k = q + T * H * D, *v = k + T * kv, *up = q + T * m.mlp;
 #pragma omp parallel
     {
