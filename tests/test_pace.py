@@ -10,7 +10,7 @@ from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
 from longdraft.drafters import Auto, Drafter, Pace
-from longdraft.drafters.pace import LONG, Ledger
+from longdraft.drafters.pace import LONG, TAPPED, Ledger
 
 PLAIN = 10.0  # seconds of a step without drafts
 NEW = 400
@@ -112,9 +112,7 @@ def test_every_method_is_lossless_at_any_pace(method, sampler, monkeypatch):
     draws = torch.Generator().manual_seed(3)
 
     def depth(self: Pace) -> int:
-        found = int(torch.randint(-1, 5, (), generator=draws))
-        self.asleep = 3 if found < 0 else 0
-        return max(found, 0)
+        return int(torch.randint(TAPPED, 5, (), generator=draws))
 
     monkeypatch.setattr(Pace, "_depth", depth)
     check_lossless(lambda t: Pace(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
@@ -125,7 +123,7 @@ def test_patience_ends():
     pace.ledger, pace.plan, pace.patience, pace.asleep = Ledger(), [], LONG, 0
     pace.ledger.note(0, 0, [0], 1.0)
     pace.ledger.note(1, 1, [0], 9.0)
-    assert pace._depth() == 0 and pace.asleep == LONG == pace.patience
+    assert [pace._depth() for _ in range(LONG + 2)] == [0] * LONG + [TAPPED, 1] and pace.patience == LONG
 
 
 def test_auto_keeps_the_drafter_that_measures_best():

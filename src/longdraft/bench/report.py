@@ -74,7 +74,8 @@ def speedups(records: list[Record], everything: list[Record]) -> list[float]:
 
 def _speed(records: list[Record]) -> Section:
     first, rows = records[0], []
-    gammas = sorted({r["options"]["gamma"] for r in records if "gamma" in r["options"]})
+    drafting = [r["options"] for r in records if {"gamma", "widths"} & r["options"].keys()]
+    gammas = sorted({o.get("gamma") or o["widths"].count("1") for o in drafting})
     for context, label, same in _cells(records):
         equal = sum(r["equal"] for r in same)
         gaps = [r["first_difference"]["top2_gap"] for r in same if r["first_difference"]]

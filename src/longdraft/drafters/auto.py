@@ -13,6 +13,8 @@ from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
+ENOUGH, BEHIND = 6, 0.8  # rounds of a trial after which a part that expects this share of another's rate is given up
+
 
 class Auto(Drafter):
     """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
@@ -54,12 +56,21 @@ class Auto(Drafter):
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.fresh = False
         self.now.observe(seqs, tree, verdict, taps)
-        if not self.trying or (self.left > 0 and not self.now.asleep):
+        if not self.trying or (self.left > 0 and not self.now.asleep and not self._hopeless()):
             return
         if self.waiting:
             self._switch(self.waiting.pop(0))
             return
         self.trying = False
-        best = max(self.parts, key=lambda part: part.ledger.rate(part.ledger.best()))
+        best = max(self.parts, key=self._rate)
         if best is not self.now:
             self._switch(best)
+
+    def _rate(self, part: Pace) -> float:
+        return part.ledger.rate(part.ledger.best())
+
+    def _hopeless(self) -> bool:
+        """Whether the part at hand has been seen long enough to know that another is far ahead."""
+        tried = self.parts[: self.parts.index(self.now)]
+        seen = self.rounds - self.left
+        return seen >= ENOUGH and any(self._rate(self.now) < BEHIND * self._rate(part) for part in tried)

@@ -17,6 +17,7 @@ FADE = 0.97  # what a round's acceptance still counts one round later
 HOPE = 0.7  # of a draft nobody has seen refused yet
 RECENT = 7  # rounds of a depth whose middle one says what it costs
 SHORT, LONG = 32, 512  # rounds without drafts before another try: doubled while it fails
+TAPPED = -1  # in place of a depth: a plain step that leaves behind what the next draft is guided by
 
 
 class Ledger:
@@ -81,49 +82,55 @@ class Pace(Drafter):
         self.keeps_law, self.needs_all = inner.keeps_law, inner.needs_all
 
     def start(self, seqs: Sequences) -> None:
-        self.ledger, self.plan = Ledger(), [1, 0, 1, 0]  # depths of the next rounds
+        self.ledger, self.plan = Ledger(), [1, 0, TAPPED, 1]  # depths of the next rounds
         self.asleep, self.patience = 0, SHORT
-        self.asked: int | None = None
+        self.asked: int | None = None  # depth of the round at hand
         self.inner.start(seqs)
 
     @property
     def caches(self) -> list[KVCache]:
         return self.inner.caches
 
+    @property
+    def blind(self) -> bool:
+        """Whether the round at hand is hidden from the inner drafter: a plain step as cheap as there is."""
+        return self.asked == 0 and not self.needs_all
+
     def wants(self) -> Taps:
-        return self.inner.wants() if self.needs_all or not self.asleep else Taps()
+        return Taps() if self.blind else self.inner.wants()
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        if self.asleep:
-            self.asleep -= 1
-            if self.asleep:
-                return tree
-        self.began, self.asked, self.live = self.clock(), self._depth(), (~seqs.done).tolist()
-        if self.asked:
-            seqs.most = self.asked
+        self.began, self.asked = self.clock(), self._depth()
+        self.depth = 0
+        if self.asked > 0:
+            self.live, seqs.most = (~seqs.done).tolist(), self.asked
             try:
                 tree = self.inner.grow(tree, seqs)
             finally:
                 seqs.most = None
-        self.depth = int(tree.depth.max()) if tree.size > 1 else 0
+            self.depth = int(tree.depth.max())
         return tree
 
     def _depth(self) -> int:
-        if not self.plan:
-            best = self.ledger.best()
-            if best:
-                self.patience = SHORT
-                return best
-            self.asleep, self.patience = self.patience, min(2 * self.patience, LONG)
-            self.plan = [0, 1]  # on waking
+        if self.asleep:
+            self.asleep -= 1
             return 0
-        return self.plan.pop(0)
+        if self.plan:
+            return self.plan.pop(0)
+        best = self.ledger.best()
+        if best:
+            self.patience = SHORT
+            return best
+        self.asleep, self.patience = self.patience - 1, min(2 * self.patience, LONG)
+        self.plan = [TAPPED, 1]  # on waking
+        return 0
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        if self.asleep and not self.needs_all:
+        if not self.blind:
+            self.inner.observe(seqs, tree, verdict, taps)
+        if self.asked is None or self.asked == TAPPED:  # the first step of all drafts nothing
             return
-        self.inner.observe(seqs, tree, verdict, taps)
-        if self.asked is not None:
+        accepted = []
+        if self.asked:
             accepted = [n - 1 for n, live in zip(verdict.count.tolist(), self.live, strict=True) if live]
-            self.ledger.note(self.depth, self.asked, accepted, self.clock() - self.began)
-            self.asked = None
+        self.ledger.note(self.depth, self.asked, accepted, self.clock() - self.began)
