@@ -107,6 +107,7 @@ class GlideDrafter(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
         self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
+        self.ring.refresh(seqs.tokens, seqs.length - 1)  # the prompt's end: no cost of the first draft
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)

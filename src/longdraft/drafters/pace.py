@@ -16,7 +16,7 @@ from longdraft.verify import Verdict
 FADE = 0.97  # what a round's acceptance still counts one round later
 HOPE = 0.7  # of a draft nobody has seen refused yet
 RECENT = 7  # rounds of a depth whose middle one says what it costs
-SHORT, LONG = 32, 512  # rounds without drafts before another try: doubled while it fails
+SHORT, LONG = 64, 512  # rounds without drafts before another try: doubled while it fails
 TAPPED = -1  # in place of a depth: a plain step that leaves behind what the next draft is guided by
 
 
