@@ -14,7 +14,7 @@ FLOORS = [
     {"model", "fast", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},
     {"engine"},
-    {"methods", "parts", "saved", "importers", "train", "runs"},
+    {"methods", "parts", "saved", "importers", "train", "runs", "continuous", "controls"},
     {"bench", "serve", "integrations"},
     {"cli", "__init__", "__main__"},
 ]

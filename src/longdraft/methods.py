@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from longdraft.controls import CONTROLS as CONTROLS
 from longdraft.drafters import (
     Auto,
     Drafter,
@@ -27,7 +28,7 @@ from longdraft.errors import InputError
 from longdraft.model import LM
 from longdraft.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
 from longdraft.parts import PARTS as PARTS
-from longdraft.views import Chunks, Full, Guided, Partial, Quest, RandomPicks, Recents, Retrieval, SinkWindow, SnapKV
+from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV
 from longdraft.views.once import SCORERS
 
 
@@ -243,20 +244,6 @@ def auto(target: LM, parts: dict[str, Any], rounds: int = 16) -> Drafter:
 AUTO = {"glide": {"widths": "4,2,2,2,2"}}  # fewer nodes than its default: a CPU verifies some ten for little
 
 
-def random_picks(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, seed: int = 0) -> Drafter:
-    """Control: the target drafts seeing random slots, as many as vegas picks."""
-    at_least(1, gamma=gamma, floor=floor)
-    share(ratio=ratio)
-    return SelfDrafter(target, RandomPicks(ratio, floor, seed), [1] * gamma)
-
-
-def recents(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256) -> Drafter:
-    """Control: the target drafts seeing the latest slots alone, as many as vegas picks."""
-    at_least(1, gamma=gamma, floor=floor)
-    share(ratio=ratio)
-    return SelfDrafter(target, Recents(ratio, floor), [1] * gamma)
-
-
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
 METHODS = {
     "plain": Method(plain, "autoregressive decoding"),
@@ -282,10 +269,6 @@ METHODS = {
     "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),
     "longspec-guided": Method(longspec_guided, f"ours: {LONGSPEC} under a view as in Vegas", needs="glide"),
     "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY),
-}
-CONTROLS = {
-    "random-picks": Method(random_picks, "control"),
-    "recents": Method(recents, "control"),
 }
 
 

@@ -39,8 +39,8 @@ class Taps:
 
     rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
     "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all). of: "logits" or "weights". split: a score
-    for each of the K key heads (means over its query heads), otherwise means over all heads. only: of one layer. The
-    native step keeps weights as bf16 before it takes their mean over rows: good for ranking, to 1/256 of themselves.
+    for each of the K key heads (means over its query heads), otherwise means over all heads. only: of one layer.
+    The native step takes "mean" of weights that it keeps as bf16: to 1/256 of themselves.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
     A round adds what a drafter may learn from: logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
@@ -109,8 +109,7 @@ class _Pass:
         end, most = self.begin[b] + 1, max(self.begin) + 1
         columns = len(self.cache.read(layer, b)[0]) if self.taps.split else 1
         mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
-        if self.taps.rows == "mean":
-            mean = mean.mean(0, keepdim=True)
+        mean = mean.mean(0, keepdim=True) if self.taps.rows == "mean" else mean
         if layer not in self.taps.scores:
             shape = (len(self.begin), *mean.shape[:2], most)
             self.taps.scores[layer] = mean.new_full(shape, float("-inf"))
@@ -198,7 +197,7 @@ class LM:
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         self.vocab = int(self.config.vocab_size)
-        self.known: dict[str, Any] | None = None  # its fingerprint, once its weights cannot be read
+        self.known: dict[str, Any] | None = None  # its fingerprint, once weights cannot be read
 
     @property
     def device(self) -> torch.device:
@@ -250,10 +249,8 @@ class LM:
                 longdraft=p,
             )
         if p.calls != self.config.num_hidden_layers:
-            used = f"{p.calls} of {self.config.num_hidden_layers} layers"
-            raise InputError(
-                f"{type(self.hf).__name__}: {used} use the attention interface; longdraft needs all of them"
-            )
+            used = f"{p.calls} of {self.config.num_hidden_layers} layers use the attention interface"
+            raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
         return out.logits
 
     @contextmanager
