@@ -1,6 +1,6 @@
 #!/bin/sh
 # Acceptance on held-out text beside the controls, for every drafter: benchmarks/acceptance.sh [RECORDS.jsonl]
-# Appends to RECORDS and writes report.md beside it. Hours on two cores; speed plays no part in it.
+# Appends to RECORDS and writes report.md beside it. It takes long; speed plays no part in it.
 set -eu
 out=${1:-runs/acceptance.jsonl}
 bench() { longdraft bench --task anchored --text code,book --out "$out" "$@"; }

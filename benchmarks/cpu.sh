@@ -1,5 +1,5 @@
 #!/bin/sh
-# Speed on a CPU with nothing beside it, under 40 minutes on two cores: benchmarks/cpu.sh [RECORDS.jsonl]
+# Speed on a CPU with nothing beside it: benchmarks/cpu.sh [RECORDS.jsonl]
 # Appends to RECORDS and writes report.md beside it. acceptance.sh measures acceptance.
 set -eu
 out=${1:-runs/cpu.jsonl}

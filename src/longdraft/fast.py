@@ -47,6 +47,24 @@ def _projections(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
+class Pins:
+    """Tensors that C pointers point to: they live as long as this."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def raw(self, x: Tensor) -> int:
+        x = x.detach().contiguous()
+        self._kept.append(x)
+        return x.data_ptr()
+
+    def float(self, x: Tensor | None) -> int | None:
+        return None if x is None else self.raw(x.float())
+
+    def linear(self, module: Any) -> native.Linear:
+        return native.Linear(self.raw(module.weight), self.float(module.bias))
+
+
 class NativeStep:
     """Computes what the Transformers forward computes, activations in float32; writes the same slots of the cache.
 
@@ -55,7 +73,7 @@ class NativeStep:
     """
 
     def __init__(self, hf: Any, windows: dict[int, int]):
-        self._keep: list[Any] = []  # tensors that C pointers point to
+        self._pins = Pins()
         c, model = hf.config, hf.model
         attention = model.layers[0].self_attn
         layers = (native.Layer * c.num_hidden_layers)(
@@ -77,10 +95,10 @@ class NativeStep:
             c.rms_norm_eps,
             attention.scaling,
             model.rotary_emb.attention_scaling,
-            self._float(model.rotary_emb.inv_freq),
-            self._raw(model.embed_tokens.weight),
-            self._linear(hf.lm_head),
-            self._float(model.norm.weight),
+            self._pins.float(model.rotary_emb.inv_freq),
+            self._pins.raw(model.embed_tokens.weight),
+            self._pins.linear(hf.lm_head),
+            self._pins.float(model.norm.weight),
             layers,
         )
         self.work = self.lib.longdraft_new()
@@ -89,22 +107,11 @@ class NativeStep:
         if getattr(self, "work", None):
             self.lib.longdraft_free(self.work)
 
-    def _raw(self, x: Tensor) -> int:
-        x = x.detach().contiguous()
-        self._keep.append(x)
-        return x.data_ptr()
-
-    def _float(self, x: Tensor | None) -> int | None:
-        return None if x is None else self._raw(x.float())
-
-    def _linear(self, module: Any) -> native.Linear:
-        return native.Linear(self._raw(module.weight), self._float(module.bias))
-
     def _layer(self, layer: Any, window: int) -> native.Layer:
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-        weights = [self._float(None if n is None else n.weight) for n in norms]
-        return native.Layer(*[self._linear(p) for p in _projections(layer)], *weights, window)
+        weights = [self._pins.float(None if n is None else n.weight) for n in norms]
+        return native.Layer(*[self._pins.linear(p) for p in _projections(layer)], *weights, window)
 
     def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32, tapped scores in `taps`."""

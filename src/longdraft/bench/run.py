@@ -74,9 +74,10 @@ class Cell:
             figures = outcome(Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds), 0)
             return rows, figures | {"tokens_per_s": (limit - 1) * len(rows) / seconds}
         stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
-        drafter = entry.paced(self.target)
         if accept is not None and entry.speculative:
             drafter = Oracle(entry.build(self.target), self.plain, accept)
+        else:
+            drafter = entry.paced(self.target)
         return self.ours.rows(drafter, stats, limit), outcome(stats, entry.gamma or 0)
 
 

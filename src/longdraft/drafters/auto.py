@@ -67,7 +67,7 @@ class Auto(Drafter):
             self._switch(best)
 
     def _rate(self, part: Pace) -> float:
-        return part.ledger.rate(part.ledger.best())
+        return part.ledger.best()[0]
 
     def _hopeless(self) -> bool:
         """Whether the part at hand has been seen long enough to know that another is far ahead."""

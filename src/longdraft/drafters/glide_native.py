@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.drafters.glide_block import Glide
+from longdraft.fast import Pins
 from longdraft.ops import native
 from longdraft.tree import Tree
 
@@ -20,16 +21,13 @@ class NativeBlock:
     """Computes what Glide.forward computes, activations in float32, and leaves the nodes' keys behind the ring."""
 
     def __init__(self, block: Glide):
-        lm = block.host.target
-        assert fits(block)
-        self.block, self.step = block, lm.native
-        step: Any = lm.native
-        whole = step.model
-        none = native.Linear(None, None)
+        self.block, self.step, self._pins = block, block.host.target.native, Pins()
+        step: Any = self.step
+        whole, pins, none = step.model, self._pins, native.Linear(None, None)
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
-            linears = [step._linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
-            norms = [None if n is None else step._float(n.weight) for n in (norm1, norm2)]
+            linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
+            norms = [None if n is None else pins.float(n.weight) for n in (norm1, norm2)]
             return native.Layer(*linears, *norms, None, None, 0, kind)
 
         mlp = [block.gate_proj, block.up_proj, block.down_proj]

@@ -44,29 +44,33 @@ class Ledger:
                 self.good[i] = FADE * self.good[i] + taken / reached
                 self.tries[i] = FADE * self.tries[i] + 1
 
-    def tokens(self, depth: int) -> float:
-        """Expected of a round, bonus token included."""
+    def tokens(self, deepest: int) -> list[float]:
+        """Expected of a round of each depth 0..deepest, bonus token included."""
         mean = (sum(self.good) + 2 * HOPE) / (sum(self.tries) + 2)
-        total, alive = 1.0, 1.0
-        for i in range(depth):
+        found, alive = [1.0], 1.0
+        for i in range(deepest):
             good, tries = (self.good[i], self.tries[i]) if i < len(self.good) else (0.0, 0.0)
             alive *= (good + mean) / (tries + 1)
-            total += alive
-        return total
+            found.append(found[-1] + alive)
+        return found
 
-    def seconds(self, depth: int) -> float:
+    def seconds(self, deepest: int) -> list[float]:
+        """Of a round of each depth 0..deepest."""
         known = sorted((d, sorted(times)[(len(times) - 1) // 2]) for d, times in self.spent.items())
-        above = next((i for i, (d, _) in enumerate(known) if d >= depth), len(known) - 1)
-        (d1, t1), (d0, t0) = known[above], known[max(above - 1, 0)]
-        return t1 if d1 == d0 else max(t0 + (t1 - t0) * (depth - d0) / (d1 - d0), known[0][1])
+        found, above = [], 0
+        for depth in range(deepest + 1):
+            while above < len(known) - 1 and known[above][0] < depth:
+                above += 1
+            (d1, t1), (d0, t0) = known[above], known[max(above - 1, 0)]
+            line = t1 if d1 == d0 else t0 + (t1 - t0) * (depth - d0) / (d1 - d0)
+            found.append(max(line, known[0][1]))
+        return found
 
-    def rate(self, depth: int) -> float:
-        """Expected tokens a second."""
-        return self.tokens(depth) / self.seconds(depth)
-
-    def best(self) -> int:
-        """The depth of the highest rate, at most twice the deepest tried: the least of equals."""
-        return max(range(2 * max(self.spent) + 1), key=self.rate)
+    def best(self) -> tuple[float, int]:
+        """The highest rate, tokens a second, and its depth: at most twice the deepest tried, the least of equals."""
+        deepest = 2 * max(self.spent)
+        rates = [n / s for n, s in zip(self.tokens(deepest), self.seconds(deepest), strict=True)]
+        return max(rates), rates.index(max(rates))
 
 
 class Pace(Drafter):
@@ -117,7 +121,7 @@ class Pace(Drafter):
             return 0
         if self.plan:
             return self.plan.pop(0)
-        best = self.ledger.best()
+        _, best = self.ledger.best()
         if best:
             self.patience = SHORT
             return best

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from longdraft.ops import cpu
-from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, gumbel, uniform
+from longdraft.ops import cpu, noise
+from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, uniform
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.select import choose, take
 
@@ -15,7 +15,11 @@ if os.environ.get("LONGDRAFT_TRITON") == "1":  # by wish, until a GPU has run th
     def attend(q, *args, **options) -> Attended:
         """See reference.attend; Triton's kernels where the tensors lie on a GPU."""
         return (gpu.attend if q.is_cuda else cpu.attend)(q, *args, **options)
+
+    def gumbel(seed, position, vocab):
+        """See noise.gumbel."""
+        return (gpu.gumbel if position.is_cuda else noise.gumbel)(seed, position, vocab)
 else:
-    attend = cpu.attend
+    attend, gumbel = cpu.attend, noise.gumbel
 
 __all__ = ["ACCEPT", "DRAFT", "RESIDUAL", "Attended", "Segment", "attend", "choose", "gumbel", "take", "uniform"]
