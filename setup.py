@@ -12,6 +12,7 @@ BUILDS = {
     "_avx2": ["-mavx2", "-mfma"],
 }
 HERE = "src/longdraft/ops/native/"
+HEADERS = [f"{name}.h" for name in ("attention", "cached", "linear", "paths", "simd", "tiles", "types")]
 
 # No -fopenmp when linking: the OpenMP runtime is the one torch has loaded, so that there is one pool of threads.
 setup(
@@ -19,7 +20,7 @@ setup(
         Extension(
             f"longdraft.ops.native.{build}",
             [HERE + name for name in ("step.cpp", "select.cpp", "noise.cpp", "read.cpp")],
-            depends=[HERE + name for name in ("attention.h", "simd.h", "tiles.h", "types.h")],
+            depends=[HERE + name for name in HEADERS],
             extra_compile_args=FLAGS + flags,
             optional=True,
         )

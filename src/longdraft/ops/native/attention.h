@@ -70,7 +70,7 @@ static inline v16 score16(const float* q, const float* kf) {
 
 // o[r] = o[r] * keep[r] + sum_j p[r,j] v[j] for RB rows at once.
 template <typename E, int ND, int RB>
-static inline void mix(const float* p, const float* keep, const E* v, int64_t n, float* o) {
+ONE_COPY static void mix(const float* p, const float* keep, const E* v, int64_t n, float* o) {
     v16 acc[RB][ND];
     for (int r = 0; r < RB; r++)
         for (int i = 0; i < ND; i++) acc[r][i] = load(o + (r * ND + i) * 16) * keep[r];
@@ -102,7 +102,7 @@ struct Vectors {
     Vectors(const Queries& x, float* work) : q(x.q), R(x.R), kf(work) {}
 
     // s [R,CHUNK] = q k^T for n keys; columns up to the next multiple of sixteen are written too.
-    void scores(const E* k, int64_t n, float* s) {
+    ONE_COPY void scores(const E* k, int64_t n, float* s) {
         for (int64_t j = 0; j < n; j += 16) {
             for (int64_t i = 0; i < 16; i++) {
                 const E* key = k + (j + i < n ? j + i : n - 1) * D;
@@ -122,7 +122,7 @@ struct Vectors {
 };
 
 // One row's scores of a chunk -> its weights, relative to the row's new maximum; -> what the old output is worth.
-static inline float soften(float* row, int64_t padded, float& max, float& total) {
+ONE_COPY static float soften(float* row, int64_t padded, float& max, float& total) {
     v16 top = load(row);
     for (int64_t j = 16; j < padded; j += 16) top = vmax(top, load(row + j));
     const float m = std::fmax(max, most(top));
@@ -142,18 +142,34 @@ static inline float soften(float* row, int64_t padded, float& max, float& total)
     return keep;
 }
 
-// One block: n keys k, v [n,D] at slots first and on (first < 0: picked keys, which every row sees).
-// taps, if given, has one of each row.
+// The same for n scores of the chunk-th chunk, -inf up to the next multiple of sixteen; what the tap wants is kept.
+static inline float soften_tapped(float* row, int64_t n, int64_t chunk, const Tap& tap, float& max, float& total) {
+    const int64_t padded = (n + 15) / 16 * 16;
+    if (tap.logits) std::memcpy(tap.logits + chunk * CHUNK, row, sizeof(float) * n);
+    const float keep = soften(row, padded, max, total);
+    if (tap.weights) {
+        for (int64_t j = 0; j < padded; j += 16) store(tap.weights + chunk * CHUNK + j, load(row + j));
+        tap.top[chunk] = max;
+    }
+    return keep;
+}
+
+// Nothing seen yet.
+static inline void nothing(Part out, int64_t R, int64_t D) {
+    for (int64_t r = 0; r < R; r++) out.m[r] = NONE, out.l[r] = 0;
+    std::memset(out.o, 0, sizeof(float) * R * D);
+}
+
+// Go on with n keys k, v [n,D] at slots first and on, a multiple of CHUNK after those before (first < 0: picked keys, which
+// every row sees). taps, if given, has one of each row, for these keys.
 template <typename E, int ND, typename Products>
-static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, const Tap* taps,
-                         std::vector<float>& work) {
+static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, const Tap* taps,
+                        std::vector<float>& work) {
     constexpr int D = 16 * ND;
     const int64_t R = x.R;
     work.resize(R * (CHUNK + 1) + Products::room(R) + 16);
     float *s = aligned(work.data()), *keep = s + R * CHUNK + Products::room(R);
     Products products(x, s + R * CHUNK);
-    for (int64_t r = 0; r < R; r++) out.m[r] = NONE, out.l[r] = 0;
-    std::memset(out.o, 0, sizeof(float) * R * D);
     for (int64_t c = 0; c < n; c += CHUNK) {
         const int64_t len = n - c < CHUNK ? n - c : CHUNK, padded = (len + 15) / 16 * 16;
         const bool masked = first >= 0 && (x.window || first + c + len > x.length);
@@ -162,13 +178,7 @@ static void attend_block(const Queries& x, const E* k, const E* v, int64_t n, in
             float* row = s + r * CHUNK;
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
             if (masked) hide(row, x, r, first + c, len);
-            const Tap tap = taps ? taps[r] : Tap{};
-            if (tap.logits) std::memcpy(tap.logits + c, row, sizeof(float) * len);
-            keep[r] = soften(row, padded, out.m[r], out.l[r]);
-            if (tap.weights) {
-                for (int64_t j = 0; j < padded; j += 16) store(tap.weights + c + j, load(row + j));
-                tap.top[c / CHUNK] = out.m[r];
-            }
+            keep[r] = soften_tapped(row, len, c / CHUNK, taps ? taps[r] : Tap{}, out.m[r], out.l[r]);
         }
         products.values(s, keep, v + c * D, len, out.o);
     }

@@ -11,6 +11,13 @@ typedef int32_t i16x __attribute__((vector_size(64)));
 typedef uint32_t u16x __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32)));
 
+// One compiled copy: inlined in two places, a function may round differently in each (fused multiply and add).
+#ifdef __clang__
+#define ONE_COPY __attribute__((noinline))
+#else
+#define ONE_COPY __attribute__((noinline, noclone))
+#endif
+
 struct bf16 {
     uint16_t bits;
 };

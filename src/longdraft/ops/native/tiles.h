@@ -24,18 +24,26 @@ struct alignas(64) Palette {
 class Shapes {
     Palette before;
 
+    // The compiler believes that these instructions touch eight bytes; it must not keep the others in registers.
+    static void whole(Palette* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
+    static void set(Palette* p) {
+        whole(p);
+        _tile_loadconfig(p);
+    }
+
    public:
     explicit Shapes(int64_t R) {
         _tile_storeconfig(&before);
+        whole(&before);
         Palette p = {};
         p.kind = 1;
         const int64_t n = R < TILE ? R : TILE;
         for (int i = 0; i < 8; i++) p.rows[i] = i < 5 ? TILE : n, p.bytes[i] = i < 2 || i > 4 ? 64 : 4 * n;
-        _tile_loadconfig(&p);
+        set(&p);
     }
     ~Shapes() {
         if (before.kind)
-            _tile_loadconfig(&before);
+            set(&before);
         else
             _tile_release();
     }
@@ -90,7 +98,7 @@ struct Tiles {
     }
 
     // As in Vectors. Tiles are computed by key; each query then collects its column.
-    void scores(const bf16* k, int64_t n, float* s) {
+    ONE_COPY void scores(const bf16* k, int64_t n, float* s) {
         const int64_t stride = R == 1 ? 1 : TILE;
         for (int64_t g = 0; g < G; g++) {
             for (int64_t j = 0; j < n; j += TILE) {
@@ -115,8 +123,8 @@ struct Tiles {
         }
     }
 
-    // As in Vectors. Two values that follow each other are interleaved first: what the tiles want.
-    void values(const float* weights, const float* keep, const bf16* v, int64_t n, float* o) {
+    // As in Vectors, thirty-two values in one go. Two that follow each other are interleaved first: what the tiles want.
+    ONE_COPY void values(const float* weights, const float* keep, const bf16* v, int64_t n, float* o) {
         const int64_t padded = (n + 31) / 32 * 32;
         interleave(v, n, padded);
         for (int64_t r = 0; r < R; r++)
@@ -128,8 +136,10 @@ struct Tiles {
         alignas(64) float sum[2][TILE * TILE];
         for (int64_t g = 0; g < G; g++)
             for (int64_t d = 0; d < ND; d += 2) {
-                _tile_zero(6);
-                _tile_zero(7);
+                for (int64_t r = g * TILE; r < R && r < (g + 1) * TILE; r++)
+                    for (int64_t e = 0; e < 2; e++) store(sum[e] + r % TILE * TILE, load(o + r * D + (d + e) * 16) * keep[r]);
+                _tile_loadd(6, sum[0], 64);
+                _tile_loadd(7, sum[1], 64);
                 for (int64_t j = 0; j < padded; j += 32) {
                     const float* tile = pairs + j / 2 * D + d * 16;
                     _tile_loadd(5, p + (g * TILE * CHUNK + j) / 2, CHUNK * sizeof(bf16));
@@ -141,10 +151,7 @@ struct Tiles {
                 _tile_stored(6, sum[0], 64);
                 _tile_stored(7, sum[1], 64);
                 for (int64_t r = g * TILE; r < R && r < (g + 1) * TILE; r++)
-                    for (int64_t e = 0; e < 2; e++) {
-                        float* to = o + r * D + (d + e) * 16;
-                        store(to, load(to) * keep[r] + load(sum[e] + r % TILE * TILE));
-                    }
+                    for (int64_t e = 0; e < 2; e++) store(o + r * D + (d + e) * 16, load(sum[e] + r % TILE * TILE));
             }
     }
 

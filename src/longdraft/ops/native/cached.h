@@ -1,0 +1,165 @@
+// Attention of all rows of a pass over their caches: units of one block each, merged in order; and what is kept of scores.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+#include "paths.h"
+#include "tiles.h"
+#include "types.h"
+
+// How a chunk's products are computed.
+#ifdef __AMX_BF16__
+template <typename E, int ND>
+using Products = std::conditional_t<sizeof(E) == 2 && ND % 2 == 0, Tiles<ND>, Vectors<E, ND>>;
+#else
+template <typename E, int ND>
+using Products = Vectors<E, ND>;
+#endif
+
+struct Work {
+    std::vector<float> x, y, z, q, cs, m, l, o, lse, tap, top;
+    std::vector<bf16> share;
+};
+
+// Committed slots of a row, and scratch nodes behind them, as this layer sees them: a ring counts as scratch.
+static int64_t committed(const Model& m, const Pass& p, int64_t layer, int64_t b) { return m.layer[layer].kind == OWN ? 0 : p.length[b]; }
+static int64_t scratch(const Model& m, const Pass& p, int64_t layer) {
+    const int64_t kind = m.layer[layer].kind;
+    return kind == CROSS ? 0 : (kind == OWN ? p.ring : 0) + p.start + p.nodes;
+}
+
+static bool tapped(const Model& m, const Pass& p, int64_t layer) {
+    return p.kept && !m.layer[layer].window && (p.only < 0 || p.only == layer);
+}
+
+// How many blocks a row's keys make: the picked ones, then the slots from `since` in blocks of absolute slots.
+// Layers with a window ignore views.
+static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int64_t& picked, int64_t& first, int64_t& slots) {
+    const bool viewed = p.picks && !m.layer[layer].window && m.layer[layer].kind != OWN;
+    const int64_t end = committed(m, p, layer, b) + scratch(m, p, layer), since = viewed ? p.since[b] : 0;
+    picked = viewed ? (p.picks[layer * p.rows + b].n + BLOCK - 1) / BLOCK : 0;
+    first = since / BLOCK;
+    slots = (end + BLOCK - 1) / BLOCK - first;
+}
+
+// Chunks of a tapped row: PER to a block.
+constexpr int64_t PER = BLOCK / CHUNK;
+static int64_t chunks(const Pass& p) { return (p.most + p.start + p.nodes + BLOCK - 1) / BLOCK * PER; }
+static bool shares(const Pass& p) { return p.weights && p.pooled; }  // many rows for one: kept small
+static int64_t stride(const Pass& p) { return chunks(p) * CHUNK + 16; }  // a row's places: its blocks, each from its begin
+
+// Where the scores of a row's node go, from this slot on; slots are counted from `lo`, where the unit begins.
+static Tap tap_of(const Pass& p, Work& t, int64_t row, int64_t lo, int64_t slot) {
+    const int64_t at = row * stride(p) + lo / BLOCK * BLOCK + slot - lo;
+    if (!shares(p)) return {&t.tap[at], nullptr, nullptr};
+    return {nullptr, t.share.data() + at, &t.top[row * chunks(p) + lo / BLOCK * PER + (slot - lo) / CHUNK]};
+}
+
+template <typename E, int ND>
+static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest) {
+    using How = Products<E, ND>;
+    const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = scratch(m, p, layer), kind = m.layer[layer].kind;
+    const bool tap = tapped(m, p, layer);
+    const typename How::Setup setup(R);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t unit = 0; unit < p.rows * K * widest; unit++) {
+        static thread_local std::vector<float> work;
+        const int64_t b = unit / (K * widest), h = unit / widest % K, i = unit % widest;
+        int64_t picked, base, slots;
+        blocks(m, p, layer, b, picked, base, slots);
+        if (i >= picked + slots) continue;
+        const int64_t at = ((b * K + h) * widest + i) * R;
+        const Part part = {&t.m[at], &t.l[at], &t.o[at * D]};
+        const int64_t length = committed(m, p, layer, b);
+        const uint8_t* mask = kind == OWN ? p.seen : p.mask;
+        const Queries x = {&t.q[(b * K + h) * R * D], R, W, p.position + b * W, p.depth + b * size, mask + b * W * size,
+                           size, length, m.layer[layer].window};
+        nothing(part, R, D);
+        if (i < picked) {
+            const Picked& from = p.picks[layer * p.rows + b];
+            const int64_t lo = i * BLOCK, n = std::min(BLOCK, from.n - lo), skip = (h * from.n + lo) * D;
+            attend_keys<E, ND, How>(x, static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, part, nullptr, work);
+            continue;
+        }
+        const int64_t since = p.picks && !x.window && kind != OWN ? p.since[b] : 0, end = length + size;
+        const int64_t stop = (base + i - picked + 1) * BLOCK, hi = std::min(stop, end);
+        int64_t lo = std::max((base + i - picked) * BLOCK, since);
+        if (x.window) lo = std::min(hi, std::max(lo, (length - x.window + 1) / CHUNK * CHUNK));
+        const E *k = static_cast<const E*>(p.k[layer]) + (b * K + h) * p.slots[layer] * D, *v = static_cast<const E*>(p.v[layer]) + (b * K + h) * p.slots[layer] * D;
+        std::vector<Tap> taps(tap ? R : 0);
+        const auto tapping = [&](int64_t slot) {
+            if (tap)
+                for (int64_t g = 0; g < G; g++)
+                    for (int64_t r = 0; r < p.kept; r++) {
+                        const int64_t node = p.keep[p.kept * b + r];
+                        taps[g * W + node] = tap_of(p, t, (b * m.heads + h * G + g) * W + node, lo, slot);
+                    }
+            return tap ? taps.data() : nullptr;
+        };
+        // A draft's numbers may be what they are; those of a verified tree are plain decoding's to the bit.
+        const bool paths = kind == WHOLE && !p.picks && hi > length && any_apart(x);
+        const int64_t split = paths ? lo + std::max<int64_t>(0, length - lo) / CHUNK * CHUNK : hi;
+        attend_keys<E, ND, How>(x, k + lo * D, v + lo * D, split - lo, lo, part, tapping(lo), work);
+        if (!paths) continue;
+        Tail<E, ND, How>(x, k, v, part, tapping(split), split, std::min(stop, end));
+    }
+}
+
+// Merge the blocks of every query row in order: y [T,H*D].
+static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest, float* y) {
+    const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W;
+#pragma omp for schedule(static)
+    for (int64_t unit = 0; unit < p.rows * K * R; unit++) {
+        const int64_t b = unit / (K * R), h = unit / R % K, r = unit % R, g = r / W, w = r % W;
+        int64_t picked, base, slots;
+        blocks(m, p, layer, b, picked, base, slots);
+        const int64_t at = (b * K + h) * widest * R + r, n = picked + slots;
+        float top = NONE, total = 0;
+        for (int64_t i = 0; i < n; i++) top = std::fmax(top, t.m[at + i * R]);
+        float* out = y + (b * W + w) * m.heads * D + (h * G + g) * D;
+        std::memset(out, 0, sizeof(float) * D);
+        for (int64_t i = 0; i < n; i++) {
+            const float share = std::exp(t.m[at + i * R] - top);
+            total += t.l[at + i * R] * share;
+            const float* o = &t.o[(at + i * R) * D];
+            for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) + load(o + d) * share);
+        }
+        if (!n) continue;  // nothing to see yet
+        for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) / total);
+        t.lse[(b * m.heads + h * G + g) * W + w] = top + std::log(total);
+    }
+}
+
+// Means over heads (all, or those of a key head), and rows if pooled, of the kept nodes' scores on slots 0..root: a chunk
+// at a time, as attend_block went through them.
+static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
+    const int64_t all = chunks(p), rows = p.pooled ? 1 : p.kept, each = p.kept / rows;
+    const int64_t columns = p.split ? m.heads / m.groups : 1, heads = m.heads / columns;
+#pragma omp for schedule(static)
+    for (int64_t unit = 0; unit < p.rows * rows * columns * all; unit++) {
+        const int64_t chunk = unit % all, c = unit / all % columns, r = unit / all / columns % rows;
+        const int64_t b = unit / all / columns / rows, since = p.picks ? p.since[b] : 0;
+        const int64_t block = std::max(chunk / PER * BLOCK, since), lo = block + chunk % PER * CHUNK;
+        const int64_t hi = std::min({lo + CHUNK, (chunk / PER + 1) * BLOCK, p.length[b] + 1});
+        if (lo >= hi) continue;
+        float* out = p.scores + (((layer * p.rows + b) * rows + r) * columns + c) * p.most;
+        v16 total[CHUNK / 16] = {};
+        for (int64_t h = c * heads; h < (c + 1) * heads; h++)
+            for (int64_t i = r * each; i < (r + 1) * each; i++) {
+                const int64_t row = (b * m.heads + h) * p.nodes + p.keep[p.kept * b + i];
+                const int64_t from = row * stride(p) + chunk * CHUNK;
+                const float lse = t.lse[row], share = shares(p) ? std::exp(t.top[row * all + chunk] - lse) : 1.0f;
+                for (int64_t s = 0; s < hi - lo; s += 16) {
+                    if (shares(p))
+                        total[s / 16] += load(&t.share[from + s]) * share;
+                    else
+                        total[s / 16] += p.weights ? vexp(load(&t.tap[from + s]) - lse) : load(&t.tap[from + s]);
+                }
+            }
+        for (int64_t s = 0; s < hi - lo; s += 16) {
+            const v16 mean = total[s / 16] / splat(heads * each);
+            std::memcpy(out + lo + s, &mean, sizeof(float) * std::min<int64_t>(16, hi - lo - s));
+        }
+    }
+}

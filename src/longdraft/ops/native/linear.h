@@ -1,0 +1,99 @@
+// Products of a few rows with a weight matrix, and the norm before them: each row's sums run in one order.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+#include "tiles.h"
+#include "types.h"
+
+static void rms(const float* x, const float* w, int64_t n, float eps, float* out) {
+    v16 total = splat(0);
+    for (int64_t i = 0; i < n; i += 16) total += load(x + i) * load(x + i);
+    const float s = 1.0f / std::sqrt(sum(total) / n + eps);
+    for (int64_t i = 0; i < n; i += 16) store(out + i, load(x + i) * s * load(w + i));
+}
+
+// Sixteen outputs of every row: x [T,in] times w [16,in], in float; sink(t, sums) takes each row's.
+template <typename E>
+struct VectorLinear {
+    const float* x;
+    int64_t T, in;
+    std::vector<float> wide;
+    VectorLinear(const float* x, int64_t T, int64_t in) : x(x), T(T), in(in), wide(T > 1 && sizeof(E) == 2 ? 16 * in : 0) {}
+
+    template <typename W, typename Sink>
+    void rows(const W* w, Sink sink) {
+        for (int64_t t = 0; t < T; t++) {
+            v16 acc[16];
+            for (int j = 0; j < 16; j++) acc[j] = splat(0);
+            for (int64_t i = 0; i < in; i += 16) {
+                const v16 a = load(x + t * in + i);
+                for (int j = 0; j < 16; j++) acc[j] += a * load(w + j * in + i);
+            }
+            sink(t, sums(acc));
+        }
+    }
+    template <typename Sink>
+    void block(const E* w, Sink sink) {
+        for (size_t i = 0; i < wide.size(); i += 16) store(wide.data() + i, load(w + i));
+        if (wide.size())
+            rows(wide.data(), sink);
+        else
+            rows(w, sink);
+    }
+};
+
+#ifdef __AMX_BF16__
+// The same with tiles: x is rounded to bf16.
+struct TileLinear {
+    int64_t T, in;
+    std::vector<float> room;
+    float *packed, *sums;
+    Shapes shapes;
+    TileLinear(const float* x, int64_t T, int64_t in) : T(T), in(in), room((T + TILE - 1) / TILE * TILE * in / 2 + TILE * TILE + 16), shapes(T) {
+        sums = aligned(room.data()), packed = sums + TILE * TILE;
+        pack(x, T, in, packed);
+    }
+    template <typename Sink>
+    void block(const bf16* w, Sink sink) {
+        ahead(w + 16 * in, 16 * in * sizeof(bf16));
+        for (int64_t t = 0; t < T; t += TILE) {
+            product(w, packed + t * in / 2, in);
+            _tile_stored(2, sums, T == 1 ? 4 : 64);
+            if (T == 1)
+                sink(0, load(sums));
+            else
+                for (int64_t r = t; r < T && r < t + TILE; r++) sink(r, strided(sums + r - t));
+        }
+    }
+};
+#endif
+
+// y [T,out] (+)= x [T,in] W^T + b, sixteen outputs at a time; called inside the parallel region, without a barrier after.
+template <typename E, typename How>
+static void outputs(const Linear& f, How how, int64_t in, int64_t out, float* y, bool add) {
+#pragma omp for schedule(static) nowait
+    for (int64_t block = 0; block < (out + 15) / 16; block++) {
+        const int64_t at = std::min(block * 16, out - 16);
+        const int64_t done = block * 16 - at;  // outputs of the last block that the one before has written
+        how.block(static_cast<const E*>(f.w) + at * in, [&](int64_t t, v16 r) {
+            if (f.b) r += load(f.b + at);
+            float* to = y + t * out + at;
+            if (add) {
+                for (int64_t j = done; j < 16; j++) to[j] += r[j];
+            } else {
+                store(to, r);
+            }
+        });
+    }
+}
+
+template <typename E>
+static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64_t out, float* y, bool add) {
+#ifdef __AMX_BF16__
+    if constexpr (sizeof(E) == 2)
+        if (in % 32 == 0) return outputs<E>(f, TileLinear(x, T, in), in, out, y, add);
+#endif
+    outputs<E>(f, VectorLinear<E>(x, T, in), in, out, y, add);
+}
