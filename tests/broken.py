@@ -129,6 +129,7 @@ def wrong_position(mp: MonkeyPatch) -> None:
         return replace(tree, depth=tree.depth - late.long())
 
     mp.setattr(Tree, "grow", grow)
+    mp.setattr("longdraft.drafters.selfdraft.chain", lambda *_: None)  # node by node
 
 
 def sees_sibling(mp: MonkeyPatch) -> None:
@@ -265,9 +266,15 @@ def frozen_penalty(mp: MonkeyPatch) -> None:
 # Randomness ----------------------------------------------------------------------------------------------------------
 
 
+def _noise(patch: MonkeyPatch, fault) -> None:
+    """Everything that is drawn is drawn by other uniform numbers."""
+    patch.setattr("longdraft.ops.noise.uniform", fault)
+    patch.setattr("longdraft.ops.native.library", lambda: None)
+
+
 def noise_by_place(mp: MonkeyPatch) -> None:
     """Noise depends on the place in the tensor, as a generator's does: one seed for the batch, drawn in order."""
-    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: _generator(s, (*p.shape, t)))
+    _noise(mp, lambda s, p, t: _generator(s, (*p.shape, t)))
 
 
 def _generator(seed, shape):
@@ -276,12 +283,12 @@ def _generator(seed, shape):
 
 def noise_without_position(mp: MonkeyPatch) -> None:
     """The same noise at every position of a row."""
-    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: uniform(s, torch.zeros_like(p), t))
+    _noise(mp, lambda s, p, t: uniform(s, torch.zeros_like(p), t))
 
 
 def noise_additive(mp: MonkeyPatch) -> None:
     """Seed and position enter by their sum alone: row b+1 says at p what row b says at p+1."""
-    mp.setattr("longdraft.ops.noise.uniform", lambda s, p, t: uniform(torch.zeros_like(s), s[:, None] + p, t))
+    _noise(mp, lambda s, p, t: uniform(torch.zeros_like(s), s[:, None] + p, t))
 
 
 # Drafts and views ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import longdraft
 
 SRC = Path(longdraft.__file__).parent
 FLOORS = [
-    {"errors", "ops", "options"},
+    {"errors", "memory", "ops", "options"},
     {"tree", "cache", "sampling"},
     {"model", "fast", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},

@@ -270,6 +270,9 @@ class Copying(GlideDrafter):
         super().logits(tree, start, seqs, view)
         return self.block.host.target(tree, seqs.cache, start)
 
+    def chain(self, tree, seqs, view):
+        return None
+
 
 def _same_trees(name: str, policy: Guided | None) -> list[Drafter]:
     target, widths = tiny.target(name), [2, 3, 3, 3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import tiny
@@ -72,6 +72,15 @@ class Counted(LM):
     """Counts its passes; for decoding alone, so prefill goes elsewhere."""
 
     passes = 0
+
+    def __init__(self, hf):
+        super().__init__(hf)
+        if self.native is not None:
+            self.native.chain = partial(self._chain, self.native.chain)
+
+    def _chain(self, good, *args):
+        self.passes += args[-1].count
+        return good(*args)
 
     def __call__(self, tree, *a, **k):
         self.passes += 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longdraft import ops
 from longdraft.cache import KVCache
 from longdraft.ops import native
 from longdraft.tree import Tree
@@ -65,6 +69,33 @@ class Pins:
         return native.Linear(self.raw(module.weight), self.float(module.bias))
 
 
+@dataclass
+class Draws:
+    """How a chain draws its `count` tokens: temperature (0: the best), noise of seed [B] at position [B] and on."""
+
+    count: int
+    temperature: float
+    seed: Tensor
+    position: Tensor
+
+    def run(self, step: NativeStep, model: native.Model, p: native.Pass, reach: int = 1 << 40) -> Tensor:
+        """Draw with this model, from the pass that ops/native/step.cpp's longdraft_chain describes -> [B,count]."""
+        drawn, logits = torch.empty(p.rows, self.count, dtype=torch.long), torch.empty(p.rows, step.vocab)
+        seed, position = self.seed.contiguous(), self.position.contiguous()
+        how = native.Chain(self.count, self.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr())
+        p.logits, p.only = logits.data_ptr(), -1
+        step.lib.longdraft_chain(model, p, step.work, step.half, how)
+        return drawn
+
+    def one(self, logits: Tensor) -> Tensor:
+        """The tokens [B] after nodes with these logits [B,1,V]."""
+        return ops.draw(logits, self.temperature, self.seed, self.position[:, None])[:, 0]
+
+    def after(self, n: int) -> Draws:
+        """What is left when n tokens are drawn."""
+        return Draws(self.count - n, self.temperature, self.seed, self.position + n)
+
+
 class NativeStep:
     """Computes what the Transformers forward computes, activations in float32; writes the same slots of the cache.
 
@@ -115,20 +146,14 @@ class NativeStep:
 
     def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32, tapped scores in `taps`."""
-        B, W, L = len(position), position.shape[1], self.model.layers
-        longest = int(cache.length.max())
-        shape = (self.heads, self.dim, self.dtype)
-        buffers = [cache.pointers(layer, longest + tree.size, *shape) for layer in range(L)]
+        B, W = position.shape
+        logits = torch.empty(B, W, self.vocab)
         arrays = [
             x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
         ]
-        logits = torch.empty(B, W, self.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
-        p.k, p.v = ((ctypes.c_void_p * L)(*[b[i] for b in buffers]) for i in (0, 1))
-        p.slots, p.logits = (ctypes.c_int64 * L)(*[b[2] for b in buffers]), logits.data_ptr()
-        if view is not None:
-            picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
-            p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
+        p.logits, longest = logits.data_ptr(), self._keys(p, cache, tree.size, view)
+        L = self.model.layers
         if taps.rows is not None:
             keep, columns = taps.kept(tree), self.heads if taps.split else 1
             pooled = taps.rows == "mean"
@@ -146,8 +171,31 @@ class NativeStep:
             p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
             taps.states = {i: states[n] for n, i in enumerate(taps.hidden)}
             arrays.append(which)
-        self.lib.longdraft_step(self.model, p, self.work, self.dtype == torch.bfloat16)
+        self.lib.longdraft_step(self.model, p, self.work, self.half)
         return logits
+
+    def chain(self, cache: KVCache, view: Any, reach: int, first: Tensor, start: int, draws: Draws) -> Tensor:
+        """Run first [B] as node `start` of a chain and each token drawn after it but the last -> drawn [B,count]."""
+        first = first.contiguous()
+        p = native.Pass(len(first), 1, start, first.data_ptr(), None, cache.length.data_ptr())
+        self._keys(p, cache, start + draws.count, view)
+        return draws.run(self, self.model, p, reach)
+
+    @property
+    def half(self) -> bool:
+        return self.dtype == torch.bfloat16
+
+    def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: Any) -> int:
+        """Say where keys and values lie, with room for so many nodes -> the longest row's committed slots."""
+        B, L, longest = p.rows, self.model.layers, int(cache.length.max())
+        shape = (self.heads, self.dim, self.dtype)
+        buffers = [cache.pointers(layer, longest + nodes, *shape) for layer in range(L)]
+        p.k, p.v = ((ctypes.c_void_p * L)(*[b[i] for b in buffers]) for i in (0, 1))
+        p.slots = (ctypes.c_int64 * L)(*[b[2] for b in buffers])
+        if view is not None:
+            picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
+            p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
+        return longest
 
     def _picked(self, view: Any, cache: KVCache, layer: int, b: int) -> native.Picked:
         pair = None if layer in self.windows else view.compact(layer, b, *cache.read(layer, b))
@@ -156,3 +204,11 @@ class NativeStep:
             if pair is None
             else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1])
         )
+
+
+def chain(lm: Any, cache: KVCache, view: Any) -> Callable[[Tensor, int, Draws], Tensor] | None:
+    """NativeStep.chain of a model over this cache and view; None where it cannot be: a view may look at the query."""
+    step = lm.native
+    if not hasattr(step, "chain") or not (view is None or hasattr(view, "compact")):
+        return None
+    return partial(step.chain, cache, view, lm.reach)

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.errors import InputError
+from longdraft.memory import settle
 from longdraft.model import LM, NAME, windows_of
 from longdraft.tree import Tree
 
@@ -61,6 +62,7 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if config.model_type not in TRIED:
         _try(name, lambda: probe(hf))
+    settle(hf)
     return LM(hf, name)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.generation import logits_process as warpers
 
 from longdraft.errors import InputError
-from longdraft.ops import gumbel
+from longdraft.ops import draw, gumbel
 from longdraft.tree import Tree
 
 if TYPE_CHECKING:
@@ -74,6 +74,17 @@ class Sampler:
             return law
         position = seqs.length[:, None] + tree.depth[:, start : start + law.shape[1]]
         return law.log_softmax(-1) + gumbel(seqs.seed if seed is None else seed, position, law.shape[-1])
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing but the temperature shapes the law."""
+        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in ("temperature", "window"))
+
+    def draw(self, logits: Tensor, tree: Tree, seqs: Sequences) -> Tensor:
+        """The token [B,T] that each node of the tree would emit: argmax of its scores, or the same by a shorter way."""
+        if self.temperature == 0 or not self.bare:
+            return self.scores(logits, tree, seqs).argmax(-1)
+        return draw(logits, self.temperature, seqs.seed, seqs.length[:, None] + tree.depth)
 
     def _warpers(self) -> list:
         chosen = [(self.temperature != 1, warpers.TemperatureLogitsWarper, float(self.temperature))]

@@ -55,7 +55,7 @@ def match(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
     The output equals plain decoding token for token, for any tree from any drafter, because the draw at a node depends
     on (seed, position, the node's own path) only.
     """
-    return walk(tree, seqs.sampler.scores(logits, tree, seqs).argmax(-1))
+    return walk(tree, seqs.sampler.draw(logits, tree, seqs))
 
 
 def reject(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft.cache import KVCache
+from longdraft.fast import Draws
 from longdraft.model import Taps
 from longdraft.ops import DRAFT
 from longdraft.sequences import Sequences
@@ -77,18 +78,29 @@ class Then(Drafter):
             p.observe(seqs, tree, verdict, taps)
 
 
-def beam(step: Callable[[Tree, int], Tensor], tree: Tree, widths: Sequence[int], seqs: Sequences) -> Tree:
+def beam(
+    step: Callable[[Tree, int], Tensor],
+    tree: Tree,
+    widths: Sequence[int],
+    seqs: Sequences,
+    chain: Callable[[Draws], Tensor] | None = None,
+) -> Tree:
     """Grow from the root by cumulative score, widths[i] nodes at depth i+1 (LongSpec sec. 3.3); a chain is [1]*gamma.
 
     step(tree, start) -> logits [B,W,V] of nodes [start, size). Where a law is kept, each node gets an equal share of
     its level's width, drawn from its own law, with noise of this round alone: a refused draft may have had a say in
     this round's law (a guided view), so its noise must not draw from that law again.
+    chain(draws) -> tokens [B,count] below the root, if given: the same for a chain, in one call.
     """
     if tree.size != 1:
         raise ValueError("a beam starts from the root alone: put it first")
+    widths = list(widths)[: seqs.room]
+    if chain is not None and tree.law is None and seqs.sampler.bare and widths and set(widths) == {1}:
+        drawn = chain(Draws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
+        return Tree.chain(torch.cat([tree.tokens, drawn], 1))
     seed = None if tree.law is None else (seqs.seed ^ DRAFT) + (seqs.length << 32)
     start, total = 0, torch.zeros_like(tree.tokens, dtype=torch.float32)
-    for width in list(widths)[: seqs.room]:
+    for width in widths:
         logits = step(tree, start)
         B, W, V = logits.shape
         scores = seqs.sampler.scores(logits, tree, seqs, start, seed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.glide_block import Glide
 from longdraft.drafters.glide_native import NativeBlock, fits
+from longdraft.fast import Draws
 from longdraft.model import KVView, Taps
 from longdraft.ops import Segment, attend
 from longdraft.sequences import Sequences
@@ -112,7 +114,14 @@ class GlideDrafter(Drafter):
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)
         self.ring.refresh(seqs.tokens, seqs.length - 1)
-        return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs)
+        chain = self.chain(tree, seqs, view)
+        return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, chain)
+
+    def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[Draws], Tensor] | None:
+        """Drafting a chain in one call, where the block's native step does it."""
+        if self.native is None or not (view is None or hasattr(view, "compact")):
+            return None
+        return partial(self.native.chain, tree, self.ring, seqs.cache, view)
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.drafters.glide_block import Glide
-from longdraft.fast import Pins
+from longdraft.fast import Draws, Pins
 from longdraft.ops import native
 from longdraft.tree import Tree
 
@@ -21,9 +21,9 @@ class NativeBlock:
     """Computes what Glide.forward computes, activations in float32, and leaves the nodes' keys behind the ring."""
 
     def __init__(self, block: Glide):
-        self.block, self.step, self._pins = block, block.host.target.native, Pins()
-        step: Any = self.step
-        whole, pins, none = step.model, self._pins, native.Linear(None, None)
+        self.block, self._pins = block, Pins()
+        self.step: Any = block.host.target.native
+        whole, pins, none = self.step.model, self._pins, native.Linear(None, None)
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
             linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
@@ -42,24 +42,41 @@ class NativeBlock:
 
     def __call__(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
         """Nodes [start, size), position [B,W], over a ring and the target's cache, under a view -> logits [B,W,V]."""
-        step: Any = self.step
+        step = self.step
         B, W = position.shape
-        layer, seen = self.block.host.layer, ring.visible(tree, start).contiguous()
-        ring.room(tree.size)
-        k, v, slots = cache.pointers(layer, 0, step.heads, step.dim, step.dtype)
+        seen = ring.visible(tree, start).contiguous()
         arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position)]
         logits = torch.empty(B, W, step.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
+        self._keys(p, tree.size, ring, cache, view)
+        p.logits, p.seen = logits.data_ptr(), seen.data_ptr()
+        step.lib.longdraft_step(self.model, p, step.work, step.half)
+        return logits
+
+    def chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: Draws) -> Tensor:
+        """A chain below the tree's root, in one call -> its tokens [B,count]. The ring holds the keys of all but the
+        last, as after a call for each."""
+        root = tree.tokens[:, :1].contiguous()
+        seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
+        p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
+        self._keys(p, draws.count, ring, cache, view)
+        p.seen = seen.data_ptr()
+        drawn = draws.run(self.step, self.model, p)
+        ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
+        return drawn
+
+    def _keys(self, p: native.Pass, nodes: int, ring: Any, cache: KVCache, view: Any) -> None:
+        """Say where keys and values lie: the ring's, with room for so many nodes, and the target's."""
+        step, layer = self.step, self.block.host.layer
+        ring.room(nodes)
+        k, v, slots = cache.pointers(layer, 0, step.heads, step.dim, step.dtype)
         p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
         p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
-        p.slots, p.logits = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), logits.data_ptr()
-        p.ring, p.seen = ring.window, seen.data_ptr()
+        p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
         if view is not None:
-            nothing = [native.Picked(None, None, 0)] * B
-            picks = nothing + [step._picked(view, cache, layer, b) for b in range(B)]
-            p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * B))(*picks)
-        step.lib.longdraft_step(self.model, p, step.work, step.dtype == torch.bfloat16)
-        return logits
+            nothing = [native.Picked(None, None, 0)] * p.rows
+            picks = nothing + [step._picked(view, cache, layer, b) for b in range(p.rows)]
+            p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * p.rows))(*picks)
 
 
 def fits(block: Glide) -> bool:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter, beam
 from longdraft.errors import InputError
+from longdraft.fast import Draws, chain
 from longdraft.model import LM, KVView, Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -72,7 +73,18 @@ class LMDrafter(Drafter):
             self._run = tree.size
             return self._fitted(logits)
 
-        return beam(step, tree, self.widths, seqs)
+        rest = chain(self.small, self.cache, view)
+
+        def whole(draws: Draws) -> Tensor:
+            """The same in two calls: the one that catches up, and the rest."""
+            first = draws.one(step(tree, 0))
+            self._run = draws.count
+            if draws.count == 1 or rest is None:
+                return first[:, None]
+            return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
+
+        native = rest is not None and self.small.vocab == self.vocab
+        return beam(step, tree, self.widths, seqs, whole if native else None)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         """Accepted nodes that have run stay; the deepest one never ran."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from longdraft.drafters.base import Drafter, beam
+from longdraft.fast import chain
 from longdraft.model import LM, Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -28,7 +30,14 @@ class SelfDrafter(Drafter):
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)
-        return beam(lambda t, start: self.target(t, seqs.cache, start, view), tree, self.widths, seqs)
+        whole = chain(self.target, seqs.cache, view)
+        return beam(
+            lambda t, start: self.target(t, seqs.cache, start, view),
+            tree,
+            self.widths,
+            seqs,
+            whole and partial(whole, tree.tokens[:, 0], 0),
+        )
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.policy.update(seqs.cache, taps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from longdraft.ops import cpu, noise
-from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, uniform
+from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, uniform
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.select import choose, take
 
@@ -22,4 +22,16 @@ if os.environ.get("LONGDRAFT_TRITON") == "1":  # by wish, until a GPU has run th
 else:
     attend, gumbel = cpu.attend, noise.gumbel
 
-__all__ = ["ACCEPT", "DRAFT", "RESIDUAL", "Attended", "Segment", "attend", "choose", "gumbel", "take", "uniform"]
+__all__ = [
+    "ACCEPT",
+    "DRAFT",
+    "RESIDUAL",
+    "Attended",
+    "Segment",
+    "attend",
+    "choose",
+    "draw",
+    "gumbel",
+    "take",
+    "uniform",
+]

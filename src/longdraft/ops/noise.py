@@ -39,3 +39,17 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
 def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
     """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a draw from p."""
     return uniform(seed, position, vocab).log_().neg_().log_().neg_().float()
+
+
+def draw(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) -> Tensor:
+    """argmax of logits / temperature + noise: logits [B,T,V], seed [B], position [B,T] -> tokens [B,T]."""
+    lib = native.library()
+    if lib is None or not logits.is_cpu:
+        law = logits.float() if temperature == 0 else (logits.float() / temperature).log_softmax(-1)
+        return (law if temperature == 0 else law + gumbel(seed, position, logits.shape[-1])).argmax(-1)
+    logits, seed, position = logits.float().contiguous(), seed.contiguous(), position.contiguous()
+    out = torch.empty(position.shape, dtype=torch.long)
+    lib.longdraft_draw(
+        logits.data_ptr(), temperature, seed.data_ptr(), position.data_ptr(), *logits.shape, out.data_ptr()
+    )
+    return out

@@ -9,6 +9,7 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,6 +55,16 @@ class Pass(ctypes.Structure):
     _fields_ += [("only", ctypes.c_int64), ("ring", ctypes.c_int64), ("seen", ctypes.c_void_p)]
 
 
+class Chain(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_int64), ("temperature", ctypes.c_double)]
+    _fields_ += [
+        ("seed", ctypes.c_void_p),
+        ("at", ctypes.c_void_p),
+        ("reach", ctypes.c_int64),
+        ("drawn", ctypes.c_void_p),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The best build that this processor runs, or None. LONGDRAFT_NATIVE=0: none; =amx, =avx512, =avx2: that one."""
@@ -73,9 +84,10 @@ def opened(kind: str) -> ctypes.CDLL | None:
         lib = ctypes.CDLL(str(found[0]))  # its OpenMP is torch's own, already in the process
     except OSError:
         return None
-    sizes = [ctypes.sizeof(x) for x in (Model, Layer, Pass)]
-    layout = getattr(lib, "longdraft_layout", None)
-    if layout is None or layout() != sizes[0] * 1000000 + sizes[1] * 1000 + sizes[2] or not lib.longdraft_usable():
+    sizes = [ctypes.sizeof(x) for x in (Model, Layer, Pass, Chain)]
+    layout: Any = getattr(lib, "longdraft_layout", lambda: 0)
+    layout.restype = ctypes.c_int64
+    if layout() != sum(n * 1000**i for i, n in enumerate(sizes)) or not lib.longdraft_usable():
         return None
     lib.longdraft_new.restype = ctypes.c_void_p
     lib.longdraft_free.argtypes = [ctypes.c_void_p]
@@ -84,7 +96,9 @@ def opened(kind: str) -> ctypes.CDLL | None:
     lib.longdraft_choose.restype = lib.longdraft_take.restype = None
     lib.longdraft_read.argtypes = [pointer, number]
     lib.longdraft_uniform.argtypes = [pointer, pointer, *[number] * 3, pointer]
-    lib.longdraft_uniform.restype = None
+    lib.longdraft_draw.argtypes = [pointer, ctypes.c_double, pointer, pointer, *[number] * 3, pointer]
+    lib.longdraft_uniform.restype = lib.longdraft_draw.restype = None
     lib.longdraft_take.argtypes = [pointer, *[number] * 3, pointer, *[number] * 2, pointer]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
+    lib.longdraft_chain.argtypes = [*lib.longdraft_step.argtypes, ctypes.POINTER(Chain)]
     return lib

@@ -4,6 +4,7 @@
 // Weights and cache are float or bf16; everything between is float. Each row's sums run in an order that does not depend
 // on the number of rows, nodes or threads.
 #include "cached.h"
+#include "draw.h"
 #include "linear.h"
 
 // One head of q or k: norm, then rotation. cs: cos [D/2] then sin [D/2].
@@ -125,6 +126,36 @@ static int pick(const Model& m, const Pass& p, Work& t) {
     return 1;
 }
 
+// Node start + i of a chain, whose token each row's `token` is.
+template <typename E>
+static int link(const Model& m, const Pass& given, Work& t, const Chain& c, int64_t i, const std::vector<int64_t>& token) {
+    const int64_t B = given.rows, size = given.start + i + 1, whole = given.ring + c.count;
+    std::vector<int64_t> depth(B * size), position(B);
+    const std::vector<uint8_t> mask(B * size, 1);
+    std::vector<uint8_t> seen(given.seen ? B * (given.ring + size) : 0);
+    for (int64_t b = 0; b < B; b++) {
+        for (int64_t j = 0; j < size; j++) depth[b * size + j] = j;
+        position[b] = std::min(given.length[b] + size, c.reach) - 1;
+        if (given.seen) std::memcpy(&seen[b * (given.ring + size)], given.seen + (b * c.count + i) * whole, given.ring + size);
+    }
+    Pass p = given;
+    p.nodes = 1, p.start = size - 1;
+    p.tokens = token.data(), p.depth = depth.data(), p.position = position.data(), p.mask = mask.data(), p.seen = seen.data();
+    return pick<E>(m, p, t);
+}
+
+template <typename E>
+static int chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
+    std::vector<int64_t> token(given.tokens, given.tokens + given.rows);
+    for (int64_t i = 0; i < c.count; i++) {
+        if (link<E>(m, given, t, c, i, token)) return 1;
+#pragma omp parallel for schedule(static) if (given.rows > 1)
+        for (int64_t b = 0; b < given.rows; b++)
+            token[b] = c.drawn[b * c.count + i] = draw(given.logits + b * m.vocab, m.vocab, c.temperature, key_of(c.seed[b], c.at[b] + i));
+    }
+    return 0;
+}
+
 extern "C" {
 // 0 where this build cannot run in this process.
 int longdraft_usable() {
@@ -135,11 +166,16 @@ int longdraft_usable() {
 #endif
 }
 // A build of another version lays its structures out differently: the caller compares before it uses them.
-int64_t longdraft_layout() { return sizeof(Model) * 1000000 + sizeof(Layer) * 1000 + sizeof(Pass); }
+int64_t longdraft_layout() { return sizeof(Model) + sizeof(Layer) * 1000 + sizeof(Pass) * 1000000 + sizeof(Chain) * 1000000000; }
 Work* longdraft_new() { return new Work; }
 void longdraft_free(Work* t) { delete t; }
 // half: weights and cache are bf16. Returns 0, or 1 where the head dimension is not one of 16, 32, 64, 96, 128, 256.
 int longdraft_step(const Model* m, const Pass* p, Work* t, int half) {
     return half ? pick<bf16>(*m, *p, *t) : pick<float>(*m, *p, *t);
+}
+// The same for the nodes of a chain one after the other. p: tokens [B] of the first of them, node `start`; depth, position,
+// mask and nodes are not read; logits has room for [B,V]; seen, where there is a ring, is [B,count,ring+count].
+int longdraft_chain(const Model* m, const Pass* p, Work* t, int half, const Chain* c) {
+    return half ? chain<bf16>(*m, *p, *t, *c) : chain<float>(*m, *p, *t, *c);
 }
 }

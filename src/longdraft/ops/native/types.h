@@ -55,3 +55,12 @@ struct Pass {
     int64_t ring;                           // slots before the scratch of an OWN layer
     const uint8_t* seen;                    // [B,W,ring+start+W]: what each node sees of it
 };
+
+// A chain drafted in one call: every node's token is drawn from the node before.
+struct Chain {
+    int64_t count;            // nodes to run; as many tokens are drawn
+    double temperature;
+    const int64_t *seed, *at; // [B]: of the noise; position of the first draw's
+    int64_t reach;            // positions that the model knows
+    int64_t* drawn;           // [B,count]
+};

@@ -1,0 +1,32 @@
+"""Weights begin at lines of the processor's cache, and are what they were."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import tiny
+import torch
+
+from longdraft import load
+from longdraft.memory import LINE, pages, settle
+
+
+def test_settled_weights_are_the_same_and_aligned():
+    hf = tiny.stock("llama", dtype=torch.bfloat16)
+    hf.lm_head.weight = hf.model.embed_tokens.weight
+    before = {name: p.clone() for name, p in hf.named_parameters()}
+    settle(hf)
+    assert all(torch.equal(p, before[name]) and p.data_ptr() % LINE == 0 for name, p in hf.named_parameters())
+    assert hf.lm_head.weight is hf.model.embed_tokens.weight
+    areas = sorted((p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in hf.parameters())
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(areas))
+
+
+def test_odd_sizes_and_none_at_all():
+    settle(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1)))
+    settle(torch.nn.Identity())
+    assert len(pages(5)) == 5
+
+
+def test_what_is_loaded_is_settled():
+    assert all(p.data_ptr() % LINE == 0 for p in load("bundled")[0].hf.parameters())
