@@ -19,7 +19,7 @@ setup(
     ext_modules=[
         Extension(
             f"longdraft.ops.native.{build}",
-            [HERE + name for name in ("step.cpp", "select.cpp", "noise.cpp", "read.cpp")],
+            [HERE + name for name in ("step.cpp", "select.cpp", "noise.cpp", "read.cpp", "pin.cpp")],
             depends=[HERE + name for name in HEADERS],
             extra_compile_args=FLAGS + flags,
             optional=True,

@@ -9,7 +9,7 @@ import longdraft
 
 SRC = Path(longdraft.__file__).parent
 FLOORS = [
-    {"errors", "memory", "ops", "options"},
+    {"errors", "memory", "ops", "options", "threads"},
     {"tree", "cache", "sampling"},
     {"model", "fast", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},

@@ -19,6 +19,7 @@ from longdraft.errors import InputError
 from longdraft.loading import load
 from longdraft.parts import Parts
 from longdraft.sampling import Sampler
+from longdraft.threads import pin
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and make tables of what was measured.")
 
@@ -72,6 +73,7 @@ def bench(
     else:
         target, tokenizer = load(model, dtype)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
+    pin()
     entries.check(chosen, target, accept)
     if task == "steps":
         costs = Steps(texts, contexts, repeat, seed)

@@ -24,6 +24,7 @@ from longdraft.cache import KVCache
 from longdraft.errors import InputError
 from longdraft.model import LM
 from longdraft.ops import native
+from longdraft.threads import are_pinned
 
 TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # environment variables that change how fast things run
 
@@ -100,6 +101,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "native": lm.native is not None,
         "device": processor(lm.device),
         "threads": torch.get_num_threads(),
+        "pinned": are_pinned(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(TUNING)},
         "seed": seed,
         "versions": versions(),

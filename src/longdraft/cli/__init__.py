@@ -77,7 +77,11 @@ def run(words: list[str]) -> int:
         rest = ["--help"]
     if group and known[name].shared:
         rest = [name, *rest]
-    status = app.main(rest, prog_name=f"longdraft {name}", standalone_mode=False)
+    try:
+        status = app.main(rest, prog_name=f"longdraft {name}", standalone_mode=False)
+    finally:
+        if "longdraft.threads" in sys.modules:  # a command may have pinned them
+            sys.modules["longdraft.threads"].release()
     return status if isinstance(status, int) else 0
 
 

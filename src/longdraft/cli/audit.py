@@ -58,6 +58,7 @@ def audit(
     from longdraft.loading import load, quiet
     from longdraft.methods import find
     from longdraft.parts import Parts
+    from longdraft.threads import pin
 
     find(method)
     entry = Entry(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model, any_target))
@@ -65,6 +66,7 @@ def audit(
     chosen = ways(temperature, seeds, seed)
     quiet(threads)
     target, tokenizer = load(model, dtype)
+    pin()
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)

@@ -32,12 +32,14 @@ def demo(
     from longdraft.methods import build
     from longdraft.runs import Prefilled, first_difference
     from longdraft.sampling import Sampler
+    from longdraft.threads import pin
     from longdraft.verify import match
 
     console = Console(highlight=False)
     sampler = Sampler(temperature)
     quiet(threads)
     target, tokenizer = load(model, dtype)
+    pin()
     ids, files = stdlib_prompt(tokenizer, context)
     check(target, [ids], max_new_tokens, Drafter(), match)
     how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"

@@ -60,6 +60,7 @@ def generate(
     from longdraft.methods import find
     from longdraft.parts import Parts
     from longdraft.sampling import Sampler
+    from longdraft.threads import pin
 
     texts = prompts.gather(prompt, prompt_file or [], prompt_tokens)
     given = pairs(option or [])
@@ -68,6 +69,7 @@ def generate(
     parts = Parts(drafter, random_drafter, seed, model, any_target)
     quiet(threads)
     target, tokenizer = load(model, dtype)
+    pin()
     rows = prompts.encode(texts, tokenizer, prompt_tokens)
     eos = () if ignore_eos else end_tokens(target, tokenizer)
     job = Job(target, tokenizer, Entry(method, method, given, parts), sampler, seed, accept)

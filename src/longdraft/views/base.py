@@ -85,5 +85,7 @@ def budget_of(length: int, ratio: float, floor: int) -> int:
 def pad_rows(rows: list[Tensor], since: list[int], device: torch.device, layers: dict[int, int] | None = None) -> View:
     """Per-row picks [L,P_b] -> a View; a row that picks nothing and has since 0 sees everything."""
     most = max(r.shape[-1] for r in rows)
-    picks = torch.stack([torch.nn.functional.pad(r, (0, most - r.shape[-1]), value=-1) for r in rows], 1)
+    short = [most - r.shape[-1] for r in rows]
+    rows = [torch.nn.functional.pad(r, (0, n), value=-1) if n else r for r, n in zip(rows, short, strict=True)]
+    picks = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
     return View(picks, torch.tensor(since, device=device), layers)

@@ -98,6 +98,8 @@ def opened(kind: str) -> ctypes.CDLL | None:
     lib.longdraft_uniform.argtypes = [pointer, pointer, *[number] * 3, pointer]
     lib.longdraft_draw.argtypes = [pointer, ctypes.c_double, pointer, pointer, *[number] * 3, pointer]
     lib.longdraft_uniform.restype = lib.longdraft_draw.restype = None
+    if hasattr(lib, "longdraft_pin"):  # on Linux
+        lib.longdraft_pin.argtypes, lib.longdraft_pin.restype = [number, pointer], None
     lib.longdraft_take.argtypes = [pointer, *[number] * 3, pointer, *[number] * 2, pointer]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
     lib.longdraft_chain.argtypes = [*lib.longdraft_step.argtypes, ctypes.POINTER(Chain)]

@@ -1,7 +1,9 @@
 // From scores to a compact copy of the best keys: what stands between a verify pass and the next draft.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 // Unsigned integers in the order of the floats.
@@ -11,35 +13,39 @@ static inline uint32_t ordered(float x) {
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// The key of the count-th largest of n (count >= 1), and how many are above it: radix selection, 11 + 11 + 10 bits. Only
-// the first pass sees all keys; the next ones those of the bin that the threshold lies in.
+// The key of the count-th largest of n (count >= 1), and how many are above it. A sample says between which two keys it
+// lies; one pass counts those above and collects the few between. Where the sample misled, everything is between.
 static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& above) {
-    constexpr int WAYS = 4;  // neighbours often fall into one bin: each way counts for itself
-    static thread_local std::vector<uint32_t> left, next;
-    int32_t found[WAYS * 2048];
-    uint32_t prefix = 0;
-    above = 0;
-    for (int shift : {21, 10, 0}) {
-        const uint32_t bins = shift ? 2048 : 1024, last = bins - 1;
-        std::fill(found, found + WAYS * 2048, 0);
-        for (int64_t i = 0; i < n; i++) found[(i % WAYS) * 2048 + (keys[i] >> shift & last)]++;
-        uint32_t bin = bins;
-        int64_t here = 0;
-        do {
-            above += here;
-            bin--;
-            here = 0;
-            for (int way = 0; way < WAYS; way++) here += found[way * 2048 + bin];
-        } while (above + here < count);
-        prefix |= bin << shift;
-        next.resize(here);
-        int64_t at = 0;
-        for (int64_t i = 0; i < n; i++)
-            if ((keys[i] >> shift & last) == bin) next[at++] = keys[i];
-        left.swap(next);
-        keys = left.data(), n = here;
+    constexpr int64_t EACH = 16;
+    static thread_local std::vector<uint32_t> sample, between;
+    const int64_t size = n / EACH, place = count / EACH, margin = 8 + 4 * static_cast<int64_t>(std::sqrt(place));
+    uint32_t high = ~0u, low = 0;
+    sample.resize(size);
+    for (int64_t i = 0; i < size; i++) sample[i] = keys[i * EACH + i * 7 % EACH];
+    const auto ranked = [&](int64_t rank) {
+        std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<uint32_t>());
+        return sample[rank];
+    };
+    if (place + margin < size) low = ranked(place + margin);
+    if (place - margin > 0 && place - margin < size) high = ranked(place - margin);
+    between.resize(n + 1);
+    for (;;) {
+        int64_t found = 0;
+        above = 0;
+        for (int64_t i = 0; i < n; i++) above += keys[i] > high;
+        for (int64_t i = 0; i < n; i++) {
+            between[found] = keys[i];
+            found += keys[i] >= low && keys[i] <= high;
+        }
+        if (above < count && count <= above + found) {
+            const auto at = between.begin() + (count - above - 1);
+            std::nth_element(between.begin(), at, between.begin() + found, std::greater<uint32_t>());
+            const uint32_t least = *at;
+            for (auto x = between.begin(); x != at; ++x) above += *x > least;
+            return least;
+        }
+        low = 0, high = ~0u;
     }
-    return prefix;
 }
 
 extern "C" {
