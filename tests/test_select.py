@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 import torch
 
-from longdraft.ops import choose, native, take
+from longdraft.ops import Compact, choose, native, take
 from longdraft.ops.select import lend
+from longdraft.tree import Tree
+from longdraft.views import Guided
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -53,3 +56,64 @@ def test_rows_are_copied_from_a_slice_of_a_longer_buffer(way, dtype, apart):
     assert torch.equal(take(x, slots), torch.stack([x[h, each[h]] for h in range(3)]))
     assert torch.equal(take(x, slots[:1]) if apart else take(x, slots[None]), take(x, each[0]))
     assert take(x, slots[..., :0]).shape == (3, 0, 24)
+
+
+def coded(slots: int, heads: int = 3, width: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys that say which head and slot they are of, and values that say it otherwise."""
+    k = torch.arange(heads * slots, dtype=torch.float32).view(heads, slots, 1).expand(-1, -1, width).contiguous()
+    return k, -k
+
+
+def held(copy: tuple[torch.Tensor, torch.Tensor], k: torch.Tensor) -> list[int]:
+    """The slots of a compact copy, in order; every head has them at the same places, and each value its key."""
+    mine, values = copy
+    assert torch.equal(values, -mine) and bool((mine == mine[..., :1]).all())
+    slots = mine[..., 0] - torch.arange(len(k))[:, None] * k.shape[1]
+    assert bool((slots == slots[0]).all())
+    return sorted(slots[0].long().tolist())
+
+
+def test_a_copy_follows_its_choices():
+    """Growing, shrinking, moving by a little and altogether, past its room; what stays is not copied again."""
+    k, v = coded(900)
+    generator, copy, before = torch.Generator().manual_seed(0), Compact(), None
+    for size in (40, 40, 57, 30, 110, 110, 1, 300, 299, 300):
+        slots = torch.randperm(900, generator=generator)[:size].sort().values
+        if before is not None and size > 50:
+            slots = torch.cat([before[: size // 2], slots]).unique()[:size]
+        found = copy.fill(k, v, slots)
+        assert held(found, k) == slots.tolist() and found[0].shape == (3, len(slots), 16)
+        before = slots
+    if native.library() is not None:
+        k[:], v[:] = 7.0, -7.0  # had anything been copied again, it would be this
+        assert held(copy.fill(k, v, before), coded(900)[0]) == before.tolist()
+
+
+def test_choices_of_each_head_are_copied_as_they_are():
+    k, v = coded(50)
+    slots = torch.tensor([[1, 5], [2, 3], [40, 49]])
+    mine, values = Compact().fill(k, v, slots)
+    assert torch.equal(mine, k.gather(1, slots[..., None].expand(-1, -1, 16))) and torch.equal(values, -mine)
+
+
+def test_a_guided_view_forgets_the_text_before():
+    policy, target = Guided(0.07, 16), tiny.target("llama")
+    for prompt in tiny.prompts(300, 260):
+        cache = target.new_cache(1, 400)
+        with torch.inference_mode():
+            target.prefill(prompt, cache)
+            policy.start(target, torch.tensor([prompt]), cache)
+            assert policy.view(cache) is None
+            for _ in range(3):
+                taps = policy.wants()
+                target(Tree.chain(torch.randint(3, 90, (1, 4))), cache, taps=taps)
+                cache.length += 4
+                policy.update(cache, taps)
+                view = policy.view(cache)
+                for layer, at in view.layers.items():
+                    k, v = cache.read(layer, 0)
+                    mine, values = view.compact(layer, 0, k, v)
+                    order = lambda x: x.sum((0, 2)).sort().values  # noqa: E731
+                    slots = view.picks[at, 0]
+                    assert torch.allclose(order(mine), order(k[:, slots]), atol=1e-5)
+                    assert torch.allclose(order(values), order(v[:, slots]), atol=1e-5)

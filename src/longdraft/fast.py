@@ -200,9 +200,9 @@ class NativeStep:
     def _picked(self, view: Any, cache: KVCache, layer: int, b: int) -> native.Picked:
         pair = None if layer in self.windows else view.compact(layer, b, *cache.read(layer, b))
         return (
-            native.Picked(None, None, 0)
+            native.Picked(None, None, 0, 0)
             if pair is None
-            else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1])
+            else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
         )
 
 

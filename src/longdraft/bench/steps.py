@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -53,12 +54,12 @@ def operations(target: LM, runs: Prefilled) -> dict[str, tuple[Callable[[], Any]
     text = torch.tensor([runs.prompts[0][-max(ROWS) :]], device=target.device)
     chains = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}
 
-    def tapped(rows: int) -> Taps:
+    def tapped(rows: int, begin: int = 0) -> Taps:
         taps = policy.wants()
-        target(chains[rows], cache, taps=taps)
+        target(Tree.chain(text[:, begin : begin + rows]), cache, taps=taps)
         return taps
 
-    taps = tapped(GUIDED)
+    turns = cycle([tapped(GUIDED), taps := tapped(GUIDED, GUIDED)])  # a round's keys are not those of the one before
     policy.update(cache, taps)
     view = policy.view(cache)
     target(chains[1], cache, view=view)  # the picked keys are copied together here, once
@@ -67,7 +68,7 @@ def operations(target: LM, runs: Prefilled) -> dict[str, tuple[Callable[[], Any]
     found |= {f"verify {n} rows, scores kept": lambda n=n: tapped(n) for n in (1, GUIDED)}
 
     def choose() -> None:
-        policy.update(cache, taps)
+        policy.update(cache, next(turns))
         chosen = policy.view(cache)
         for layer in chosen.layers or {}:
             chosen.compact(layer, 0, *cache.read(layer, 0))

@@ -74,7 +74,7 @@ class NativeBlock:
         p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
         p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
         if view is not None:
-            nothing = [native.Picked(None, None, 0)] * p.rows
+            nothing = [native.Picked(None, None, 0, 0)] * p.rows
             picks = nothing + [step._picked(view, cache, layer, b) for b in range(p.rows)]
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * p.rows))(*picks)
 

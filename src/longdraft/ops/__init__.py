@@ -7,7 +7,7 @@ import os
 from longdraft.ops import cpu, noise
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, uniform
 from longdraft.ops.reference import Attended, Segment
-from longdraft.ops.select import choose, take
+from longdraft.ops.select import Compact, choose, take
 
 if os.environ.get("LONGDRAFT_TRITON") == "1":  # by wish, until a GPU has run them
     from longdraft.ops import gpu
@@ -27,6 +27,7 @@ __all__ = [
     "DRAFT",
     "RESIDUAL",
     "Attended",
+    "Compact",
     "Segment",
     "attend",
     "choose",

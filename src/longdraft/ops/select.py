@@ -47,3 +47,36 @@ def take(x: Tensor, slots: Tensor) -> Tensor:
         slots.data_ptr(), slots.shape[-1], slots.dim() - 1, out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+ROOM = 64  # slots that a compact copy may grow by before it is made anew
+
+
+class Compact:
+    """Keys and values of chosen slots side by side, in an order of their own; each choice copies only what it adds."""
+
+    def __init__(self) -> None:
+        self._slots = self._places = torch.empty(0, dtype=torch.long)  # what is held, ascending, and where
+        self._k = self._v = torch.empty(0, 0, 0)
+
+    def fill(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [K,S,D] at ascending slots [P], or [K,P] of each head -> [K,P,D] each, until the next call.
+
+        What a slot holds must not change between calls.
+        """
+        lib, n = native.library(), slots.shape[-1]
+        same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)
+        if lib is None or slots.dim() > 1 or not k.is_cpu or not same:
+            return take(k, slots), take(v, slots)
+        K, _, D = k.shape
+        if self._k.shape[::2] != (K, D) or self._k.shape[1] < n or self._k.dtype != k.dtype:
+            self._k, self._v = (x.new_empty(K, n + ROOM, D) for x in (k, v))
+            self._slots = self._places = slots[:0]
+        slots, places, size = slots.contiguous(), torch.empty_like(slots), k.element_size()
+        lib.longdraft_retake(
+            k.data_ptr(), v.data_ptr(), K, k.stride(0) * size, D * size, slots.data_ptr(), n,
+            self._slots.data_ptr(), self._places.data_ptr(), len(self._slots),
+            self._k.data_ptr(), self._v.data_ptr(), self._k.stride(0) * size, places.data_ptr(),
+        )  # fmt: skip
+        self._slots, self._places = slots, places
+        return self._k[:, :n], self._v[:, :n]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, KVView, Taps
-from longdraft.ops import Segment, take
+from longdraft.ops import Compact, Segment
 
 
 @dataclass
@@ -19,12 +19,13 @@ class View:
 
     picks [L|1,B,K|1,P]: each key head has its own, as many as its neighbours. layers maps a model's layer to its place
     in picks (None: one choice serves all). The picked keys are copied together once per row and layer, when a draft
-    first reads them.
+    first reads them: into copies of its own, or into those of the view it follows, which must not be read any more.
     """
 
     picks: Tensor
     since: Tensor
     layers: dict[int, int] | None = None
+    copies: dict[tuple[int, int], Compact] = field(default_factory=dict)
     _compact: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _since: list[int] = field(init=False)
 
@@ -36,7 +37,8 @@ class View:
         if (layer, b) not in self._compact:
             slots = self.picks[0 if self.layers is None else self.layers[layer], b]
             slots = slots[..., (slots if slots.dim() == 1 else slots[0]) >= 0]
-            self._compact[layer, b] = (take(k, slots), take(v, slots)) if slots.shape[-1] else None
+            copy = self.copies.setdefault((layer, b), Compact())
+            self._compact[layer, b] = copy.fill(k, v, slots) if slots.shape[-1] else None
         return self._compact[layer, b]
 
     def segments(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, minimum, stack
 
 from longdraft.cache import KVCache
-from longdraft.model import Taps
+from longdraft.model import LM, Taps
 from longdraft.ops import choose
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 
@@ -27,6 +27,9 @@ class Guided(Policy):
         self.ratio, self.floor, self.score, self.rows, self.reach = ratio, floor, score, rows, reach
         self._view: View | None = None
 
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        self._view = None  # its copies are of another text
+
     def wants(self) -> Taps:
         return Taps(rows=self.rows, of=self.score)
 
@@ -45,7 +48,10 @@ class Guided(Policy):
             everything = budget >= n
             rows.append(choose(table[:, b, :n], 0 if everything else budget, self.reach, SHARE))
             since.append(0 if everything else n)
-        return pad_rows(rows, since, first.device, {layer: i for i, layer in enumerate(scores)})
+        view = pad_rows(rows, since, first.device, {layer: i for i, layer in enumerate(scores)})
+        if self._view is not None:
+            view.copies = self._view.copies
+        return view
 
     def view(self, cache: KVCache) -> View | None:
         return self._view

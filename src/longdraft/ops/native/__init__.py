@@ -36,7 +36,7 @@ class Model(ctypes.Structure):
 
 
 class Picked(ctypes.Structure):
-    _fields_ = [("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("n", ctypes.c_int64)]
+    _fields_ = [("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("n", ctypes.c_int64), ("pitch", ctypes.c_int64)]
 
 
 class Pass(ctypes.Structure):
@@ -100,6 +100,9 @@ def opened(kind: str) -> ctypes.CDLL | None:
     lib.longdraft_uniform.restype = lib.longdraft_draw.restype = None
     if hasattr(lib, "longdraft_pin"):  # on Linux
         lib.longdraft_pin.argtypes, lib.longdraft_pin.restype = [number, pointer], None
+    lib.longdraft_retake.argtypes = [pointer] * 2 + [number] * 3 + [pointer, number] + [pointer] * 2 + [number]
+    lib.longdraft_retake.argtypes += [pointer] * 2 + [number, pointer]
+    lib.longdraft_retake.restype = None
     lib.longdraft_take.argtypes = [pointer, *[number] * 3, pointer, *[number] * 2, pointer]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
     lib.longdraft_chain.argtypes = [*lib.longdraft_step.argtypes, ctypes.POINTER(Chain)]

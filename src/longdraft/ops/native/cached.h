@@ -78,7 +78,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         nothing(part, R, D);
         if (i < picked) {
             const Picked& from = p.picks[layer * p.rows + b];
-            const int64_t lo = i * BLOCK, n = std::min(BLOCK, from.n - lo), skip = (h * from.n + lo) * D;
+            const int64_t lo = i * BLOCK, n = std::min(BLOCK, from.n - lo), skip = (h * from.pitch + lo) * D;
             attend_keys<E, ND, How>(x, static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, part, nullptr, work);
             continue;
         }

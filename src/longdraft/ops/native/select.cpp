@@ -74,6 +74,44 @@ void longdraft_choose(const float* scores, int64_t rows, int64_t stride, int64_t
     }
 }
 
+// Change a compact copy of `had` slots into one of n others. k, v [heads, slots, bytes], pitch bytes between heads; out_k,
+// out_v [heads, room, bytes] with out_pitch between heads. slots [n], ascending, are wanted; those of the copy are held
+// [had], ascending, at places held_at. What is wanted and held stays where it is -> place [n] of each wanted slot.
+void longdraft_retake(const char* k, const char* v, int64_t heads, int64_t pitch, int64_t bytes, const int64_t* slots, int64_t n,
+                      const int64_t* held, const int64_t* held_at, int64_t had, char* out_k, char* out_v, int64_t out_pitch, int64_t* place) {
+    static thread_local std::vector<int64_t> free, fresh;
+    free.clear(), fresh.clear();
+    for (int64_t i = had; i < n; i++) free.push_back(i);
+    int64_t h = 0;
+    for (int64_t i = 0; i < n; i++) {
+        for (; h < had && held[h] < slots[i]; h++)
+            if (held_at[h] < n) free.push_back(held_at[h]);
+        const bool here = h < had && held[h] == slots[i];
+        if (here && held_at[h] < n)
+            place[i] = held_at[h];
+        else
+            fresh.push_back(i);
+        h += here;
+    }
+    for (; h < had; h++)
+        if (held_at[h] < n) free.push_back(held_at[h]);
+    const int64_t count = fresh.size();
+    for (int64_t j = 0; j < count; j++) place[fresh[j]] = free[j];
+    const int64_t* which = fresh.data();
+    const int64_t slice = 64, slices = (count + slice - 1) / slice;
+#pragma omp parallel for schedule(static)
+    for (int64_t unit = 0; unit < 2 * heads * slices; unit++) {
+        const int64_t head = unit / slices % heads, begin = unit % slices * slice, end = std::min(count, begin + slice);
+        const char* from = (unit < heads * slices ? k : v) + head * pitch;
+        char* to = (unit < heads * slices ? out_k : out_v) + head * out_pitch;
+        for (int64_t j = begin; j < end; j++) {
+            if (j + 16 < end)
+                for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + slots[which[j + 16]] * bytes + b);
+            std::memcpy(to + place[which[j]] * bytes, from + slots[which[j]] * bytes, bytes);
+        }
+    }
+}
+
 // Rows x [heads, slots, bytes] at slots [n], or [heads,n] where `apart`: out [heads,n,bytes]. pitch: bytes between heads.
 void longdraft_take(const char* x, int64_t heads, int64_t pitch, int64_t bytes, const int64_t* slots, int64_t n, int64_t apart, char* out) {
     const int64_t slice = 128, slices = (n + slice - 1) / slice;

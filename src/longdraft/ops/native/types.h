@@ -29,8 +29,8 @@ struct Model {
 };
 
 struct Picked {
-    const void *k, *v;  // [K,n,D], contiguous
-    int64_t n;
+    const void *k, *v;  // [K,n,D], `pitch` slots between heads
+    int64_t n, pitch;
 };
 
 struct Pass {
