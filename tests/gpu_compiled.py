@@ -62,6 +62,9 @@ def around(capability: int, nodes: int) -> None:
         build(kernels.mean_scores, capability, 4, types, constants)
 
 
-def noise(capability: int) -> None:
+def rows(capability: int) -> None:
+    """What has neither heads nor nodes: noise, and a model's norms."""
+    types = {"x": HALF, "weight": HALF, "out": HALF, "eps": "fp32"}
+    build(kernels.rms_rows, capability, 4, types, {"D": 4096, "WIDE": 4096})
     types = {"seed": LONG, "position": LONG, "out": FLOAT}
     build(kernels.gumbel_noise, capability, 4, types, {"WIDE": 1024})

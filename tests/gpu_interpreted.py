@@ -22,6 +22,7 @@ FAULTS = {
     "a tile is folded twice": (KERNELS, "% tiles, tl.program_id(1)\n", "* 0, tl.program_id(1)\n", gpu_checks.attention),
     "the noise forgets the token": (KERNELS, "token.to(tl.uint64)", "(token * 0).to(tl.uint64)", gpu_checks.gumbel),
     "the trial's kernel forgets the sink": (KERNELS, "+ tl.exp(extra - top)", "", gpu_checks.first_use),
+    "the norm forgets its width": (KERNELS, "tl.sum(row * row, 0) / D", "tl.sum(row * row, 0)", gpu_checks.first_use),
     "a view reads what it does not show": (KERNELS, "tl.load(bounds + b * 4 + 3)", "n * 0", gpu_checks.passes),
     "new keys go one slot too far": (KERNELS, "+ n + start + w)", "+ n + start + w + 1)", gpu_checks.passes),
     "padding is written": (KERNELS, "tl.where(w < size - start, D, 0)", "D", gpu_checks.passes),

@@ -52,10 +52,10 @@ def test_kernels_compile(part, nodes, capability):
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_noise_compiles(capability):
+def test_noise_and_norms_compile(capability):
     import gpu_compiled
 
-    gpu_compiled.noise(capability)
+    gpu_compiled.rows(capability)
 
 
 def test_without_a_gpu_the_step_is_left_out():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from longdraft.model import LM
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what reaches an expert is known on the host alone
+NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}  # whose eight launches one kernel replaces
 KEPT = 64  # graphs at a time; the one not used for longest goes first
 
 
@@ -43,6 +46,21 @@ def plain(lm: LM) -> bool:
 
 def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+@contextmanager
+def fused(hf: Any) -> Iterator[None]:
+    """The model's norms run in one launch each; many of a small pass's launches are theirs."""
+    from longdraft.ops import gpu
+
+    norms = [m for m in hf.modules() if type(m).__name__ in NORMS]
+    for m in norms:
+        m.forward = lambda x, m=m: gpu.rms_norm(x, m.weight, m.variance_epsilon)
+    try:
+        yield
+    finally:
+        for m in norms:
+            del m.forward
 
 
 def bucket(n: int, least: int) -> int:
@@ -131,7 +149,7 @@ class StaticPass:
             same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)  # a node may be kept twice
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
         taps: Any = self  # it has the two fields of Taps that are used
-        with lm.residuals(taps):
+        with lm.residuals(taps), fused(lm.hf):
             out = lm.hf(input_ids=self.tokens, position_ids=self.position, use_cache=False, longdraft=self)
         if self.calls != lm.config.num_hidden_layers:
             raise InputError(

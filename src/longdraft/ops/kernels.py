@@ -92,7 +92,7 @@ def attend_split(
         logits + (query * KEPT + spot).to(tl.int64) * keys if KEPT > 0 else r, spot >= 0, scale, softcap, masked,
         ROWS, D, DV, WIDE, WIDE_V, STEP, PICKED, MASKED, False, CAPPED, KEPT > 0,
     )  # fmt: skip
-    part = (head * splits + base + split) * R + r
+    part = ((head * splits + base + split) * R + r).to(tl.int64)
     tl.store(out + part[:, None] * DV + cols_v[None, :], mean, mask=real[:, None] & (cols_v[None, :] < DV))
     tl.store(lse + part, found, mask=real)
 
@@ -216,6 +216,17 @@ def mean_scores(
     mean = tl.where(there, mean / ((high - low) * PER), float("-inf"))
     at = ((b * tl.num_programs(1) + row) * columns + column).to(tl.int64) * wide
     tl.store(scores + at + slot, mean, mask=slot < wide)
+
+
+@triton.jit
+def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
+    """Program (row): x [..,D] over its root mean square, rounded to x's type, then times weight [D], as Llama does."""
+    cols = tl.arange(0, WIDE)
+    at = tl.program_id(0).to(tl.int64) * D + cols
+    row = tl.load(x + at, mask=cols < D, other=0.0).to(tl.float32)
+    row = row * tl.rsqrt(tl.sum(row * row, 0) / D + eps)
+    scaled = row.to(x.dtype.element_ty) * tl.load(weight + cols, mask=cols < D, other=0.0)
+    tl.store(out + at, scaled.to(x.dtype.element_ty), mask=cols < D)
 
 
 @triton.jit

@@ -39,6 +39,7 @@ def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float
     for dtype in dtypes:
         _attention(device, dtype)
         _slots(device, dtype)
+        _norm(device, dtype)
     from longdraft.ops import gpu
 
     seed, position = torch.tensor([3, 1 << 40], device=device), torch.tensor([[5], [9]], device=device)
@@ -96,3 +97,11 @@ def _slots(device: torch.device, dtype: torch.dtype) -> None:
     slots.write(new_k, new_v, reach.cache, reach.bounds)
     out, _, _ = slots.attend(q, 2, reach, 0.125)
     _near("attention over slots", out[0], wanted.out, ERROR[dtype])
+
+
+def _norm(device: torch.device, dtype: torch.dtype) -> None:
+    from longdraft.ops import gpu
+
+    x, weight = _draw(device, dtype, (3, 2, 96), (96,))
+    wanted = torch.nn.functional.rms_norm(x.float(), (96,), weight.float(), 1e-6)
+    _near("norm", gpu.rms_norm(x, weight, 1e-6), wanted, ERROR[dtype])
