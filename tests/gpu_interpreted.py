@@ -60,7 +60,7 @@ def plant(file: Path, good: str, bad: str, folder: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    gpu.PROGRAMS = 8  # each costs the interpreter its time
+    gpu.PROGRAMS = 4  # each costs the interpreter its time
     slots.BLOCK = 1024
     torch.empty = gpu_checks.poisoned
     good = {(m, n): v for m in (gpu, slots, gpu_checks) for n, v in vars(m).items() if not n.startswith("__")}

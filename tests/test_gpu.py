@@ -25,6 +25,8 @@ def interpreted(program: str) -> subprocess.CompletedProcess:
 def lines() -> list[str]:
     """What a run of all checks, and of all planted faults, says."""
     done = interpreted("import gpu_interpreted; gpu_interpreted.main()")
+    if "only 0-dimensional arrays" in done.stderr:
+        pytest.skip("this Triton's interpreter does not run with this numpy")
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 

@@ -64,6 +64,15 @@ def sizes(R: int, T: int, D: int, DV: int, kept: int, picked: bool, masked: bool
     }  # fmt: skip
 
 
+def _place(nodes: int, rows: list[int], device: torch.device) -> Tensor | None:
+    """[nodes] where a node's scores are kept, -1 for those that are not."""
+    if not rows:
+        return None
+    place = torch.full((nodes,), -1, dtype=torch.int32)
+    place[rows] = torch.arange(len(rows), dtype=torch.int32)
+    return place.to(device)
+
+
 def attend(
     q: Tensor,
     segments: list[Segment],
@@ -85,9 +94,7 @@ def attend(
     out = torch.empty(1, K, sum(splits), R, DV, dtype=torch.float32, device=q.device)
     lse = torch.empty(1, K, sum(splits), R, dtype=torch.float32, device=q.device)
     rows = sorted(set(keep or ()))
-    place = torch.full((T,), -1, dtype=torch.int32)
-    place[rows] = torch.arange(len(rows), dtype=torch.int32)
-    place, q, logits = place.to(q.device), q if q.stride(2) == 1 else q.contiguous(), []
+    place, q, logits = _place(T, rows, q.device), q if q.stride(2) == 1 else q.contiguous(), []
     bases = accumulate(splits, initial=0)
     for s, n, span, own, base in zip(segments, counts, spans, splits, bases, strict=False):
         k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (s.k, s.v))

@@ -35,7 +35,7 @@ def fold(
         there = n < end
         slot = tl.load(slots + n, mask=there, other=0) if PICKED else n
         key = tl.load(
-            tl.multiple_of(k + slot[:, None] * k_slot + cols[None, :], [1, 16]),
+            k + slot[:, None] * k_slot + cols[None, :],
             mask=there[:, None] & (cols[None, :] < D), other=0.0,
         )  # fmt: skip
         s = tl.dot(x, tl.trans(key), input_precision="ieee") * scale
@@ -56,7 +56,7 @@ def fold(
         p = tl.exp(s - safe[:, None])
         shrink = tl.exp(top - safe)
         value = tl.load(
-            tl.multiple_of(v + slot[:, None] * v_slot + cols_v[None, :], [1, 16]),
+            v + slot[:, None] * v_slot + cols_v[None, :],
             mask=there[:, None] & (cols_v[None, :] < DV), other=0.0,
         )  # fmt: skip
         mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
@@ -132,8 +132,9 @@ def attend_slots(
         begin = (split * span).to(tl.int64)
         end = tl.load(picked + b * 4 + 2)
         first, table, skip = end, picked + b * 4, head * end
-    keys = tl.load(table).to(tl.pointer_type(q.dtype.element_ty)) + skip * D
-    values = tl.load(table + 1).to(tl.pointer_type(q.dtype.element_ty)) + skip * D
+    kind = tl.pointer_type(q.dtype.element_ty)
+    keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers begin at such addresses
+    values = tl.multiple_of(tl.load(table + 1).to(kind), 16) + skip * D
     mean, found = fold(
         x, real, node, keys, values, D, D, place, begin, tl.minimum(begin + span, end), first, visible + b * W * M, far,
         logits + ((b * (R // W) * K + query) * KEPT + spot).to(tl.int64) * wide if KEPT > 0 else r, spot >= 0,
