@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -11,6 +12,7 @@ from longdraft.ops import gpu, kernels, slots
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may have
 HALF, FLOAT, LONG, BYTE, INT = "*bf16", "*fp32", "*i64", "*u8", "*i32"
+DTYPES = {HALF: torch.bfloat16, FLOAT: torch.float32}
 STRIDES = ("q_row", "q_head", "q_node", "k_row", "k_head", "k_node", "v_row", "v_head", "v_node", "k_slot", "v_slot")
 
 
@@ -31,22 +33,28 @@ def build(kernel: Any, capability: int, warps: int, types: dict[str, str], const
     return built
 
 
-def attention(capability: int, nodes: int) -> None:
+def attention(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> None:
     """Over segments: four query heads to a key head, masked, scores kept."""
-    types = dict.fromkeys(("q", "k", "v"), HALF) | dict.fromkeys(("out", "lse", "logits"), FLOAT)
+    types = dict.fromkeys(("q", "k", "v"), kind) | dict.fromkeys(("out", "lse", "logits"), FLOAT)
     types |= {"slots": LONG, "visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
-    constants = gpu.sizes(4 * nodes, nodes, 128, 128, 2, nodes == 1, True, False)
-    build(kernels.attend_split, capability, gpu.tiling(4 * nodes)[1], types, constants)
+    constants = gpu.sizes(DTYPES[kind], 4 * nodes, nodes, dim, dim, 2, nodes == 1, True, False)
+    build(kernels.attend_split, capability, gpu.tiling(4 * nodes, dim, DTYPES[kind])[1], types, constants)
 
 
-def over_slots(capability: int, nodes: int) -> None:
-    """Over a cache: as it is, with picks, with scores kept, with a window and a soft cap."""
+def over_slots(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> None:
+    """Over a cache: as it is, with scores kept, with picks, a window and a soft cap."""
     types = dict.fromkeys(("cache", "picked", "bounds", "depth"), LONG) | dict.fromkeys(("out", "lse", "logits"), FLOAT)
-    types |= {"q": HALF, "visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
+    types |= {"q": kind, "visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
     kinds = [(0, True, 0, False)] if nodes > 1 else [(0, False, 0, False), (2, False, 0, False), (0, True, 4096, True)]
-    for kept, picked, window, capped in kinds:
-        constants = slots.sizes(8, 4 * nodes, nodes, 16 if nodes <= 16 else 128, 128, kept, picked, window, capped)
-        build(kernels.attend_slots, capability, gpu.tiling(4 * nodes)[1], types, constants)
+    for options in kinds:
+        constants = slots.sizes(DTYPES[kind], 8, 4 * nodes, nodes, 16 if nodes <= 16 else 128, dim, *options)
+        build(kernels.attend_slots, capability, gpu.tiling(4 * nodes, dim, DTYPES[kind])[1], types, constants)
+
+
+def other_sizes(capability: int, nodes: int) -> None:
+    """In float32, and heads of 256."""
+    over_slots(capability, nodes, FLOAT)
+    over_slots(capability, nodes, HALF, 256)
 
 
 def around(capability: int, nodes: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from longdraft.ops.kernels import attend_split, gumbel_noise, merge_splits, rms_rows
 from longdraft.ops.reference import Attended, Segment
 
-STEP = 64  # keys of one turn of a program's loop
+STEP = 64  # keys of one turn of a program's loop, at most
 PROGRAMS = 512  # that a launch should have: a few for each of a GPU's 100 to 150 processors
 
 
@@ -27,14 +27,19 @@ def wide(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
 
 
-def tile_of(rows: int) -> int:
-    """How many of so many query rows one program takes."""
-    return min(128, wide(rows))
+def tile_of(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Of so many query rows of so many numbers, how many one program takes, and how many keys a turn.
+
+    What fits a program's registers and shared memory: 128 rows and 64 keys of 128 numbers of 16 bits.
+    """
+    large = dtype.itemsize > 2
+    most = max(16, min(128, 16384 // wide(dim) // (4 if large else 1)))
+    return min(most, wide(rows)), max(16, min(STEP, 8192 // wide(dim)) // (2 if large else 1))
 
 
-def tiling(rows: int) -> tuple[int, int]:
+def tiling(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """How many tiles so many rows make, and the warps that one fits in."""
-    tile = tile_of(rows)
+    tile, _ = tile_of(rows, dim, dtype)
     return triton.cdiv(rows, tile), 8 if tile > 64 else 4
 
 
@@ -56,10 +61,13 @@ def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor
     return mixed, total
 
 
-def sizes(R: int, T: int, D: int, DV: int, kept: int, picked: bool, masked: bool, capped: bool) -> dict:
+def sizes(
+    dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, picked: bool, masked: bool, capped: bool
+) -> dict:
     """What a build of attend_split is made for."""
+    tile, step = tile_of(R, max(D, DV), dtype)
     return {
-        "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile_of(R), "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": STEP,
+        "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": step,
         "KEPT": kept, "PICKED": picked, "MASKED": masked, "CAPPED": capped,
     }  # fmt: skip
 
@@ -87,7 +95,7 @@ def attend(
     segments = [s for s in segments if s.k.shape[1]]
     K, _, DV = segments[0].v.shape
     R = H // K * T
-    tiles, warps = tiling(R)
+    tiles, warps = tiling(R, max(D, DV), q.dtype)
     counts = [s.k.shape[1] if slots is None else len(slots) for s in segments]
     spans = [span_of(n, K * tiles) for n in counts]
     splits = [triton.cdiv(n, s) for n, s in zip(counts, spans, strict=True)]
@@ -104,7 +112,7 @@ def attend(
             q, k, v, slots, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
             v.stride(0), v.stride(1), n, 0 if visible is None else visible.shape[1], base, sum(splits), span, scale,
             softcap or 0.0, num_warps=warps,
-            **sizes(R, T, D, DV, len(rows), slots is not None, visible is not None, bool(softcap)),
+            **sizes(q.dtype, R, T, D, DV, len(rows), slots is not None, visible is not None, bool(softcap)),
         )  # fmt: skip
     mixed, total = merge(out, lse, T, q.dtype, sink)
     if keep is None:

@@ -38,7 +38,7 @@ def fold(
             k + slot[:, None] * k_slot + cols[None, :],
             mask=there[:, None] & (cols[None, :] < D), other=0.0,
         )  # fmt: skip
-        s = tl.dot(x, tl.trans(key), input_precision="ieee") * scale
+        s = tl.dot(x, tl.trans(key), input_precision="tf32x3") * scale
         if CAPPED:
             s = softcap * (2.0 / (1.0 + tl.exp(-2.0 * s / softcap)) - 1.0)  # tanh
         seen = there[None, :] & real[:, None]
@@ -59,7 +59,7 @@ def fold(
             v + slot[:, None] * v_slot + cols_v[None, :],
             mask=there[:, None] & (cols_v[None, :] < DV), other=0.0,
         )  # fmt: skip
-        mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
+        mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="tf32x3")
         total, top = total * shrink + tl.sum(p, 1), new
     share = tl.where(total > 0, total, 1.0)
     return mixed / share[:, None], tl.where(total > 0, top + tl.log(share), float("-inf"))

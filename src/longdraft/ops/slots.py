@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from longdraft.ops.gpu import STEP, merge, span_of, tile_of, tiling, wide
+from longdraft.ops.gpu import merge, span_of, tile_of, tiling, wide
 from longdraft.ops.kernels import attend_slots, mean_scores, write_slots
 
 BLOCK = 256  # slots of a program that averages scores
@@ -43,10 +43,13 @@ def write(k: Tensor, v: Tensor, cache: Tensor, bounds: Tensor) -> None:
     write_slots[(W, K, B)](k, v, cache, bounds, *k.stride()[:3], *v.stride()[:3], D, wide(D))
 
 
-def sizes(K: int, R: int, W: int, M: int, D: int, kept: int, picked: bool, window: int, capped: bool) -> dict:
+def sizes(
+    dtype: torch.dtype, K: int, R: int, W: int, M: int, D: int, kept: int, picked: bool, window: int, capped: bool
+) -> dict:
     """What a build of attend_slots is made for."""
+    tile, step = tile_of(R, D, dtype)
     return {
-        "K": K, "R": R, "W": W, "M": M, "D": D, "ROWS": tile_of(R), "WIDE": wide(D), "STEP": STEP, "KEPT": kept,
+        "K": K, "R": R, "W": W, "M": M, "D": D, "ROWS": tile, "WIDE": wide(D), "STEP": step, "KEPT": kept,
         "PICKED": picked, "WINDOW": window, "CAPPED": capped,
     }  # fmt: skip
 
@@ -68,7 +71,7 @@ def attend(
     B, H, W, D = q.shape
     q = q if q.stride(3) == 1 else q.contiguous()
     R, M = H // heads * W, reach.visible.shape[2]
-    tiles, warps = tiling(R)
+    tiles, warps = tiling(R, D, q.dtype)
     span = span_of(reach.keys + reach.picked, B * heads * tiles)
     first = triton.cdiv(reach.picked, span)
     splits = first + triton.cdiv(reach.keys, span)
@@ -78,7 +81,7 @@ def attend(
     attend_slots[(splits * tiles, heads, B)](
         q, reach.cache, reach.picks, reach.bounds, reach.visible, reach.depth, place, out, lse, logits,
         *q.stride()[:3], first, splits, span, reach.keys, scale, softcap or 0.0, num_warps=warps,
-        **sizes(heads, R, W, M, D, kept, first > 0, reach.window, bool(softcap)),
+        **sizes(q.dtype, heads, R, W, M, D, kept, first > 0, reach.window, bool(softcap)),
     )  # fmt: skip
     return *merge(out, lse, W, q.dtype, sink), logits
 
