@@ -1,62 +1,88 @@
-"""The Triton kernels under the interpreter, beside the reference: run by test_gpu.py in a process of its own."""
+"""Runs gpu_checks.py under the interpreter, and again with planted faults: started by test_gpu.py in a new process."""
 
 from __future__ import annotations
 
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gpu_checks
 import torch
 
-from longdraft.ops import gpu, noise, reference
-from longdraft.ops.reference import Segment
+from longdraft import graphs
+from longdraft.ops import gpu, kernels, slots
+
+KERNELS, STEP = Path(kernels.__file__), Path(graphs.__file__)
+FAULTS = {
+    "the scale is left out": (KERNELS, "* scale\n", "\n", gpu_checks.attention),
+    "a masked tail starts one key late": (KERNELS, "tail = n - first", "tail = n - first - 1", gpu_checks.attention),
+    "old values are not shrunk": (KERNELS, "mixed * shrink[:, None]", "mixed", gpu_checks.attention),
+    "keys beyond the end are read": (KERNELS, "there = n < end", "there = n < end + 3", gpu_checks.attention),
+    "a tile is folded twice": (KERNELS, "% tiles, tl.program_id(1)\n", "* 0, tl.program_id(1)\n", gpu_checks.attention),
+    "the noise forgets the token": (KERNELS, "token.to(tl.uint64)", "(token * 0).to(tl.uint64)", gpu_checks.gumbel),
+    "the trial's kernel forgets the sink": (KERNELS, "+ tl.exp(extra - top)", "", gpu_checks.first_use),
+    "the norm forgets its width": (KERNELS, "tl.sum(row * row, 0) / D", "tl.sum(row * row, 0)", gpu_checks.first_use),
+    "a view reads what it does not show": (KERNELS, "tl.load(bounds + b * 4 + 3)", "n * 0", gpu_checks.passes),
+    "new keys go one slot too far": (KERNELS, "+ n + start + w)", "+ n + start + w + 1)", gpu_checks.passes),
+    "padding is written": (KERNELS, "tl.where(w < size - start, D, 0)", "D", gpu_checks.passes),
+    "all rows read the first's keys": (KERNELS, "(b * K + head) * tl.load", "head * tl.load", gpu_checks.passes),
+    "a split that saw nothing is merged": (KERNELS, "(shares > 0)[:, None] & ", "", gpu_checks.passes),
+    "a window is a slot too long": (KERNELS, "other=0) - WINDOW + 1", "other=0) - WINDOW", gpu_checks.features),
+    "weights forget the other splits": (KERNELS, "tl.exp(s - tl.load", "tl.exp(s + 0 * tl.load", gpu_checks.taps),
+    "a split skips a key": (KERNELS, "split * span\n    mean", "split * span + 1\n    mean", gpu_checks.attention),
+    "the root is not scored": (KERNELS, "slot <= tl.load", "slot < tl.load", gpu_checks.taps),
+    "a pooled row is left out": (KERNELS, "low = 0 if POOLED", "low = 1 if POOLED", gpu_checks.taps),
+    "a window forgets the tree": (STEP, "(apart < w)", "(apart <= w)", gpu_checks.features),
+    "a step waits for the host": (STEP, "self.logits =", "out.logits.sum().item(); self.logits =", gpu_checks.fixed),
+    "a launch follows the length": (STEP, "bucket(tail, 1024)", "1024 + tail", gpu_checks.fixed),
+}  # fmt: skip
 
 
-def close(found, wanted, tolerance: float = 2e-5) -> None:
-    for name in ("out", "logits", "weights"):
-        a, b = getattr(found, name), getattr(wanted, name)
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(
-                a.float(), b.float(), rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-            )
+def plant(file: Path, good: str, bad: str, folder: Path) -> None:
+    """Load a changed copy of the file in place of what the checks use."""
+    source = file.read_text()
+    assert source.count(good) == 1, f"{good!r} is there {source.count(good)} times"
+    copy = folder / f"{file.stem}.py"
+    copy.write_text(source.replace(good, bad))
+    spec = importlib.util.spec_from_file_location("broken", copy)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if file is STEP:
+        gpu_checks.graphs = module
+        return
+    for user in (gpu, slots):
+        for name in vars(user).keys() & vars(module).keys():
+            if type(vars(module)[name]).__name__ == "InterpretedFunction":
+                setattr(user, name, vars(module)[name])
 
 
-def case(H: int, K: int, T: int, D: int, sizes: list[int], masked: list[int], seed: int) -> tuple:
-    g = torch.Generator().manual_seed(seed)
-    poison = [torch.full((K, s + 5, D), float("nan")) for s in sizes]  # slots behind a segment's end must not be read
-    segments = []
-    for s, m, p in zip(sizes, masked, poison, strict=True):
-        k, v = (torch.cat([torch.randn(K, s, D, generator=g), p[:, s:]], 1)[:, :s] for _ in range(2))
-        visible = None
-        if m:
-            visible = torch.rand(T, m, generator=g) < 0.5
-            visible[:, 0] = True
-        segments.append(Segment(k, v, visible))
-    return torch.randn(H, T, D, generator=g), segments
+def main() -> None:
+    torch.set_num_threads(1)
+    gpu.PROGRAMS = 4  # each costs the interpreter its time
+    slots.BLOCK = 1024
+    torch.empty = gpu_checks.poisoned
+    good = {(m, n): v for m in (gpu, slots, gpu_checks) for n, v in vars(m).items() if not n.startswith("__")}
+    with torch.inference_mode():
+        for check in gpu_checks.CHECKS:
+            check()
+            print(f"right: {check.__name__}", flush=True)
+        for name, fault in FAULTS.items():
+            print(f"{'caught' if caught(*fault) else 'NOT CAUGHT'}: {name}", flush=True)
+            for (module, key), value in good.items():
+                setattr(module, key, value)
 
 
-for seed, (H, K, T, D, sizes, masked) in enumerate(
-    [
-        (4, 4, 1, 16, [40], [0]),
-        (4, 2, 3, 32, [70, 9], [0, 5]),
-        (6, 3, 7, 20, [33], [7]),
-        (2, 1, 1, 64, [600, 3], [0, 3]),
-        (4, 4, 17, 16, [90, 20], [0, 20]),
-    ]
-):
-    q, segments = case(H, K, T, D, sizes, masked, seed)
-    scale = D**-0.5
-    close(gpu.attend(q, segments, scale), reference.attend(q, segments, scale))
-    kept = [0, T - 1] if T > 1 else [0]
-    sink = torch.randn(H)
-    options = {"softcap": 5.0, "sink": sink, "keep": kept}
-    close(gpu.attend(q, segments, scale, **options), reference.attend(q, segments, scale, **options))
+def caught(file: Path, before: str, after: str, check: Callable[[], None]) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        plant(file, before, after, Path(folder))
+        try:
+            check()
+        except (AssertionError, ArithmeticError):
+            return True
+    return False
 
-q, (segment,) = case(4, 2, 2, 16, [90], [0], 9)
-slots = torch.randperm(90)[:31]
-out, lse, _ = gpu.attend_segment(q.reshape(2, 4, 16), segment, 0.25, None, None, slots)
-picked = Segment(segment.k[:, slots], segment.v[:, slots])
-wanted = reference.attend_one(q, picked, 0.25, None)
-torch.testing.assert_close(out[:, 0].reshape(4, 2, 16), wanted[0], rtol=2e-5, atol=2e-5)
-torch.testing.assert_close(lse[:, 0].reshape(4, 2), wanted[1], rtol=2e-5, atol=2e-5)
 
-seed, position = torch.tensor([3, -(1 << 61)]), torch.tensor([[0, 5, 1 << 33], [7, 8, 9]])
-torch.testing.assert_close(gpu.gumbel(seed, position, 100, 64), noise.gumbel(seed, position, 100), rtol=1e-6, atol=1e-6)
-print("right")
+if __name__ == "__main__":
+    main()

@@ -40,6 +40,8 @@ class KVCache:
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
         self._store, self._first = _Store(batch, slots), 0
 
+    _table: tuple[int, Tensor] | None = None
+
     def row(self, b: int) -> KVCache:
         """Row b alone, over the same memory; its length is shared too."""
         view = object.__new__(KVCache)
@@ -80,6 +82,13 @@ class KVCache:
         like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
         k, v = self._store.room(layer, end, like, like)
         return k[self._first].data_ptr(), v[self._first].data_ptr(), k.shape[2]
+
+    def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+        """[layers,4] `pointers` of every layer and a zero, on the device; made anew only where a buffer has moved."""
+        if self._table is None or self._table[0] != self._store.slots or end > self._store.slots:
+            rows = [(*self.pointers(i, end, heads, dim, dtype), 0) for i in range(layers)]
+            self._table = self._store.slots, torch.tensor(rows, device=self.length.device)
+        return self._table[1]
 
     def keep(self, path: Tensor, count: Tensor) -> None:
         """Commit scratch nodes path [B,A], of which count [B] are real, as the next tokens; ascending, so path[i] >= i.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from longdraft import fast, ops
+from longdraft import fast, graphs, ops
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
 from longdraft.tree import PAD, Tree
@@ -81,6 +81,20 @@ class _Pass:
     windows: dict[int, int]
     calls: int = 0
 
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv]."""
+        self.calls += 1
+        self.cache.write(layer, k, v, [n + self.start for n in self.begin])
+        size, rows = self.start + q.shape[2], []
+        tapped = self.taps.rows is not None and layer not in self.windows and self.taps.only in (None, layer)
+        for b in range(len(q)):
+            keep = self.kept[b] if tapped else None
+            found = ops.attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
+            if tapped:
+                self.tap(layer, b, found)
+            rows.append(found.out)
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
     def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,W,D] may read in this layer."""
         (k, v), n, end = self.cache.read(layer, b), self.begin[b], self.begin[b] + size
@@ -127,7 +141,7 @@ def _attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
-    longdraft: _Pass | None = None,
+    longdraft: _Pass | graphs.StaticPass | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv]. Windows come from the config (see LM)."""
@@ -140,20 +154,8 @@ def _attention(
     if odd or attention_mask is not None or others.get("is_causal") is False:
         what = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
         raise InputError(f"{name} passes {what} to attention, which longdraft does not know: its output would be wrong")
-    p, layer = longdraft, module.layer_idx
-    p.calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    p.cache.write(layer, key, value, [n + p.start for n in p.begin])
-    size, rows = p.start + query.shape[2], []
-    for b in range(len(p.begin)):
-        tapped = p.taps.rows is not None and layer not in p.windows and p.taps.only in (None, layer)
-        keep = p.kept[b] if tapped else None
-        found = ops.attend(query[b], p.segments(layer, b, size, query[b]), scale, softcap, s_aux, keep)
-        if tapped:
-            p.tap(layer, b, found)
-        rows.append(found.out)
-    out = rows[0][None] if len(rows) == 1 else torch.stack(rows)
-    return out.contiguous(), None
+    return longdraft.attend(module.layer_idx, query, key, value, scale, softcap, s_aux).contiguous(), None
 
 
 AttentionInterface.register(NAME, _attention)
@@ -198,6 +200,7 @@ class LM:
         self.reach = 1 << 30 if rotates(hf) else self.positions
         self.vocab = int(self.config.vocab_size)
         self.known: dict[str, Any] | None = None  # its fingerprint, once weights cannot be read
+        self.graphs = graphs.step(self)
 
     @property
     def device(self) -> torch.device:
@@ -234,10 +237,9 @@ class LM:
         if taps.rows is not None:
             taps.covered = cache.length + 1
         copied = view is None or hasattr(view, "compact")  # a view that looks at the query runs in torch
-        if self.native is not None and position.shape[1] <= fast.NODES and copied and not logits:
-            return self.native(tree, cache, start, position, view, taps)
-        mask = tree.mask[:, start:]
-        visible = [None if bool(m.all()) else m for m in mask]
+        if (whole := self.native or self.graphs) and position.shape[1] <= fast.NODES and copied and not logits:
+            return whole(tree, cache, start, position, view, taps)
+        visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = taps.kept(tree).tolist() if taps.rows else []
         p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, taps, self.windows)
         with self.residuals(taps):
@@ -292,8 +294,7 @@ class LM:
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
         """Feed one row's tokens and commit them: cache is of one row."""
-        ids = torch.tensor([tokens], device=self.device)
-        for part in ids.split(chunk, 1):
+        for part in torch.tensor([tokens], device=self.device).split(chunk, 1):
             if part.shape[1]:
                 self(Tree.chain(part), cache, logits=1)
                 cache.length += part.shape[1]

@@ -82,7 +82,7 @@ class Sampler:
 
     def draw(self, logits: Tensor, tree: Tree, seqs: Sequences) -> Tensor:
         """The token [B,T] that each node of the tree would emit: argmax of its scores, or the same by a shorter way."""
-        if self.temperature == 0 or not self.bare:
+        if self.temperature == 0 or not self.bare or not logits.is_cpu:
             return self.scores(logits, tree, seqs).argmax(-1)
         return draw(logits, self.temperature, seqs.seed, seqs.length[:, None] + tree.depth)
 

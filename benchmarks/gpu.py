@@ -1,0 +1,141 @@
+"""Everything a GPU should answer, in one call: python benchmarks/gpu.py [--minutes 8] [--out runs/gpu.jsonl]
+
+Errors of the kernels against float64, their bandwidths beside SDPA, flex_attention and varlen_attn, what a step costs
+for random weights of Llama-3.1-8B's and Qwen3-8B's shapes on filled caches, beside Transformers' generate. Parts come
+in the order of their worth; one that fails is a record, and one that no longer fits the time is left out and says so.
+--tiny runs every part on a CPU with tiny shapes; set TRITON_INTERPRET=1 for its kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+
+import gpu_parts
+import torch
+from gpu_parts import SEED, Bench, Row, freed, short
+
+from longdraft.bench import record
+from longdraft.errors import InputError
+
+Part = tuple[str, str, float, Callable[[], Iterator[Row]]]
+
+
+def parts(b: Bench) -> Iterator[Part]:
+    """(part, model, seconds that it may take, its rows), the most worth first."""
+    yield "errors", "", 30, lambda: gpu_parts.errors(b)
+    yield "same text", "random 4x512", 30, lambda: gpu_parts.same_text(b)
+    yield "memory", "", 5, lambda: gpu_parts.reading(b)
+    yield from of_model(b, "llama-3.1-8b")
+    for context in b.contexts:
+        yield "bandwidth", "", 40, partial(gpu_parts.bandwidth, b, context)
+    yield from of_model(b, "qwen3-8b")
+
+
+def of_model(b: Bench, name: str) -> Iterator[Part]:
+    """The parts of one model, which is made by the first that runs and let go after the last."""
+    lm = cache(partial(gpu_parts.model, b, name))
+    for i, context in enumerate(b.contexts):
+        yield "steps", name, 40 if i else 90, lambda c=context: gpu_parts.steps(b, lm(), c)  # the first builds kernels
+    for context in b.contexts:
+        yield "generate", name, 15, lambda c=context: gpu_parts.generate(b, lm(), "dynamic", c)
+    yield "generate", name, 90, lambda: gpu_parts.generate(b, lm(), "static", b.contexts[0])  # compiles
+
+
+def run(b: Bench, log: record.Log, shared: Row) -> list[Row]:
+    """Every part, as far as the time goes -> all records."""
+    found: list[Row] = []
+
+    def keep(row: Row) -> None:
+        found.append(shared | row)
+        log.append(found[-1])
+        print(line(row), flush=True)
+
+    for part, name, seconds, rows in parts(b):
+        begin, left = perf_counter(), b.end - perf_counter()
+        label = {"part": part, "model": name}
+        if left < seconds:
+            keep(label | {"method": "-", "skipped": f"{left:.0f} s are left, and it may take {seconds:.0f}"})
+            continue
+        try:
+            with freed(), torch.inference_mode():
+                for row in rows():
+                    keep(label | row)
+        except Exception as error:
+            traceback.print_exc()
+            keep(label | {"method": "-", "failed": short(error)})
+        print(f"  ({part} took {perf_counter() - begin:.0f} s)", flush=True)
+    return found
+
+
+COLUMNS = (
+    "part",
+    "model",
+    "method",
+    "context",
+    "rows",
+    "median_ms",
+    "gb_s",
+    "error",
+    "equal",
+    "graphs",
+    "failed",
+    "skipped",
+)
+
+
+def line(row: Row) -> str:
+    """One row of the table."""
+    cells = [row.get(c, "") for c in COLUMNS]
+    return "| " + " | ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells) + " |"
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--minutes", type=float, default=8, help="no part begins that may not fit (8)")
+    options.add_argument("--out", type=Path, default=Path("runs/gpu.jsonl"), help="records; a table lies beside it")
+    options.add_argument("--tiny", action="store_true", help="every part on the CPU, with tiny shapes")
+    given = options.parse_args()
+    if not given.tiny and not torch.cuda.is_available():
+        print("torch sees no GPU: run this on a machine with one, or give --tiny", file=sys.stderr)
+        return 2
+    b = Bench(given.tiny, given.minutes)
+    try:
+        log = record.Log(given.out)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    command = shlex.join(["python", "benchmarks/gpu.py", *(record.relative(word) for word in sys.argv[1:])])
+    shared = {"task": "gpu", "device": record.processor(b.device), "dtype": str(b.dtype).removeprefix("torch.")}
+    shared |= {"versions": record.versions() | {"triton": triton_version()}, **record.checkout(), "seed": SEED}
+    shared |= {
+        "command": command,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run": uuid.uuid4().hex[:12],
+    }
+    head = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    print("\n".join(head))
+    found = run(b, log, shared)
+    origin = f"{shared['device']}, {shared['versions']}, {shared['git_sha']}, {shared['time']}: `{command}`"
+    given.out.with_suffix(".md").write_text("\n".join([origin, "", *head, *map(line, found), ""]), encoding="utf-8")
+    return 0
+
+
+def triton_version() -> str | None:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Triton's kernels: attention of a few query rows over a long cache, keys split among programs; keyed noise.
+
+`fold` goes over one program's keys; around it stand two kernels that say where the keys are: in tensors
+(`attend_split`), or in the slots of a cache whose place and lengths lie in device memory (`attend_slots`), so that the
+launch does not depend on them and a CUDA graph can hold it. `merge_splits` joins what the programs found.
+"""
+
+# A Triton kernel is not the Python function that it reads like.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fold(
+    x, real, node, k, v, k_slot, v_slot, slots, begin, end, first, visible, far, kept, wanted, scale, softcap,
+    masked, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr, WIDE_V: tl.constexpr,
+    STEP: tl.constexpr, PICKED: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    KEPT: tl.constexpr,
+):  # fmt: skip
+    """Rows x [ROWS,WIDE] over keys [begin, end) of k, v -> their mean value [ROWS,WIDE_V] and log-sum-exp [ROWS].
+
+    Keys from `first` on are seen as visible [nodes,masked] says; earlier ones by all (WINDOW: those from far [ROWS] on,
+    by that row). slots: key n is k[slots[n]] (PICKED). kept [ROWS]: where the scores of the rows `wanted` are stored.
+    """
+    cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDE_V], tl.float32)
+    for at in range(begin, end, STEP):
+        n = at + tl.arange(0, STEP)
+        there = n < end
+        slot = tl.load(slots + n, mask=there, other=0) if PICKED else n
+        key = tl.load(
+            k + slot[:, None] * k_slot + cols[None, :],
+            mask=there[:, None] & (cols[None, :] < D), other=0.0,
+        )  # fmt: skip
+        s = tl.dot(x, tl.trans(key), input_precision="tf32x3") * scale
+        if CAPPED:
+            s = softcap * (2.0 / (1.0 + tl.exp(-2.0 * s / softcap)) - 1.0)  # tanh
+        seen = there[None, :] & real[:, None]
+        if WINDOW:
+            seen = seen & ((n[None, :] >= far[:, None]) | (n >= first)[None, :])
+        if MASKED:
+            tail = n - first
+            bits = tl.load(visible + node[:, None] * masked + tail[None, :], mask=seen & (tail >= 0)[None, :], other=1)
+            seen = seen & (bits != 0)
+        s = tl.where(seen, s, float("-inf"))
+        if KEPT:
+            tl.store(kept[:, None] + n[None, :], s, mask=wanted[:, None] & there[None, :])
+        new = tl.maximum(top, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)  # a row that has seen nothing yet
+        p = tl.exp(s - safe[:, None])
+        shrink = tl.exp(top - safe)
+        value = tl.load(
+            v + slot[:, None] * v_slot + cols_v[None, :],
+            mask=there[:, None] & (cols_v[None, :] < DV), other=0.0,
+        )  # fmt: skip
+        mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="tf32x3")
+        total, top = total * shrink + tl.sum(p, 1), new
+    share = tl.where(total > 0, total, 1.0)
+    return mixed / share[:, None], tl.where(total > 0, top + tl.log(share), float("-inf"))
+
+
+@triton.jit
+def attend_split(
+    q, k, v, slots, visible, place, out, lse, logits, q_head, q_node, k_head, k_slot, v_head, v_slot,
+    keys, masked, base, splits, span, scale, softcap,
+    R: tl.constexpr, T: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    WIDE_V: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr, PICKED: tl.constexpr, MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
+):  # fmt: skip
+    """Program (split and tile of rows, key head): q [H,T,D] over keys [split*span, ...) of k [K,S,D], v [K,S,DV] ->
+    row `base`+split of lse [K,splits,R], out [K,splits,R,DV]. Row r of a key head is its query head r // T, node r % T.
+    slots [keys]: which slots (PICKED). visible [T,masked]: of the last keys. place [T]: in logits [H,KEPT,keys], or -1.
+    """
+    tiles: tl.constexpr = (R + ROWS - 1) // ROWS
+    split, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
+    r = tile * ROWS + tl.arange(0, ROWS)
+    cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
+    real, node, query = r < R, r % T, head * (R // T) + r // T
+    at = q + query[:, None] * q_head + node[:, None] * q_node + cols[None, :]
+    x = tl.load(at, mask=real[:, None] & (cols[None, :] < D), other=0.0)
+    spot = tl.load(place + node, mask=real, other=-1) if KEPT > 0 else node
+    begin = split * span
+    mean, found = fold(
+        x, real, node, k + head.to(tl.int64) * k_head, v + head.to(tl.int64) * v_head, k_slot, v_slot, slots,
+        begin, tl.minimum(begin + span, keys), keys - masked, visible, r,
+        logits + (query * KEPT + spot).to(tl.int64) * keys if KEPT > 0 else r, spot >= 0, scale, softcap, masked,
+        ROWS, D, DV, WIDE, WIDE_V, STEP, PICKED, MASKED, False, CAPPED, KEPT > 0,
+    )  # fmt: skip
+    part = ((head * splits + base + split) * R + r).to(tl.int64)
+    tl.store(out + part[:, None] * DV + cols_v[None, :], mean, mask=real[:, None] & (cols_v[None, :] < DV))
+    tl.store(lse + part, found, mask=real)
+
+
+@triton.jit
+def attend_slots(
+    q, cache, picked, bounds, visible, depth, place, out, lse, logits, q_row, q_head, q_node,
+    picked_splits, splits, span, wide, scale, softcap,
+    K: tl.constexpr, R: tl.constexpr, W: tl.constexpr, M: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr, PICKED: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+):  # fmt: skip
+    """Program (split and tile of rows, key head, row b): q [B,H,W,D] of nodes [start, start+W) over row b's keys.
+
+    bounds [B,4]: committed slots n, start, nodes of the tree, since. cache [4]: addresses of k and v [B,K,S,D], and S.
+    picked [B,4]: addresses of k and v [K,P,D], P, and slots from head to head. The first picked_splits programs share
+    the picked keys (PICKED), the others the slots from `since` on, or from the first that a WINDOW shows, to the end of
+    the tree; those beyond find nothing. visible [B,W,M]: of the tree's nodes, window included. depth [B,W]. place
+    [B,W]: in logits [B,H,KEPT,wide], or -1. -> lse [B,K,splits,R], out [B,K,splits,R,D].
+    """
+    tiles: tl.constexpr = (R + ROWS - 1) // ROWS
+    split, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    head, b = tl.program_id(1), tl.program_id(2)
+    r = tile * ROWS + tl.arange(0, ROWS)
+    cols = tl.arange(0, WIDE)
+    real, node, query = r < R, r % W, head * (R // W) + r // W
+    at = q + b.to(tl.int64) * q_row + query[:, None] * q_head + node[:, None] * q_node + cols[None, :]
+    x = tl.load(at, mask=real[:, None] & (cols[None, :] < D), other=0.0)
+    spot = tl.load(place + b * W + node, mask=real, other=-1) if KEPT > 0 else node
+    n = tl.load(bounds + b * 4)
+    far = n + tl.load(depth + b * W + node, mask=real, other=0) - WINDOW + 1 if WINDOW > 0 else r.to(tl.int64)
+    oldest = tl.maximum(n - WINDOW + 1, 0) if WINDOW > 0 else tl.load(bounds + b * 4 + 3)
+    begin = oldest + (split - picked_splits) * span
+    end = n + tl.load(bounds + b * 4 + 2)
+    first, table, skip = n, cache, (b * K + head) * tl.load(cache + 2)
+    if PICKED and split < picked_splits:
+        begin = (split * span).to(tl.int64)
+        end = tl.load(picked + b * 4 + 2)
+        first, table, skip = end, picked + b * 4, head * tl.load(picked + b * 4 + 3)
+    kind = tl.pointer_type(q.dtype.element_ty)
+    keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers begin at such addresses
+    values = tl.multiple_of(tl.load(table + 1).to(kind), 16) + skip * D
+    mean, found = fold(
+        x, real, node, keys, values, D, D, place, begin, tl.minimum(begin + span, end), first, visible + b * W * M, far,
+        logits + ((b * (R // W) * K + query) * KEPT + spot).to(tl.int64) * wide if KEPT > 0 else r, spot >= 0,
+        scale, softcap, M, ROWS, D, D, WIDE, WIDE, STEP, False, True, WINDOW > 0, CAPPED, KEPT > 0,
+    )  # fmt: skip
+    part = (((b * K + head) * splits + split) * R + r).to(tl.int64)
+    tl.store(lse + part, found, mask=real)
+    some = real & (found > float("-inf"))  # what saw nothing is not read again
+    tl.store(out + part[:, None] * D + cols[None, :], mean, mask=some[:, None] & (cols[None, :] < D))
+
+
+@triton.jit
+def merge_splits(
+    out, lse, sink, mixed, total, splits,
+    R: tl.constexpr, W: tl.constexpr, DV: tl.constexpr, WIDE_V: tl.constexpr, SPLITS: tl.constexpr, SINK: tl.constexpr,
+):  # fmt: skip
+    """Program (node, query head, row b): out [B,K,splits,R,DV], lse [B,K,splits,R] of disjoint keys -> mixed [B,W,H,DV]
+    and the whole log-sum-exp, total [B,H,W]. sink [H]: a logit that takes weight and gives no value."""
+    w, head, b, heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    group: tl.constexpr = R // W
+    first = ((b * (heads // group) + head // group) * splits).to(tl.int64) * R + (head % group) * W + w
+    s, cols = tl.arange(0, SPLITS), tl.arange(0, WIDE_V)
+    parts = tl.load(lse + first + s * R, mask=s < splits, other=float("-inf"))
+    extra = tl.load(sink + head).to(tl.float32) if SINK else float("-inf")
+    top = tl.maximum(tl.max(parts, 0), extra)
+    top = tl.where(top == float("-inf"), 0.0, top)  # a padding node may have seen nothing
+    weight = tl.sum(tl.exp(parts - top), 0) + tl.exp(extra - top)
+    whole = top + tl.log(tl.where(weight > 0, weight, 1.0))
+    mean = tl.zeros([WIDE_V], tl.float32)
+    for at in range(0, splits, 16):
+        few = at + tl.arange(0, 16)
+        shares = tl.exp(tl.load(lse + first + few * R, mask=few < splits, other=float("-inf")) - whole)
+        some = (shares > 0)[:, None] & (cols[None, :] < DV)  # a split that saw nothing was not written
+        value = tl.load(out + (first + few * R)[:, None] * DV + cols[None, :], mask=some, other=0.0)
+        mean += tl.sum(shares[:, None] * value, 0)
+    row = (b * tl.num_programs(0) + w) * heads + head
+    tl.store(mixed + row * DV + cols, mean.to(mixed.dtype.element_ty), mask=cols < DV)
+    tl.store(total + (b * heads + head) * tl.num_programs(0) + w, whole)
+
+
+@triton.jit
+def write_slots(
+    k, v, cache, bounds, k_row, k_head, k_node, v_row, v_head, v_node, D: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Program (node, key head, row b): k, v [B,K,W,D] of nodes [start, size) go to slots n+start and on."""
+    w, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    n, start, size = tl.load(bounds + b * 4), tl.load(bounds + b * 4 + 1), tl.load(bounds + b * 4 + 2)
+    cols = tl.arange(0, WIDE)
+    mine = cols < tl.where(w < size - start, D, 0)  # nodes beyond the tree only pad
+    skip = ((b * tl.num_programs(1) + head) * tl.load(cache + 2) + n + start + w) * D
+    kind = tl.pointer_type(k.dtype.element_ty)
+    key = tl.load(k + b * k_row + head * k_head + w * k_node + cols, mask=mine)
+    tl.store(tl.load(cache).to(kind) + skip + cols, key, mask=mine)
+    value = tl.load(v + b * v_row + head * v_head + w * v_node + cols, mask=mine)
+    tl.store(tl.load(cache + 1).to(kind) + skip + cols, value, mask=mine)
+
+
+@triton.jit
+def mean_scores(
+    logits, total, keep, place, bounds, scores, wide, heads,
+    W: tl.constexpr, KEPT: tl.constexpr, PER: tl.constexpr, WEIGHTS: tl.constexpr, POOLED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (part of the slots, kept row, row b and column): logits [B,H,KEPT,wide] -> scores [B,rows,columns,wide],
+    means over the PER query heads of a column and, POOLED, the tree's rows; -inf beyond the root. keep [B,KEPT]."""
+    columns = heads // PER
+    b, column, row = tl.program_id(2) // columns, tl.program_id(2) % columns, tl.program_id(1)
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = slot <= tl.load(bounds + b * 4)
+    low = 0 if POOLED else row
+    high = tl.load(bounds + b * 4 + 2).to(tl.int32) if POOLED else row + 1
+    mean = tl.zeros([BLOCK], tl.float32)
+    for i in range(low, high):
+        node = tl.load(keep + b * KEPT + i)
+        spot = tl.load(place + b * W + node)
+        for g in range(PER):
+            query = b * heads + column * PER + g
+            s = tl.load(logits + (query * KEPT + spot).to(tl.int64) * wide + slot, mask=there, other=0.0)
+            mean += tl.exp(s - tl.load(total + query * W + node)) if WEIGHTS else s
+    mean = tl.where(there, mean / ((high - low) * PER), float("-inf"))
+    at = ((b * tl.num_programs(1) + row) * columns + column).to(tl.int64) * wide
+    tl.store(scores + at + slot, mean, mask=slot < wide)
+
+
+@triton.jit
+def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
+    """Program (row): x [..,D] over its root mean square, rounded to x's type, then times weight [D], as Llama does."""
+    cols = tl.arange(0, WIDE)
+    at = tl.program_id(0).to(tl.int64) * D + cols
+    row = tl.load(x + at, mask=cols < D, other=0.0).to(tl.float32)
+    row = row * tl.rsqrt(tl.sum(row * row, 0) / D + eps)
+    scaled = row.to(x.dtype.element_ty) * tl.load(weight + cols, mask=cols < D, other=0.0)
+    tl.store(out + at, scaled.to(x.dtype.element_ty), mask=cols < D)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def gumbel_noise(seed, position, out, nodes, vocab, WIDE: tl.constexpr):
+    """Program (node of all rows, part of the vocabulary): noise.gumbel's numbers, the integers bit for bit."""
+    node = tl.program_id(0)
+    token = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    s = tl.load(seed + node // nodes).to(tl.uint64)
+    p = tl.load(position + node).to(tl.uint64)
+    key = _mix(_mix(s * 0x9E3779B97F4A7C15 + 1) + _mix(p * 0x9E3779B9 + 7))
+    x = _mix(key + token.to(tl.uint64) * 0xD1B54A32D192ED03)
+    u = ((x >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+    tl.store(out + node * vocab + token, (-tl.log(-tl.log(u))).to(tl.float32), mask=token < vocab)
