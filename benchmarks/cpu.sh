@@ -5,7 +5,6 @@ set -eu
 out=${1:-runs/cpu.jsonl}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export OMP_PROC_BIND=true
 bench() { longdraft bench --out "$out" "$@"; }
 
 # What a step costs: the bundled target, and a shape with more keys to read.

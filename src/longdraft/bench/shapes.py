@@ -23,7 +23,7 @@ def parse(shape: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def random_model(shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 131072) -> LM:
+def random_model(shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18) -> LM:
     """A Qwen3 whose every head has its own keys and values.
 
     The output table is the embedding table shifted by one token, so the next token is clear: ties, which random
