@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test uses the network
 
@@ -16,6 +17,20 @@ pytest_plugins = ["place"]
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.load_profile("suite")
+
+
+def pytest_collection_finish(session) -> None:
+    """A minute's work of one core, in a process of its own: it is done beside the other tests."""
+    if any("interpreted" in getattr(item, "fixturenames", ()) for item in session.items):
+        import test_gpu
+
+        test_gpu.begin()
+
+
+def pytest_sessionfinish(session) -> None:
+    test_gpu = sys.modules.get("test_gpu")
+    if test_gpu is not None and test_gpu.RUNNING is not None:
+        test_gpu.RUNNING.kill()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -16,32 +16,40 @@ pytest.importorskip("triton", reason="triton is not installed: the GPU's kernels
 HERE = Path(__file__).parent
 
 
-def interpreted(program: str) -> subprocess.CompletedProcess:
-    """Triton reads the variable when kernels are defined: a process of its own."""
+RUNNING: subprocess.Popen | None = None
+
+
+def begin() -> None:
+    """Start all checks and all planted faults. Triton reads the variable when kernels are defined: another process."""
+    global RUNNING
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=HERE)
+    program = [sys.executable, "-c", "import gpu_interpreted; gpu_interpreted.main()"]
+    RUNNING = subprocess.Popen(
+        program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+    )
 
 
 @pytest.fixture(scope="module")
-def lines() -> list[str]:
-    """What a run of all checks, and of all planted faults, says."""
-    done = interpreted("import gpu_interpreted; gpu_interpreted.main()")
-    if "only 0-dimensional arrays" in done.stderr:
+def interpreted() -> list[str]:
+    """What that run says."""
+    assert RUNNING is not None
+    out, err = RUNNING.communicate()
+    if "only 0-dimensional arrays" in err:
         pytest.skip("this Triton's interpreter does not run with this numpy")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    assert RUNNING.returncode == 0, err[-2000:]
+    return out.splitlines()
 
 
-def test_kernels_and_the_step_are_right_under_the_interpreter(lines):
+def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
     from gpu_checks import CHECKS
 
-    assert {f"right: {check.__name__}" for check in CHECKS} <= set(lines)
+    assert {f"right: {check.__name__}" for check in CHECKS} <= set(interpreted)
 
 
-def test_every_planted_fault_is_caught(lines):
+def test_every_planted_fault_is_caught(interpreted):
     from gpu_interpreted import FAULTS
 
-    assert [line for line in lines if not line.startswith("right: ")] == [f"caught: {name}" for name in FAULTS]
+    assert [line for line in interpreted if not line.startswith("right: ")] == [f"caught: {name}" for name in FAULTS]
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
