@@ -11,12 +11,22 @@ import pytest
 import torch
 from hypothesis import settings
 
+from longdraft.ops import native
+
 pytest.register_assert_rewrite("checks", "structure")
 pytest_plugins = ["place"]
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)
 settings.load_profile("suite")
+
+
+@pytest.fixture(params=[kind for kinds in native.BUILDS.values() for kind in kinds])
+def build(request, monkeypatch):
+    """Each build of the native kernels in its turn, where this processor runs it."""
+    if (library := native.opened(request.param)) is None:
+        pytest.skip(f"{request.param} was not built or cannot run on this processor")
+    monkeypatch.setattr(native, "library", lambda: library)
 
 
 def pytest_collection_finish(session) -> None:

@@ -116,12 +116,9 @@ def test_taps_equal_transformers(name, rows):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", [k for kinds in native.BUILDS.values() for k in kinds])
-def test_every_build_is_right_in_bfloat16(kind, monkeypatch):
+@pytest.mark.usefixtures("build")
+def test_every_build_is_right_in_bfloat16():
     """Against the same weights in float32 not much worse than Transformers in bfloat16; and the same row by row."""
-    if (build := native.opened(kind)) is None:
-        pytest.skip(f"{kind} was not built or cannot run on this processor")
-    monkeypatch.setattr(native, "library", lambda: build)
     half, (prompt,) = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide"), tiny.prompts(1100)
     exact = LM(tiny.stock("wide", dtype=torch.bfloat16).float(), "wide")
     for width in (1, 3, 8, 16, 21):

@@ -68,11 +68,8 @@ def test_a_tree_is_bit_for_bit_plain_decoding(name, dtype):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", [k for kinds in native.BUILDS.values() for k in kinds])
-def test_in_every_build(kind, monkeypatch):
-    if (build := native.opened(kind)) is None:
-        pytest.skip(f"{kind} was not built or cannot run on this processor")
-    monkeypatch.setattr(native, "library", lambda: build)
+@pytest.mark.usefixtures("build")
+def test_in_every_build():
     lm = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide")
     (prompt,) = tiny.prompts(1020)
     assert differing(*in_the_tree_and_alone(lm, prompt, scattered(40, 1))) == 0

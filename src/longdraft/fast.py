@@ -206,9 +206,14 @@ class NativeStep:
         )
 
 
+def copied(view: Any) -> bool:
+    """Whether a view's keys can be copied together beforehand; one that looks at the query runs in torch."""
+    return view is None or hasattr(view, "compact")
+
+
 def chain(lm: Any, cache: KVCache, view: Any) -> Callable[[Tensor, int, Draws], Tensor] | None:
     """NativeStep.chain of a model over this cache and view; None where it cannot be: a view may look at the query."""
     step = lm.native
-    if not hasattr(step, "chain") or not (view is None or hasattr(view, "compact")):
+    if step is None or not copied(view):
         return None
     return partial(step.chain, cache, view, lm.reach)

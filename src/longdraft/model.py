@@ -236,8 +236,8 @@ class LM:
         position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
         if taps.rows is not None:
             taps.covered = cache.length + 1
-        copied = view is None or hasattr(view, "compact")  # a view that looks at the query runs in torch
-        if (whole := self.native or self.graphs) and position.shape[1] <= fast.NODES and copied and not logits:
+        few = position.shape[1] <= fast.NODES and not logits
+        if few and (whole := self.native or self.graphs) and fast.copied(view):
             return whole(tree, cache, start, position, view, taps)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = taps.kept(tree).tolist() if taps.rows else []

@@ -20,8 +20,10 @@ from longdraft.methods import vegas
 from longdraft.model import LM, Taps
 from longdraft.runs import Prefilled
 from longdraft.tree import Tree
+from longdraft.views import Policy
 
 ROWS = (2, 4, 8, 16, 32, 69)  # 69: LongSpec's tree
+TREES = (12, 69)
 GUIDED = 8  # rows of the verification that guides a draft of 7
 
 
@@ -52,7 +54,7 @@ def operations(target: LM, runs: Prefilled) -> dict[str, tuple[Callable[[], Any]
     """{name: (a call, how many of the operation it does)}: all leave the committed part of the cache as it is."""
     cache, policy = runs.cache, vegas(target).policy  # type: ignore[attr-defined]
     text = torch.tensor([runs.prompts[0][-max(ROWS) :]], device=target.device)
-    chains = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}
+    chains, trees = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}, {n: _branching(text[:, :n]) for n in TREES}
 
     def tapped(rows: int, begin: int = 0) -> Taps:
         taps = policy.wants()
@@ -61,10 +63,9 @@ def operations(target: LM, runs: Prefilled) -> dict[str, tuple[Callable[[], Any]
 
     turns = cycle([tapped(GUIDED), taps := tapped(GUIDED, GUIDED)])  # a round's keys are not those of the one before
     policy.update(cache, taps)
-    view = policy.view(cache)
-    target(chains[1], cache, view=view)  # the picked keys are copied together here, once
     found: dict[str, Any] = {"plain": lambda: target(chains[1], cache)}
     found |= {f"verify {n} rows": lambda n=n: target(chains[n], cache) for n in ROWS}
+    found |= {f"verify a tree of {n}": lambda n=n: target(trees[n], cache) for n in TREES}
     found |= {f"verify {n} rows, scores kept": lambda n=n: tapped(n) for n in (1, GUIDED)}
 
     def choose() -> None:
@@ -75,17 +76,32 @@ def operations(target: LM, runs: Prefilled) -> dict[str, tuple[Callable[[], Any]
 
     found["choose and copy 7%"] = choose
     calls = {name: (call, 1) for name, call in found.items()}
-    calls["draft at 7%"] = _drafting(target, cache, view, text[:, 0])
+    calls["draft at 7%"] = _drafting(target, cache, policy, text[:, 0])
     return calls
 
 
-def _drafting(target: LM, cache: KVCache, view: Any, first: Tensor) -> tuple[Callable[[], Any], int]:
+def _branching(tokens: Tensor) -> Tree:
+    """tokens [1,N]: four nodes a level, each below one of the level before, so that no path lies side by side."""
+    tree = Tree.root(tokens[:, 0])
+    for level in tokens[:, 1:].split(4, 1):
+        first = max(0, tree.size - 4)
+        parent = first + torch.arange(level.shape[1], device=tokens.device).flip(0) % (tree.size - first)
+        tree = tree.grow(parent[None], level)
+    return tree
+
+
+def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tuple[Callable[[], Any], int]:
     """A chain as vegas drafts it, in one call where the model's step is native; else one of its steps."""
-    whole, drafts = chain(target, cache, view), GUIDED - 1
-    if whole is None:
-        return lambda: target(Tree.root(first), cache, view=view), 1
-    draws = Draws(drafts, 0.0, torch.zeros_like(first), cache.length + 1)
-    return lambda: whole(first, 0, draws), drafts
+    if chain(target, cache, policy.view(cache)) is None:
+        return lambda: target(Tree.root(first), cache, view=policy.view(cache)), 1
+    draws = Draws(GUIDED - 1, 0.0, torch.zeros_like(first), cache.length + 1)
+
+    def draft() -> None:
+        whole = chain(target, cache, policy.view(cache))
+        assert whole is not None
+        whole(first, 0, draws)
+
+    return draft, draws.count
 
 
 def steps(job: Steps, target: LM, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.glide_block import Glide
 from longdraft.drafters.glide_native import NativeBlock, fits
-from longdraft.fast import Draws
+from longdraft.fast import Draws, copied
 from longdraft.model import KVView, Taps
 from longdraft.ops import Segment, attend
 from longdraft.sequences import Sequences
@@ -119,14 +119,14 @@ class GlideDrafter(Drafter):
 
     def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[Draws], Tensor] | None:
         """Drafting a chain in one call, where the block's native step does it."""
-        if self.native is None or not (view is None or hasattr(view, "compact")):
+        if self.native is None or not copied(view):
             return None
         return partial(self.native.chain, tree, self.ring, seqs.cache, view)
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""
         position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
-        if self.native is not None and (view is None or hasattr(view, "compact")):
+        if self.native is not None and copied(view):
             return self.native(tree, start, position, self.ring, seqs.cache, view)
         return self.block(
             tree.tokens[:, start:],

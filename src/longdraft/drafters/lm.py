@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -73,18 +74,15 @@ class LMDrafter(Drafter):
             self._run = tree.size
             return self._fitted(logits)
 
-        rest = chain(self.small, self.cache, view)
+        rest = chain(self.small, self.cache, view) if self.small.vocab == self.vocab else None
+        whole = rest and partial(self._whole, partial(step, tree, 0), rest)
+        return beam(step, tree, self.widths, seqs, whole)
 
-        def whole(draws: Draws) -> Tensor:
-            """The same in two calls: the one that catches up, and the rest."""
-            first = draws.one(step(tree, 0))
-            self._run = draws.count
-            if draws.count == 1 or rest is None:
-                return first[:, None]
-            return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
-
-        native = rest is not None and self.small.vocab == self.vocab
-        return beam(step, tree, self.widths, seqs, whole if native else None)
+    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: Draws) -> Tensor:
+        """A chain [B,count] in two calls: the one that catches up, and the rest."""
+        first = draws.one(root())
+        self._run = draws.count
+        return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         """Accepted nodes that have run stay; the deepest one never ran."""

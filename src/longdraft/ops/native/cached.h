@@ -83,7 +83,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
             continue;
         }
         const int64_t since = p.picks && !x.window && kind != OWN ? p.since[b] : 0, end = length + size;
-        const int64_t stop = (base + i - picked + 1) * BLOCK, hi = std::min(stop, end);
+        const int64_t hi = std::min((base + i - picked + 1) * BLOCK, end);
         int64_t lo = std::max((base + i - picked) * BLOCK, since);
         if (x.window) lo = std::min(hi, std::max(lo, (length - x.window + 1) / CHUNK * CHUNK));
         const E *k = static_cast<const E*>(p.k[layer]) + (b * K + h) * p.slots[layer] * D, *v = static_cast<const E*>(p.v[layer]) + (b * K + h) * p.slots[layer] * D;
@@ -102,7 +102,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         const int64_t split = paths ? lo + std::max<int64_t>(0, length - lo) / CHUNK * CHUNK : hi;
         attend_keys<E, ND, How>(x, k + lo * D, v + lo * D, split - lo, lo, part, tapping(lo), work);
         if (!paths) continue;
-        Tail<E, ND, How>(x, k, v, part, tapping(split), split, std::min(stop, end));
+        Tail<E, ND, How>(x, k, v, part, tapping(split), split, hi);
     }
 }
 
