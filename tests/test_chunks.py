@@ -131,7 +131,7 @@ def test_a_pass_where_each_head_sees_its_own_slots(model):
     heads = [[0, 3, 7], [1, 19, 4]]
     picks = torch.tensor(heads)[None, None]
     chain = Tree.chain(torch.tensor([[5, 17, 33]]))
-    padded = torch.nn.functional.pad(picks, (1, 2), value=-1)
+    padded = torch.nn.functional.pad(picks, (0, 2), value=-1)
     found = lm(chain, cache, view=View(padded, torch.tensor([20])))
     shown = torch.ones(4, 33, 33, dtype=torch.bool).tril()  # of 4 query heads, 2 to a key head
     shown[:, 30:, :20] = False

@@ -40,7 +40,8 @@ class KVCache:
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
         self._store, self._first = _Store(batch, slots), 0
 
-    _table: tuple[int, Tensor] | None = None
+    _places: list[tuple[int, int, int]] = []  # noqa: RUF012 - never changed, only replaced
+    _table: tuple[list[tuple[int, int, int]], Tensor] | None = None
 
     def row(self, b: int) -> KVCache:
         """Row b alone, over the same memory; its length is shared too."""
@@ -77,17 +78,22 @@ class KVCache:
             into_k[self._first + b, :, at : at + W] = k[b]
             into_v[self._first + b, :, at : at + W] = v[b]
 
-    def pointers(self, layer: int, end: int, heads: int, dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-        """Addresses of this cache's first row of k and v, with room for `end` slots, and how many slots a row has."""
-        like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
-        k, v = self._store.room(layer, end, like, like)
-        return k[self._first].data_ptr(), v[self._first].data_ptr(), k.shape[2]
+    def pointers(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> list[tuple[int, int, int]]:
+        """Of every layer: addresses of this cache's first row of k and v, with room for `end` slots, and a row's slots.
+
+        Found anew only where a buffer has moved: the list is the same one until then.
+        """
+        if not self._places or self._places[0][2] != self._store.slots or end > self._store.slots:
+            like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
+            buffers = [self._store.room(layer, end, like, like) for layer in range(layers)]
+            self._places = [(*(x[self._first].data_ptr() for x in kv), kv[0].shape[2]) for kv in buffers]
+        return self._places
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-        """[layers,4] `pointers` of every layer and a zero, on the device; made anew only where a buffer has moved."""
-        if self._table is None or self._table[0] != self._store.slots or end > self._store.slots:
-            rows = [(*self.pointers(i, end, heads, dim, dtype), 0) for i in range(layers)]
-            self._table = self._store.slots, torch.tensor(rows, device=self.length.device)
+        """[layers,4] `pointers` of every layer and a zero, on the device."""
+        places = self.pointers(end, layers, heads, dim, dtype)
+        if self._table is None or self._table[0] is not places:
+            self._table = places, torch.tensor([(*place, 0) for place in places], device=self.length.device)
         return self._table[1]
 
     def keep(self, path: Tensor, count: Tensor) -> None:

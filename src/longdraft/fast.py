@@ -157,7 +157,9 @@ class NativeStep:
         if taps.rows is not None:
             keep, columns = taps.kept(tree), self.heads if taps.split else 1
             pooled = taps.rows == "mean"
-            scores = torch.full((L, B, 1 if pooled else keep.shape[1], columns, longest + 1), float("-inf"))
+            scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
+            for b, n in enumerate(cache.length.tolist()):
+                scores[:, b, ..., n + 1 :] = float("-inf")
             p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], taps.of == "weights", taps.split
             p.pooled = pooled
             p.scores, p.most = scores.data_ptr(), longest + 1
@@ -185,13 +187,15 @@ class NativeStep:
     def half(self) -> bool:
         return self.dtype == torch.bfloat16
 
+    def places(self, cache: KVCache, end: int) -> list[tuple[int, int, int]]:
+        """KVCache.pointers of this model's layers."""
+        return cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
+
     def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: Any) -> int:
         """Say where keys and values lie, with room for so many nodes -> the longest row's committed slots."""
         B, L, longest = p.rows, self.model.layers, int(cache.length.max())
-        shape = (self.heads, self.dim, self.dtype)
-        buffers = [cache.pointers(layer, longest + nodes, *shape) for layer in range(L)]
-        p.k, p.v = ((ctypes.c_void_p * L)(*[b[i] for b in buffers]) for i in (0, 1))
-        p.slots = (ctypes.c_int64 * L)(*[b[2] for b in buffers])
+        k, v, slots = zip(*self.places(cache, longest + nodes), strict=True)
+        p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
         if view is not None:
             picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)

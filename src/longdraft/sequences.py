@@ -81,16 +81,17 @@ class Sequences:
 
         What comes after an end token or beyond the limit is dropped; rows already done take nothing.
         """
-        count = torch.minimum(verdict.count, self.prompt + self.limit - self.length)
-        steps = torch.arange(verdict.emitted.shape[1], device=count.device)
-        ends = torch.zeros_like(verdict.emitted, dtype=torch.bool)
-        for token in self.eos:
-            ends |= verdict.emitted == token
-        ends &= steps < count[:, None]
-        count = torch.where(ends.any(1), ends.int().argmax(1) + 1, count).masked_fill(self.done, 0)
+        room, done = (self.prompt + self.limit - self.length).tolist(), self.done.tolist()
+        taken, over = [], []
+        for b, (row, n) in enumerate(zip(verdict.emitted.tolist(), verdict.count.tolist(), strict=True)):
+            row = [] if done[b] else row[: min(n, room[b])]
+            ends = next((i + 1 for i, token in enumerate(row) if token in self.eos), 0)
+            taken.append(ends or len(row))
+            over.append(done[b] or ends > 0 or taken[b] == room[b])
+        count = torch.tensor(taken, device=self.length.device)
         self.cache.keep(verdict.path, count)
-        for b, (at, n) in enumerate(zip(self.length.tolist(), count.tolist(), strict=True)):
+        for b, (at, n) in enumerate(zip(self.length.tolist(), taken, strict=True)):
             self.tokens[b, at : at + n] = verdict.emitted[b, :n]
         self.length += count
-        self.done |= ends.any(1) | (self.length - self.prompt >= self.limit)
+        self.done.copy_(torch.tensor(over))
         return count

@@ -34,19 +34,22 @@ Verifier = Callable[[Tree, Tensor, "Sequences"], Verdict]
 
 def walk(tree: Tree, chosen: Tensor) -> Verdict:
     """From the root down along children equal to the target's own choice, chosen [B,T]: one choice per node."""
-    here = torch.zeros(len(chosen), dtype=torch.long, device=chosen.device)
-    alive = torch.ones_like(here, dtype=torch.bool)
-    path, count = [here], torch.ones_like(here)
-    for _ in range(int(tree.depth.max())):
-        hit = (tree.parent == here[:, None]) & (tree.tokens == chosen.gather(1, here[:, None]))
-        alive = alive & hit.any(1)
-        if not alive.any():
-            break
-        here = torch.where(alive, hit.int().argmax(1), here)
+    rows = torch.stack([tree.parent, tree.tokens, chosen], 1).tolist()  # one copy, where they lie on a device
+    paths = [_down(*row) for row in rows]
+    most = max(map(len, paths))
+    path = torch.tensor([p + p[-1:] * (most - len(p)) for p in paths], device=chosen.device)
+    return Verdict(path, torch.tensor([len(p) for p in paths], device=chosen.device), chosen.gather(1, path))
+
+
+def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
+    """Of a node's equal children the first is followed."""
+    children = {(parent[i], tokens[i]): i for i in range(len(parent) - 1, 0, -1)}
+    path: list[int] = []
+    here: int | None = 0
+    while here is not None:
         path.append(here)
-        count = count + alive
-    stacked = torch.stack(path, 1)
-    return Verdict(stacked, count, chosen.gather(1, stacked))
+        here = children.get((here, chosen[here]))
+    return path
 
 
 def match(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:

@@ -69,7 +69,7 @@ class NativeBlock:
         """Say where keys and values lie: the ring's, with room for so many nodes, and the target's."""
         step, layer = self.step, self.block.host.layer
         ring.room(nodes)
-        k, v, slots = cache.pointers(layer, 0, step.heads, step.dim, step.dtype)
+        k, v, slots = step.places(cache, 0)[layer]
         p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
         p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
         p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window

@@ -15,7 +15,7 @@ from longdraft.ops import Compact, Segment
 
 @dataclass
 class View:
-    """picks [L|1,B,P] slots (-1 pads), all below since [B] and without repeats; every slot from `since` on is seen too.
+    """picks [L|1,B,P] slots (-1 pads the end), all below since [B] and without repeats; every slot from `since` on is seen too.
 
     picks [L|1,B,K|1,P]: each key head has its own, as many as its neighbours. layers maps a model's layer to its place
     in picks (None: one choice serves all). The picked keys are copied together once per row and layer, when a draft
@@ -28,17 +28,19 @@ class View:
     copies: dict[tuple[int, int], Compact] = field(default_factory=dict)
     _compact: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _since: list[int] = field(init=False)
+    _counts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._since = self.since.tolist()
+        one = self.picks[0] if self.picks.dim() == 3 else self.picks[0, :, 0]
+        self._counts = (one >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """The picked keys and values of row b, side by side, from its k, v [K,S,D]; None where nothing is picked."""
         if (layer, b) not in self._compact:
-            slots = self.picks[0 if self.layers is None else self.layers[layer], b]
-            slots = slots[..., (slots if slots.dim() == 1 else slots[0]) >= 0]
+            slots = self.picks[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
             copy = self.copies.setdefault((layer, b), Compact())
-            self._compact[layer, b] = copy.fill(k, v, slots) if slots.shape[-1] else None
+            self._compact[layer, b] = copy.fill(k, v, slots) if self._counts[b] else None
         return self._compact[layer, b]
 
     def segments(

@@ -1,5 +1,6 @@
 // Attention of a few query rows over a long run of keys, in blocks of fixed slots, as (max, sum, output) to be merged.
 #pragma once
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -7,6 +8,7 @@
 
 constexpr int64_t BLOCK = 1024;  // slots of one unit of work: a multiple of it starts every block, whoever computes it
 constexpr int64_t CHUNK = 256;   // keys whose scores are held at once
+constexpr int64_t ROW = 4;       // steps of a feed that softening a row is worth
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 // What a block must know of its query rows: R rows of q [R,D] (scaled already), W nodes a head.
@@ -49,11 +51,26 @@ static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, in
 
 static inline float* aligned(float* p) { return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t(63)); }
 
-// Ask for memory that the next chunk will read: the processor's own guess ends at every page. Into the second cache:
-// the first would hold neither it nor as many requests at once.
-static inline void ahead(const void* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
-}
+// Asks for the keys and values of the next chunk, some with each step of the work on this one, so that reading and
+// computing go on side by side. Into the second cache: the first would hold neither them nor as many requests at once.
+class Feed {
+    const char *at = nullptr, *end = nullptr, *then = nullptr;
+    int64_t bytes = 0, lines = 0;
+
+   public:
+    Feed() = default;
+    Feed(const void* k, const void* v, int64_t bytes, int64_t steps)
+        : at(static_cast<const char*>(k)), end(at + bytes), then(static_cast<const char*>(v)), bytes(bytes), lines((bytes / 32 + steps - 1) / steps) {}
+    void step() {
+        for (int64_t i = 0; i < lines; i++, at += 64) {
+            if (at >= end) {
+                if (!then) return;
+                at = then, end = then + bytes, then = nullptr;
+            }
+            __builtin_prefetch(at, 0, 2);
+        }
+    }
+};
 
 // Scores of sixteen keys kf [16,D] for one query row.
 template <int ND>
@@ -70,13 +87,13 @@ static inline v16 score16(const float* q, const float* kf) {
 
 // o[r] = o[r] * keep[r] + sum_j p[r,j] v[j] for RB rows at once.
 template <typename E, int ND, int RB>
-ONE_COPY static void mix(const float* p, const float* keep, const E* v, int64_t n, float* o) {
+ONE_COPY static void mix(const float* p, const float* keep, const E* v, int64_t n, float* o, Feed& feed) {
     v16 acc[RB][ND];
     for (int r = 0; r < RB; r++)
         for (int i = 0; i < ND; i++) acc[r][i] = load(o + (r * ND + i) * 16) * keep[r];
     for (int64_t j = 0; j < n; j++) {
         v16 x[ND];
-        ahead(v + (j + CHUNK) * ND * 16, ND * 16 * sizeof(E));
+        if (j % 16 == 0) feed.step();
         for (int i = 0; i < ND; i++) x[i] = load(v + (j * ND + i) * 16);
         for (int r = 0; r < RB; r++) {
             const float w = p[r * CHUNK + j];
@@ -96,17 +113,18 @@ struct Vectors {
         ~Setup() {}
     };
     static int64_t room(int64_t) { return 16 * D; }
+    static int64_t steps(int64_t R) { return CHUNK / 16 * (1 + R / RB + R % RB); }  // of a feed, in a whole chunk
     const float* q;
     int64_t R;
     float* kf;
     Vectors(const Queries& x, float* work) : q(x.q), R(x.R), kf(work) {}
 
     // s [R,CHUNK] = q k^T for n keys; columns up to the next multiple of sixteen are written too.
-    ONE_COPY void scores(const E* k, int64_t n, float* s) {
+    ONE_COPY void scores(const E* k, int64_t n, float* s, Feed& feed) {
         for (int64_t j = 0; j < n; j += 16) {
+            feed.step();
             for (int64_t i = 0; i < 16; i++) {
                 const E* key = k + (j + i < n ? j + i : n - 1) * D;
-                ahead(key + CHUNK * D, D * sizeof(E));
                 for (int d = 0; d < ND; d++) store(kf + i * D + 16 * d, load(key + 16 * d));
             }
             for (int64_t r = 0; r < R; r++) store(s + r * CHUNK + j, score16<ND>(q + r * D, kf));
@@ -114,15 +132,15 @@ struct Vectors {
     }
 
     // o [R,D] = o * keep + p v for n values; p [R,CHUNK].
-    void values(const float* p, const float* keep, const E* v, int64_t n, float* o) {
+    void values(const float* p, const float* keep, const E* v, int64_t n, float* o, Feed& feed) {
         int64_t r = 0;
-        for (; r + RB <= R; r += RB) mix<E, ND, RB>(p + r * CHUNK, keep + r, v, n, o + r * D);
-        for (; r < R; r++) mix<E, ND, 1>(p + r * CHUNK, keep + r, v, n, o + r * D);
+        for (; r + RB <= R; r += RB) mix<E, ND, RB>(p + r * CHUNK, keep + r, v, n, o + r * D, feed);
+        for (; r < R; r++) mix<E, ND, 1>(p + r * CHUNK, keep + r, v, n, o + r * D, feed);
     }
 };
 
 // One row's scores of a chunk -> its weights, relative to the row's new maximum; -> what the old output is worth.
-ONE_COPY static float soften(float* row, int64_t padded, float& max, float& total) {
+ONE_COPY static float soften(float* row, int64_t padded, float& max, float& total, Feed& feed) {
     v16 top = load(row);
     for (int64_t j = 16; j < padded; j += 16) top = vmax(top, load(row + j));
     const float m = std::fmax(max, most(top));
@@ -132,21 +150,22 @@ ONE_COPY static float soften(float* row, int64_t padded, float& max, float& tota
     }
     v16 add = splat(0);
     for (int64_t j = 0; j < padded; j += 16) {
+        if (j % (CHUNK / ROW) == 0) feed.step();
         const v16 p = vexp(load(row + j) - m);
         add += p;
         store(row + j, p);
     }
-    const float keep = std::exp(max - m);
+    const float keep = max == m ? 1 : std::exp(max - m);
     total = total * keep + sum(add);
     max = m;
     return keep;
 }
 
 // The same for n scores of the chunk-th chunk, -inf up to the next multiple of sixteen; what the tap wants is kept.
-static inline float soften_tapped(float* row, int64_t n, int64_t chunk, const Tap& tap, float& max, float& total) {
+static inline float soften_tapped(float* row, int64_t n, int64_t chunk, const Tap& tap, float& max, float& total, Feed& feed) {
     const int64_t padded = (n + 15) / 16 * 16;
     if (tap.logits) std::memcpy(tap.logits + chunk * CHUNK, row, sizeof(float) * n);
-    const float keep = soften(row, padded, max, total);
+    const float keep = soften(row, padded, max, total, feed);
     if (tap.weights) {
         for (int64_t j = 0; j < padded; j += 16) store(tap.weights + chunk * CHUNK + j, load(row + j));
         tap.top[chunk] = max;
@@ -173,13 +192,14 @@ static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int
     for (int64_t c = 0; c < n; c += CHUNK) {
         const int64_t len = n - c < CHUNK ? n - c : CHUNK, padded = (len + 15) / 16 * 16;
         const bool masked = first >= 0 && (x.window || first + c + len > x.length);
-        products.scores(k + c * D, len, s);
+        Feed feed(k + (c + CHUNK) * D, v + (c + CHUNK) * D, CHUNK * D * sizeof(E), Products::steps(R) + R * ROW);
+        products.scores(k + c * D, len, s, feed);
         for (int64_t r = 0; r < R; r++) {
             float* row = s + r * CHUNK;
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
             if (masked) hide(row, x, r, first + c, len);
-            keep[r] = soften_tapped(row, len, c / CHUNK, taps ? taps[r] : Tap{}, out.m[r], out.l[r]);
+            keep[r] = soften_tapped(row, len, c / CHUNK, taps ? taps[r] : Tap{}, out.m[r], out.l[r], feed);
         }
-        products.values(s, keep, v + c * D, len, out.o);
+        products.values(s, keep, v + c * D, len, out.o, feed);
     }
 }

@@ -17,6 +17,8 @@ template <typename E, int ND>
 using Products = Vectors<E, ND>;
 #endif
 
+constexpr int64_t GRAIN = 8;  // units a thread takes at once: what it asks for ahead of time, it should be the one to read
+
 struct Work {
     std::vector<float> x, y, z, q, cs, m, l, o, lse, tap, top;
     std::vector<bf16> share;
@@ -62,8 +64,9 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
     const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W, size = scratch(m, p, layer), kind = m.layer[layer].kind;
     const bool tap = tapped(m, p, layer);
     const typename How::Setup setup(R);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t unit = 0; unit < p.rows * K * widest; unit++) {
+    const int64_t units = p.rows * K * widest, grain = std::max<int64_t>(1, std::min<int64_t>(GRAIN, units / 16));
+#pragma omp for schedule(dynamic, grain)
+    for (int64_t unit = 0; unit < units; unit++) {
         static thread_local std::vector<float> work;
         const int64_t b = unit / (K * widest), h = unit / widest % K, i = unit % widest;
         int64_t picked, base, slots;

@@ -7,6 +7,11 @@
 #include "tiles.h"
 #include "types.h"
 
+// Ask for memory that will be read soon: the processor's own guess ends at every page.
+static inline void ahead(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+}
+
 static void rms(const float* x, const float* w, int64_t n, float eps, float* out) {
     v16 total = splat(0);
     for (int64_t i = 0; i < n; i += 16) total += load(x + i) * load(x + i);
@@ -61,10 +66,16 @@ struct TileLinear {
         for (int64_t t = 0; t < T; t += TILE) {
             product(w, packed + t * in / 2, in);
             _tile_stored(2, sums, T == 1 ? 4 : 64);
-            if (T == 1)
+            if (T == 1) {
                 sink(0, load(sums));
-            else
-                for (int64_t r = t; r < T && r < t + TILE; r++) sink(r, strided(sums + r - t));
+                continue;
+            }
+            alignas(64) float rows[8 * TILE];
+            for (int64_t r = t; r < T && r < t + TILE; r += 8) {
+                const int64_t n = std::min<int64_t>(8, T - r);
+                turn8(sums + r - t, n, rows, TILE);
+                for (int64_t i = 0; i < n; i++) sink(r + i, load(rows + i * TILE));
+            }
         }
     }
 };

@@ -28,6 +28,7 @@ class Tail {
     std::vector<E> values;
     std::vector<int64_t> path;
     float* s;
+    Feed none;
 
    public:
     Tail(const Queries& x, const E* k, const E* v, Part out, const Tap* taps, int64_t from, int64_t to)
@@ -36,14 +37,14 @@ class Tail {
         Products products(x, s + x.R * CHUNK);
         for (int64_t c = 0; c < x.size; c += CHUNK) {
             const int64_t n = std::min(CHUNK, x.size - c);
-            products.scores(k + (x.length + c) * D, n, s);
+            products.scores(k + (x.length + c) * D, n, s, none);
             for (int64_t r = 0; r < x.R; r++) std::memcpy(&scratch[r * x.size + c], s + r * CHUNK, sizeof(float) * n);
         }
         for (int64_t c = from; c < to; c += CHUNK) {
             const int64_t there = std::max<int64_t>(0, std::min(CHUNK, x.length - c)), shared = there / EACH * EACH;
-            if (there) products.scores(k + c * D, there, s);
+            if (there) products.scores(k + c * D, there, s, none);
             for (int64_t w = 0; w < x.W; w++) soften_path(w, c, (c - from) / CHUNK, there, out, taps);
-            products.values(s, keep.data(), v + c * D, shared, out.o);
+            products.values(s, keep.data(), v + c * D, shared, out.o, none);
             std::memcpy(values.data(), v + (c + shared) * D, sizeof(E) * (there - shared) * D);
             for (int64_t w = 0; w < x.W; w++) mix_path(w, c, there, shared, out);
         }
@@ -71,7 +72,7 @@ class Tail {
             for (size_t e = 0; e < path.size(); e++) row[there + e] = scratch[r * x.size + path[e]];
             for (int64_t j = n; j < padded; j++) row[j] = NONE;
             if (x.window) hide(row, visible, 0, c, n);
-            keep[r] = soften_tapped(row, n, chunk, taps ? taps[r] : Tap{}, out.m[r], out.l[r]);
+            keep[r] = soften_tapped(row, n, chunk, taps ? taps[r] : Tap{}, out.m[r], out.l[r], none);
         }
     }
 
@@ -88,7 +89,7 @@ class Tail {
         }
         const Queries node = {x.q, G, 1, nullptr, nullptr, nullptr, 0, 0, 0};
         const std::vector<float> ones(G, 1.0f);
-        Products(node, aligned(own.data())).values(weights.data(), ones.data(), values.data(), n, mixed.data());
+        Products(node, aligned(own.data())).values(weights.data(), ones.data(), values.data(), n, mixed.data(), none);
         for (int64_t g = 0; g < G; g++) std::memcpy(out.o + (g * x.W + w) * D, &mixed[g * D], sizeof(float) * D);
     }
 };

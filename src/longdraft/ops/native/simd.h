@@ -5,6 +5,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16x __attribute__((vector_size(64)));
@@ -42,10 +45,14 @@ static inline v16 load(const bf16* p) {
 static inline void store(float* p, v16 x) { std::memcpy(p, &x, sizeof x); }
 
 static inline void store(bf16* p, v16 x) {  // to nearest, ties to even
+#ifdef __AVX512BF16__
+    const __m256bh h = _mm512_cvtneps_pbh((__m512)x);
+#else
     u16x w;
     std::memcpy(&w, &x, sizeof w);
     w += 0x7fff + ((w >> 16) & 1);
-    h16 h = __builtin_convertvector(w >> 16, h16);
+    const h16 h = __builtin_convertvector(w >> 16, h16);
+#endif
     std::memcpy(p, &h, sizeof h);
 }
 
@@ -64,25 +71,34 @@ static inline v16 sums(const v16* a) {
     return __builtin_shuffle(d[0], d[1], lo1) + __builtin_shuffle(d[0], d[1], lo1 + 1);
 }
 
+// Lane i of the result is lane i ^ apart.
+static inline v16 swapped(v16 x, int apart) {
+    const i16x at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(x, at ^ apart);
+}
+
 static inline float sum(v16 x) {
-    float s = 0;
-    for (int i = 0; i < 16; i++) s += x[i];
-    return s;
+    for (int apart = 8; apart; apart /= 2) x += swapped(x, apart);
+    return x[0];
 }
 
 static inline float most(v16 x) {
-    float m = x[0];
-    for (int i = 1; i < 16; i++) m = x[i] > m ? x[i] : m;
-    return m;
+    for (int apart = 8; apart; apart /= 2) x = vmax(x, swapped(x, apart));
+    return x[0];
 }
 
 // e^x to about 2 ulp for |x| < 87; exactly 0 below, so that a masked key weighs nothing at all.
 static inline v16 vexp(v16 x) {
+#ifdef __AVX512F__
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_GE_OQ);
+    const v16 n = (v16)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
     const v16 small = splat(-87.0f), big = splat(88.0f);
     const v16 none = x < small ? splat(0.0f) : splat(1.0f);
     x = x < small ? small : x;
     x = x > big ? big : x;
     const v16 n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;  // the nearest integer
+#endif
     const v16 f = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     v16 y = splat(1.9875691500e-4f);
     y = y * f + 1.3981999507e-3f;
@@ -91,8 +107,12 @@ static inline v16 vexp(v16 x) {
     y = y * f + 1.6666665459e-1f;
     y = y * f + 5.0000001201e-1f;
     y = y * (f * f) + (f + 1.0f);
+#ifdef __AVX512F__
+    return (v16)_mm512_maskz_scalef_ps(some, (__m512)y, (__m512)n);
+#else
     const i16x e = (__builtin_convertvector(n, i16x) + 127) << 23;
     v16 p;
     std::memcpy(&p, &e, sizeof p);
     return y * p * none;
+#endif
 }

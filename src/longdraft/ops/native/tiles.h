@@ -75,10 +75,19 @@ static inline void product(const bf16* w, const float* packed, int64_t n) {
     }
 }
 
-// Every sixteenth float from p on.
-static inline v16 strided(const float* p) {
-    const __m512i at = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(TILE));
-    return (v16)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), 0xffff, at, p, 4);
+// Columns of a tile [16,16]: eight from `from` on, of which the first `rows` are stored, `pitch` apart.
+static inline void turn8(const float* from, int64_t rows, float* to, int64_t pitch) {
+    __m512 a[8], b[8];
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(from + i * TILE)), _mm256_loadu_ps(from + (i + 8) * TILE), 1);
+    for (int i = 0; i < 8; i += 2) b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {  // keys i..i+3, and eight on, of queries 2j and 2j+1 and of those four on
+            a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i + j]), _mm512_castps_pd(b[i + j + 2])));
+            a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i + j]), _mm512_castps_pd(b[i + j + 2])));
+        }
+    const __m512i low = _mm512_set_epi32(27, 26, 25, 24, 11, 10, 9, 8, 19, 18, 17, 16, 3, 2, 1, 0), high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    for (int64_t r = 0; r < rows; r++) _mm512_storeu_ps(to + r * pitch, _mm512_permutex2var_ps(a[r % 4], r < 4 ? low : high, a[r % 4 + 4]));
 }
 
 template <int ND>
@@ -88,6 +97,7 @@ struct Tiles {
     // in floats: queries, scores by key, weights, values by pairs, the last keys of a block
     static int64_t groups(int64_t R) { return (R + TILE - 1) / TILE; }
     static int64_t room(int64_t R) { return groups(R) * TILE * (D / 2 + CHUNK / 2) + CHUNK * TILE + PAIRS * D + TILE * D / 2; }
+    static int64_t steps(int64_t R) { return CHUNK / 16 * (groups(R) + 1); }
     int64_t R, G;
     float *q, *by_key, *p, *pairs, *last;
 
@@ -98,7 +108,7 @@ struct Tiles {
     }
 
     // As in Vectors. Tiles are computed by key; each query then collects its column.
-    ONE_COPY void scores(const bf16* k, int64_t n, float* s) {
+    ONE_COPY void scores(const bf16* k, int64_t n, float* s, Feed& feed) {
         const int64_t stride = R == 1 ? 1 : TILE;
         for (int64_t g = 0; g < G; g++) {
             for (int64_t j = 0; j < n; j += TILE) {
@@ -107,9 +117,8 @@ struct Tiles {
                     std::memset(last, 0, sizeof(bf16) * TILE * D);
                     std::memcpy(last, keys, sizeof(bf16) * (n - j) * D);
                     keys = reinterpret_cast<bf16*>(last);
-                } else {
-                    ahead(keys + CHUNK * D, TILE * D * sizeof(bf16));
                 }
+                feed.step();
                 product(keys, q + g * TILE * D / 2, D);
                 _tile_stored(2, by_key + j * stride, stride * sizeof(float));
             }
@@ -117,16 +126,15 @@ struct Tiles {
                 std::memcpy(s, by_key, sizeof(float) * ((n + TILE - 1) / TILE * TILE));
                 return;
             }
-            for (int64_t r = g * TILE; r < R && r < (g + 1) * TILE; r++)
-                for (int64_t j = 0; j < n; j += TILE)
-                    store(s + r * CHUNK + j, strided(by_key + j * TILE + r % TILE));
+            for (int64_t r = g * TILE; r < R && r < (g + 1) * TILE; r += 8)
+                for (int64_t j = 0; j < n; j += TILE) turn8(by_key + j * TILE + r % TILE, std::min<int64_t>(8, R - r), s + r * CHUNK + j, CHUNK);
         }
     }
 
     // As in Vectors, thirty-two values in one go. Two that follow each other are interleaved first: what the tiles want.
-    ONE_COPY void values(const float* weights, const float* keep, const bf16* v, int64_t n, float* o) {
+    ONE_COPY void values(const float* weights, const float* keep, const bf16* v, int64_t n, float* o, Feed& feed) {
         const int64_t padded = (n + 31) / 32 * 32;
-        interleave(v, n, padded);
+        interleave(v, n, padded, feed);
         for (int64_t r = 0; r < R; r++)
             for (int64_t j = 0; j < padded; j += 32) {
                 const bool half = j + 16 >= n;
@@ -156,20 +164,21 @@ struct Tiles {
     }
 
     // pairs [PAIRS,D]: element d of value 2i in the low half, of value 2i+1 in the high half; missing values are 0.
-    void interleave(const bf16* v, int64_t n, int64_t padded) {
+    void interleave(const bf16* v, int64_t n, int64_t padded, Feed& feed) {
         alignas(64) uint16_t low[32], high[32];
         for (int i = 0; i < 32; i++) low[i] = (i & 1) * 32 + i / 2, high[i] = low[i] + 16;
         const __m512i lows = _mm512_load_si512(low), highs = _mm512_load_si512(high);
-        for (int64_t j = 0; j < padded; j += 2)
+        for (int64_t j = 0; j < padded; j += 2) {
+            if (j % 16 == 0) feed.step();
             for (int64_t d = 0; d < D; d += 32) {
                 __m512i a = _mm512_setzero_si512(), b = a;
                 if (j < n) a = _mm512_loadu_si512(v + j * D + d);
                 if (j + 1 < n) b = _mm512_loadu_si512(v + (j + 1) * D + d);
-                __builtin_prefetch(v + (j + CHUNK) * D + d, 0, 2), __builtin_prefetch(v + (j + 1 + CHUNK) * D + d, 0, 2);
                 float* to = pairs + j / 2 * D + d;
                 _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, lows, b));
                 _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(a, highs, b));
             }
+        }
     }
 };
 #endif
