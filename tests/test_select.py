@@ -25,7 +25,7 @@ def way(request, monkeypatch):
 def test_the_best_are_chosen_in_order_of_place(way, n, reach):
     scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[:, :n]  # a slice: rows are not adjacent
     for count in {0, 1, n // 3, n}:
-        picks = choose(scores, count, reach, 0.25)
+        picks = choose(scores.unbind(), count, reach, 0.25)
         lent = lend(scores, reach, 0.25)
         assert picks.shape == (3, count) and (picks.diff() > 0).all()
         chosen = torch.zeros(3, n, dtype=torch.bool).scatter_(1, picks, True)
@@ -42,8 +42,8 @@ def test_a_place_lends_to_those_after_it():
 
 
 def test_of_equals_the_earlier_are_taken(way):
-    assert choose(torch.tensor([[1.0, 2, 1, 1, -1, 2, 1]]), 4).tolist() == [[0, 1, 2, 5]]
-    assert choose(torch.zeros(2, 600), 3).tolist() == [[0, 1, 2]] * 2
+    assert choose([torch.tensor([1.0, 2, 1, 1, -1, 2, 1])], 4).tolist() == [[0, 1, 2, 5]]
+    assert choose([torch.zeros(600)] * 2, 3).tolist() == [[0, 1, 2]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

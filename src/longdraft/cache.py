@@ -86,7 +86,8 @@ class KVCache:
         if not self._places or self._places[0][2] != self._store.slots or end > self._store.slots:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
             buffers = [self._store.room(layer, end, like, like) for layer in range(layers)]
-            self._places = [(*(x[self._first].data_ptr() for x in kv), kv[0].shape[2]) for kv in buffers]
+            at = self._first
+            self._places = [(k[at].data_ptr(), v[at].data_ptr(), k.shape[2]) for k, v in buffers]
         return self._places
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:

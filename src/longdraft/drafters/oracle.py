@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import Taps
@@ -35,9 +37,9 @@ class Oracle(Drafter):
             raise InputError("--accept needs a method that drafts a chain")
         good = int((self.steps + 1) * self.accept) - int(self.steps * self.accept)
         self.steps += 1
-        tokens = drafted.tokens.clone()
-        for b, plain in enumerate(self.plain):
-            at = int(seqs.length[b] - seqs.prompt[b])
+        rows = drafted.tokens.tolist()
+        for row, plain, at in zip(rows, self.plain, (seqs.length - seqs.prompt).tolist(), strict=True):
             for i, token in enumerate(plain[at : at + gamma]):
-                tokens[b, i + 1] = token if i < good else int(token == 0)
+                row[i + 1] = token if i < good else int(token == 0)
+        tokens = torch.tensor(rows, device=drafted.tokens.device)
         return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.law)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,17 +21,19 @@ def lend(scores: Tensor, reach: int, share: float) -> Tensor:
     return scores + share * lent
 
 
-def choose(scores: Tensor, count: int, reach: int = 0, share: float = 0.0) -> Tensor:
-    """scores [L,S] float32, finite -> [L,count] places of the best after `lend`, ascending; of equals the earlier."""
+def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 0.0) -> Tensor:
+    """scores: L of [S] float32, finite -> [L,count] places of the best after `lend`, ascending; of equals the earlier.
+
+    The scores may lie anywhere: to put them together would cost as much as to choose.
+    """
     lib = native.library()
-    if lib is None or not scores.is_cpu or not count:
-        best = lend(scores, reach, share).sort(stable=True, dim=-1, descending=True).indices[..., :count]
-        return best.sort(-1).values
-    scores = scores if scores.stride(-1) == 1 else scores.contiguous()
-    picks = torch.empty(len(scores), count, dtype=torch.long)
-    lib.longdraft_choose(
-        scores.data_ptr(), len(scores), scores.stride(0), scores.shape[1], reach, share, count, picks.data_ptr()
-    )
+    if lib is None or not scores[0].is_cpu or not count:
+        best = lend(torch.stack(list(scores)), reach, share).sort(stable=True, dim=-1, descending=True)
+        return best.indices[..., :count].sort(-1).values
+    rows = [s if s.stride(0) == 1 else s.contiguous() for s in scores]
+    picks = torch.empty(len(rows), count, dtype=torch.long)
+    places = (ctypes.c_void_p * len(rows))(*[s.data_ptr() for s in rows])
+    lib.longdraft_choose(places, len(rows), len(rows[0]), reach, share, count, picks.data_ptr())
     return picks
 
 

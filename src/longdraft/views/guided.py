@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, minimum, stack
+from torch import Tensor, minimum
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, Taps
@@ -41,12 +41,12 @@ class Guided(Policy):
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
         """scores {layer: [B,R,1,S]}, covered: slots scored per row -> the picks of each."""
         first = next(iter(scores.values()))
-        table = stack([s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()])
+        table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
         rows, since = [], []
         for b, n in enumerate(covered):
             budget = budget_of(n, self.ratio, self.floor)
             everything = budget >= n
-            rows.append(choose(table[:, b, :n], 0 if everything else budget, self.reach, SHARE))
+            rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
             since.append(0 if everything else n)
         view = pad_rows(rows, since, first.device, {layer: i for i, layer in enumerate(scores)})
         if self._view is not None:

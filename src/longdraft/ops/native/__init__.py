@@ -92,7 +92,7 @@ def opened(kind: str) -> ctypes.CDLL | None:
     lib.longdraft_new.restype = ctypes.c_void_p
     lib.longdraft_free.argtypes = [ctypes.c_void_p]
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    lib.longdraft_choose.argtypes = [pointer, *[number] * 4, ctypes.c_float, number, pointer]
+    lib.longdraft_choose.argtypes = [pointer, *[number] * 3, ctypes.c_float, number, pointer]
     lib.longdraft_choose.restype = lib.longdraft_take.restype = None
     lib.longdraft_read.argtypes = [pointer, number]
     lib.longdraft_uniform.argtypes = [pointer, pointer, *[number] * 3, pointer]

@@ -49,12 +49,12 @@ static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_
 }
 
 extern "C" {
-// The count best of each row of scores [rows, n of stride], in ascending order of place: picks [rows,count].
+// The count best of each row of n scores, in ascending order of place: picks [rows,count].
 // A score lends `share` of itself to each of the next `reach` places. Of equals the earlier are taken.
-void longdraft_choose(const float* scores, int64_t rows, int64_t stride, int64_t n, int64_t reach, float share, int64_t count, int64_t* picks) {
+void longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count, int64_t* picks) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t row = 0; row < rows; row++) {
-        const float* s = scores + row * stride;
+        const float* s = scores[row];
         static thread_local std::vector<float> lent;  // kept: fresh memory of this size costs more than the work
         static thread_local std::vector<uint32_t> keys;
         lent.assign(n, 0.0f), keys.resize(n);
