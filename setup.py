@@ -12,7 +12,7 @@ BUILDS = {
     "_avx2": ["-mavx2", "-mfma"],
 }
 HERE = "src/longdraft/ops/native/"
-HEADERS = [f"{name}.h" for name in ("attention", "cached", "draw", "linear", "paths", "simd", "tiles", "types")]
+HEADERS = [f"{name}.h" for name in ("attention", "cached", "draw", "linear", "paths", "simd", "team", "tiles", "types")]
 
 # No -fopenmp when linking: the OpenMP runtime is the one torch has loaded, so that there is one pool of threads.
 setup(

@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "paths.h"
+#include "team.h"
 #include "tiles.h"
 #include "types.h"
 
@@ -22,6 +23,7 @@ constexpr int64_t GRAIN = 8;  // units a thread takes at once: what it asks for 
 struct Work {
     std::vector<float> x, y, z, q, cs, m, l, o, lse, tap, top;
     std::vector<bf16> share;
+    Team team;
 };
 
 // Committed slots of a row, and scratch nodes behind them, as this layer sees them: a ring counts as scratch.
@@ -65,7 +67,7 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
     const bool tap = tapped(m, p, layer);
     const typename How::Setup setup(R);
     const int64_t units = p.rows * K * widest, grain = std::max<int64_t>(1, std::min<int64_t>(GRAIN, units / 16));
-#pragma omp for schedule(dynamic, grain)
+#pragma omp for schedule(dynamic, grain) nowait
     for (int64_t unit = 0; unit < units; unit++) {
         static thread_local std::vector<float> work;
         const int64_t b = unit / (K * widest), h = unit / widest % K, i = unit % widest;
@@ -107,12 +109,13 @@ static void attend(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         if (!paths) continue;
         Tail<E, ND, How>(x, k, v, part, tapping(split), split, hi);
     }
+    t.team.wait();
 }
 
 // Merge the blocks of every query row in order: y [T,H*D].
 static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_t widest, float* y) {
     const int64_t D = m.dim, G = m.groups, K = m.heads / G, W = p.nodes, R = G * W;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t unit = 0; unit < p.rows * K * R; unit++) {
         const int64_t b = unit / (K * R), h = unit / R % K, r = unit % R, g = r / W, w = r % W;
         int64_t picked, base, slots;
@@ -132,6 +135,7 @@ static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
         for (int64_t d = 0; d < D; d += 16) store(out + d, load(out + d) / total);
         t.lse[(b * m.heads + h * G + g) * W + w] = top + std::log(total);
     }
+    t.team.wait();
 }
 
 // Means over heads (all, or those of a key head), and rows if pooled, of the kept nodes' scores on slots 0..root: a chunk
@@ -139,7 +143,7 @@ static void gather(const Model& m, const Pass& p, int64_t layer, Work& t, int64_
 static void reduce(const Model& m, const Pass& p, int64_t layer, Work& t) {
     const int64_t all = chunks(p), rows = p.pooled ? 1 : p.kept, each = p.kept / rows;
     const int64_t columns = p.split ? m.heads / m.groups : 1, heads = m.heads / columns;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t unit = 0; unit < p.rows * rows * columns * all; unit++) {
         const int64_t chunk = unit % all, c = unit / all % columns, r = unit / all / columns % rows;
         const int64_t b = unit / all / columns / rows, since = p.picks ? p.since[b] : 0;

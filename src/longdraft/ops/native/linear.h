@@ -7,11 +7,6 @@
 #include "tiles.h"
 #include "types.h"
 
-// Ask for memory that will be read soon: the processor's own guess ends at every page.
-static inline void ahead(const void* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
-}
-
 static void rms(const float* x, const float* w, int64_t n, float eps, float* out) {
     v16 total = splat(0);
     for (int64_t i = 0; i < n; i += 16) total += load(x + i) * load(x + i);
@@ -40,6 +35,10 @@ struct VectorLinear {
         }
     }
     template <typename Sink>
+    void outputs(const E* w, int64_t apart, Sink sink) {
+        for (int64_t half = 0; half <= (apart > 0); half++) block(w + half * apart, [&](int64_t t, v16 r) { sink(t, half, r); });
+    }
+    template <typename Sink>
     void block(const E* w, Sink sink) {
         for (size_t i = 0; i < wide.size(); i += 16) store(wide.data() + i, load(w + i));
         if (wide.size())
@@ -53,44 +52,56 @@ struct VectorLinear {
 // The same with tiles: x is rounded to bf16.
 struct TileLinear {
     int64_t T, in;
-    std::vector<float> room;
     float *packed, *sums;
     Shapes shapes;
-    TileLinear(const float* x, int64_t T, int64_t in) : T(T), in(in), room((T + TILE - 1) / TILE * TILE * in / 2 + TILE * TILE + 16), shapes(T) {
+    TileLinear(const float* x, int64_t T, int64_t in) : T(T), in(in), shapes(T) {
+        static thread_local std::vector<float> room;  // kept: to ask for memory costs as much as a small product
+        room.resize((T + TILE - 1) / TILE * TILE * in / 2 + TILE * TILE + 16);
         sums = aligned(room.data()), packed = sums + TILE * TILE;
         pack(x, T, in, packed);
     }
+    // Two blocks at a time: each product of tiles waits for the one before it, but not for another block's.
     template <typename Sink>
-    void block(const bf16* w, Sink sink) {
-        ahead(w + 16 * in, 16 * in * sizeof(bf16));
+    void outputs(const bf16* w, int64_t apart, Sink sink) {
         for (int64_t t = 0; t < T; t += TILE) {
-            product(w, packed + t * in / 2, in);
+            if (apart)
+                products(w, w + apart, packed + t * in / 2, in);
+            else
+                product(w, packed + t * in / 2, in);
             _tile_stored(2, sums, T == 1 ? 4 : 64);
-            if (T == 1) {
-                sink(0, load(sums));
-                continue;
-            }
-            alignas(64) float rows[8 * TILE];
-            for (int64_t r = t; r < T && r < t + TILE; r += 8) {
-                const int64_t n = std::min<int64_t>(8, T - r);
-                turn8(sums + r - t, n, rows, TILE);
-                for (int64_t i = 0; i < n; i++) sink(r + i, load(rows + i * TILE));
-            }
+            spread(t, [&](int64_t r, v16 x) { sink(r, 0, x); });
+            if (!apart) continue;
+            _tile_stored(4, sums, T == 1 ? 4 : 64);
+            spread(t, [&](int64_t r, v16 x) { sink(r, 1, x); });
+        }
+    }
+
+   private:
+    template <typename Sink>
+    void spread(int64_t t, Sink sink) {
+        if (T == 1) return sink(0, load(sums));
+        alignas(64) float rows[8 * TILE];
+        for (int64_t r = t; r < T && r < t + TILE; r += 8) {
+            const int64_t n = std::min<int64_t>(8, T - r);
+            turn8(sums + r - t, n, rows, TILE);
+            for (int64_t i = 0; i < n; i++) sink(r + i, load(rows + i * TILE));
         }
     }
 };
 #endif
 
-// y [T,out] (+)= x [T,in] W^T + b, sixteen outputs at a time; called inside the parallel region, without a barrier after.
+// y [T,out] (+)= x [T,in] W^T + b, OUTPUTS at a time; called inside the parallel region, without a barrier after.
+constexpr int64_t OUTPUTS = 32;
+
 template <typename E, typename How>
 static void outputs(const Linear& f, How how, int64_t in, int64_t out, float* y, bool add) {
 #pragma omp for schedule(static) nowait
-    for (int64_t block = 0; block < (out + 15) / 16; block++) {
-        const int64_t at = std::min(block * 16, out - 16);
-        const int64_t done = block * 16 - at;  // outputs of the last block that the one before has written
-        how.block(static_cast<const E*>(f.w) + at * in, [&](int64_t t, v16 r) {
-            if (f.b) r += load(f.b + at);
-            float* to = y + t * out + at;
+    for (int64_t unit = 0; unit < (out + OUTPUTS - 1) / OUTPUTS; unit++) {
+        const int64_t at[2] = {std::min(unit * OUTPUTS, out - 16), std::min(unit * OUTPUTS + 16, out - 16)};
+        how.outputs(static_cast<const E*>(f.w) + at[0] * in, (at[1] - at[0]) * in, [&](int64_t t, int64_t half, v16 r) {
+            const int64_t first = at[half], done = unit * OUTPUTS + half * 16 - first;  // outputs that the block before has written
+            if (f.b) r += load(f.b + first);
+            float* to = y + t * out + first;
             if (add) {
                 for (int64_t j = done; j < 16; j++) to[j] += r[j];
             } else {

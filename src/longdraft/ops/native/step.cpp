@@ -18,11 +18,11 @@ static void turn(float* x, const float* norm, const float* cs, int64_t D, float 
 }
 
 // Copy the residual stream x [T,d] out where it is asked for after `layer` layers.
-static void show(const Pass& p, int64_t layer, const float* x, int64_t size) {
+static void show(const Pass& p, Team& team, int64_t layer, const float* x, int64_t size) {
     for (int64_t i = 0; i < p.hiddens; i++)
         if (p.hidden[i] == layer) {
-#pragma omp single
-            std::memcpy(p.states + i * size, x, sizeof(float) * size);
+            team.wait();
+            if (omp_get_thread_num() == 0) std::memcpy(p.states + i * size, x, sizeof(float) * size);
         }
 }
 
@@ -45,7 +45,7 @@ static void run(const Model& m, const Pass& p, Work& t) {
     float *x = t.x.data(), *z = t.z.data(), *q = t.y.data(), *k = q + T * H * D, *v = k + T * kv, *up = q + T * m.mlp;
 #pragma omp parallel
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             for (int64_t j = 0; j < d; j += 16) store(x + i * d + j, load(static_cast<const E*>(m.embed) + p.tokens[i] * d + j));
             for (int64_t j = 0; j < D / 2; j++) {
@@ -55,16 +55,17 @@ static void run(const Model& m, const Pass& p, Work& t) {
         }
         for (int64_t layer = 0; layer < m.layers; layer++) {
             const Layer& f = m.layer[layer];
-            show(p, layer, x, T * d);
-#pragma omp for schedule(static)
+            show(p, t.team, layer, x, T * d);
+#pragma omp for schedule(static) nowait
             for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm1, d, m.eps, z + i * d);
+            t.team.wait();
             linear<E>(f.q, z, T, d, H * D, q, false);
             if (f.kind != CROSS) {
                 linear<E>(f.k, z, T, d, kv, k, false);
                 linear<E>(f.v, z, T, d, kv, v, false);
             }
-#pragma omp barrier
-#pragma omp for schedule(static)
+            t.team.wait();
+#pragma omp for schedule(static) nowait
             for (int64_t unit = 0; unit < T * (H + K); unit++) {
                 const int64_t i = unit / (H + K), h = unit % (H + K), b = i / W, w = i % W;
                 if (h < H) {
@@ -82,33 +83,38 @@ static void run(const Model& m, const Pass& p, Work& t) {
                     }
                 }
             }
+            t.team.wait();
             attend<E, ND>(m, p, layer, t, widest);
             gather(m, p, layer, t, widest, z);
             if (tapped(m, p, layer)) reduce(m, p, layer, t);
             linear<E>(f.o, z, T, H * D, d, x, true);
-#pragma omp barrier
+            t.team.wait();
             if (f.kind == OWN) continue;
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
             for (int64_t i = 0; i < T; i++) rms(x + i * d, f.norm2, d, m.eps, z + i * d);
+            t.team.wait();
             linear<E>(f.gate, z, T, d, m.mlp, q, false);
             linear<E>(f.up, z, T, d, m.mlp, up, false);
-#pragma omp barrier
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < T * m.mlp; i += 16) {
-                const v16 a = load(q + i);
-                store(q + i, a / (vexp(-a) + 1.0f) * load(up + i));
-            }
+#pragma omp for schedule(static) nowait  // each thread goes on with what it has computed
+            for (int64_t unit = 0; unit < (m.mlp + OUTPUTS - 1) / OUTPUTS; unit++)
+                for (int64_t row = 0; row < T * m.mlp; row += m.mlp)
+                    for (int64_t i = unit * OUTPUTS; i < std::min((unit + 1) * OUTPUTS, m.mlp); i += 16) {
+                        const v16 a = load(q + row + i);
+                        store(q + row + i, a / (vexp(-a) + 1.0f) * load(up + row + i));
+                    }
+            t.team.wait();
             linear<E>(f.down, q, T, m.mlp, d, x, true);
-#pragma omp barrier
+            t.team.wait();
         }
-        show(p, m.layers, x, T * d);
-#pragma omp for schedule(static)
+        show(p, t.team, m.layers, x, T * d);
+#pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             if (m.norm)
                 rms(x + i * d, m.norm, d, m.eps, z + i * d);
             else
                 std::memcpy(z + i * d, x + i * d, sizeof(float) * d);
         }
+        t.team.wait();
         linear<E>(m.head, z, T, d, m.vocab, p.logits, false);
     }
 }

@@ -75,6 +75,21 @@ static inline void product(const bf16* w, const float* packed, int64_t n) {
     }
 }
 
+// The same for two times sixteen rows: tiles 2 and 4. Those that follow them are asked for on the way.
+static inline void products(const bf16* w, const bf16* other, const float* packed, int64_t n) {
+    _tile_zero(2);
+    _tile_zero(4);
+    const bf16* next = w + 2 * TILE * n;
+    for (int64_t i = 0; i < n / 32; i++) {
+        for (int64_t r = 0; r < 2 * TILE; r++) __builtin_prefetch(next + r * n + 32 * i, 0, 2);
+        _tile_loadd(3, packed + i * TILE * TILE, 64);
+        _tile_loadd(0, w + 32 * i, n * sizeof(bf16));
+        _tile_dpbf16ps(2, 0, 3);
+        _tile_loadd(1, other + 32 * i, n * sizeof(bf16));
+        _tile_dpbf16ps(4, 1, 3);
+    }
+}
+
 // Columns of a tile [16,16]: eight from `from` on, of which the first `rows` are stored, `pitch` apart.
 static inline void turn8(const float* from, int64_t rows, float* to, int64_t pitch) {
     __m512 a[8], b[8];
