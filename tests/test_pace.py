@@ -10,7 +10,10 @@ from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
 from longdraft.drafters import Auto, Drafter, Pace
-from longdraft.drafters.pace import LONG, TAPPED, Ledger
+from longdraft.drafters.ledger import ANY, WIDTHS, Ledger, ranks, widest
+from longdraft.drafters.pace import LONG, TAPPED
+from longdraft.tree import PAD, Tree
+from longdraft.verify import Verdict
 
 PLAIN = 10.0  # seconds of a step without drafts
 NEW = 400
@@ -87,43 +90,113 @@ def test_it_wakes_when_drafts_become_good():
 
 def test_a_pace_that_never_sleeps_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
-    monkeypatch.setattr(Pace, "_depth", lambda self: 7)
+    monkeypatch.setattr(Pace, "_shape", lambda self: (7, ANY))
     with pytest.raises(AssertionError):
         test_text_that_drafts_badly_costs_two_percent_at_most()
 
 
 def test_the_ledger_guesses_between_and_beyond():
     ledger = Ledger()
-    ledger.note(0, 0, [0], 10.0)
-    ledger.note(2, 2, [2], 14.0)
+    ledger.note(0, 0, ANY, [], 10.0)
+    ledger.note(2, 2, ANY, [[0, 0]], 14.0)
     assert ledger.seconds(4) == [10.0, 12.0, 14.0, 16.0, 18.0]
     for _ in range(100):
-        ledger.note(2, 2, [1], 14.0)
+        ledger.note(2, 2, ANY, [[0]], 14.0)
     tokens = ledger.tokens(3)
     assert tokens[0] == 1.0 and 1.9 < tokens[2] < 2.1 and tokens[3] - tokens[2] < 0.1
-    ledger.note(0, 0, [0], 10.0)
-    assert ledger.best()[1] == 1
+    assert ledger.best()[1:] == (1, ANY)
 
 
 @each_method
 @pytest.mark.parametrize("sampler", ["greedy", "T=1 min-p penalty"])
 def test_every_method_is_lossless_at_any_pace(method, sampler, monkeypatch):
-    """Depths, sleep and waking by a plan drawn at random instead of by the clock."""
+    """Depths, widths, sleep and waking by a plan drawn at random instead of by the clock."""
     draws = torch.Generator().manual_seed(3)
 
-    def depth(self: Pace) -> int:
-        return int(torch.randint(TAPPED, 5, (), generator=draws))
+    def shape(self: Pace) -> tuple[int, int]:
+        depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
+        return depth + TAPPED, WIDTHS[min(width, 4)]
 
-    monkeypatch.setattr(Pace, "_depth", depth)
+    monkeypatch.setattr(Pace, "_shape", shape)
     check_lossless(lambda t: Pace(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
 
 
 def test_patience_ends():
     pace = Pace(Drafter())
-    pace.ledger, pace.plan, pace.patience, pace.asleep = Ledger(), [], LONG, 0
-    pace.ledger.note(0, 0, [0], 1.0)
-    pace.ledger.note(1, 1, [0], 9.0)
-    assert [pace._depth() for _ in range(LONG + 2)] == [0] * LONG + [TAPPED, 1] and pace.patience == LONG
+    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = Ledger(), [], LONG, 0, 5.0
+    pace.ledger.note(0, 0, ANY, [], 1.0)
+    pace.ledger.note(1, 1, ANY, [[]], 9.0)
+    found = [pace._shape()[0] for _ in range(LONG + 2)]
+    assert found == [0] * LONG + [TAPPED, 1] and pace.patience == LONG
+
+
+def test_a_dear_try_is_followed_by_a_long_sleep():
+    pace = Pace(Drafter())
+    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = Ledger(), [], 8, 0, 90.0
+    pace.ledger.note(0, 0, ANY, [], 1.0)
+    pace.ledger.note(1, 1, ANY, [[]], 91.0)
+    found = [pace._shape()[0] for _ in range(64 * 90 + 1)]
+    assert found == [0] * (64 * 90) + [TAPPED]
+
+
+class Bush(Drafter):
+    """At every depth `nodes` drafts, of which the right one stands at place `rank`, below the right one before."""
+
+    def __init__(self, row: list[int], nodes: int, depth: int, rank: int):
+        self.row, self.nodes, self.depth, self.rank, self.shapes = row, nodes, depth, rank, []
+
+    def grow(self, tree, seqs):
+        below, wide = 0, min(self.nodes, seqs.wide)
+        for d in range(min(self.depth, seqs.room)):
+            n = int(seqs.length[0] - seqs.prompt[0]) + d
+            right = self.row[n] if n < len(self.row) else 0
+            tokens = [right if i == self.rank else (right + 1 + i) % 96 for i in range(wide)]
+            below, tree = (
+                tree.size + min(self.rank, wide - 1),
+                tree.grow(torch.full((1, wide), below), torch.tensor([tokens])),
+            )
+        self.shapes.append((int(tree.depth.max()), wide if tree.size > 1 else 0))
+        return tree
+
+
+def widths_of(rank: int, each: float) -> list[int]:
+    """The widths of the last rounds of a bush whose nodes cost so much each."""
+    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
+    inner = Bush(row, 6, 4, rank)
+    pace = Pace(inner, None)
+    now = [0.0]
+
+    def clock() -> float:
+        if pace.asked is not None:
+            now[0] += PLAIN + each * (inner.shapes[-1][0] * inner.shapes[-1][1] if pace.asked > 0 else 0)
+        return now[0]
+
+    pace.clock = clock
+    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), pace, **options) == [row]
+    return [wide for _, wide in inner.shapes[-30:]]
+
+
+def test_the_width_follows_where_the_right_drafts_stand():
+    for rank, each, best in ((0, 0.5, 1), (1, 0.5, 2), (3, 0.5, 4), (5, 0.2, 6)):
+        assert (found := widths_of(rank, each)).count(best) >= 27, (rank, found)
+
+
+def test_a_ledger_that_overlooks_ranks_is_caught(monkeypatch):
+    """The planted fault: whatever was accepted, a narrower tree would have had it."""
+    monkeypatch.setattr("longdraft.drafters.pace.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count])
+    with pytest.raises(AssertionError):
+        test_the_width_follows_where_the_right_drafts_stand()
+
+
+def test_ranks_count_real_nodes_of_the_same_depth():
+    tree = Tree.root(torch.tensor([1, 2])).grow(torch.tensor([[0, 0, 0], [0, PAD, 0]]), torch.tensor([[4, 5, 6]] * 2))
+    tree = tree.grow(torch.tensor([[1, 3], [3, 3]]), torch.tensor([[7, 8]] * 2))
+    verdict = Verdict(torch.tensor([[0, 3, 5], [0, 3, 3]]), torch.tensor([3, 2]), torch.zeros(2, 3))
+    assert ranks(tree, verdict) == [[2, 1], [1]] and widest(tree) == 3
+    assert ranks(Tree.chain(torch.tensor([[1, 2, 3]])), Verdict(torch.tensor([[0, 1]]), torch.tensor([2]), None)) == [
+        [0]
+    ]
 
 
 def test_auto_keeps_the_drafter_that_measures_best():

@@ -18,7 +18,8 @@ class Sequences:
     """Between steps: length == cache.length + 1 (the root's keys and values are not cached yet).
 
     tokens [B,N] (N has room for every prompt and its limit), length, prompt, limit, seed, done [B]. limit counts new
-    tokens; a row is done at its limit or at a token of eos. most: drafts that one round may have below each other.
+    tokens; a row is done at its limit or at a token of eos. most, wide: drafts that one round may have below
+    each other, and at one depth.
     """
 
     tokens: Tensor
@@ -31,6 +32,7 @@ class Sequences:
     prompt: Tensor = field(init=False)
     done: Tensor = field(init=False)
     most: int | None = field(init=False, default=None)
+    wide: int = field(init=False, default=1 << 30)
 
     def __post_init__(self) -> None:
         self.prompt = self.length.clone()

@@ -75,12 +75,12 @@ class Tree:
             parent = torch.where(parent == PAD, PAD, below)
         return tree
 
-    def plant(self, rows: list[list[tuple[int, int]]]) -> Tree:
+    def plant(self, rows: list[list[tuple[int, int]]], wide: int = 1 << 30) -> Tree:
         """Hang a tree of its own below each row's root: rows[b] lists (parent, token), parents first.
 
-        A parent is 0 for the root, or i for the row's i-th pair.
+        A parent is 0 for the root, or i for the row's i-th pair. Of each depth the first `wide` pairs are planted.
         """
-        tree = self
+        tree, rows = self, [_first(pairs, wide) for pairs in rows]
         depths = [[0] for _ in rows]
         for depth, pairs in zip(depths, rows, strict=True):
             for parent, _ in pairs:
@@ -103,3 +103,15 @@ class Tree:
         before = law.new_zeros(len(law), start, law.shape[-1]) if self.law is None else self.law[:, :start]
         law = torch.cat([before, law], 1)
         return Tree(self.tokens, self.parent, self.depth, self.mask, F.pad(law, (0, 0, 0, self.size - law.shape[1])))
+
+
+def _first(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
+    """Of each depth the first `wide` pairs whose parents are among them."""
+    place, depth, count, kept = {0: 0}, [0], [0] * (len(pairs) + 2), []
+    for i, (parent, token) in enumerate(pairs, 1):
+        depth.append(depth[parent] + 1)
+        if parent in place and count[depth[i]] < wide:
+            count[depth[i]] += 1
+            kept.append((place[parent], token))
+            place[i] = len(kept)
+    return kept

@@ -5,6 +5,7 @@ A command's module is imported when it is called; help imports none.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -82,6 +83,7 @@ def run(words: list[str]) -> int:
     finally:
         if "longdraft.threads" in sys.modules:  # a command may have pinned them
             sys.modules["longdraft.threads"].release()
+        gc.unfreeze()
     return status if isinstance(status, int) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ def audit(
     quiet(threads)
     target, tokenizer = load(model, dtype)
     pin()
+    gc.freeze()  # what is loaded stays: to look through it again takes the collector 0.2 s
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)

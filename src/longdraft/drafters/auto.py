@@ -7,13 +7,14 @@ from time import perf_counter
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.ledger import ANY
 from longdraft.drafters.pace import Pace
 from longdraft.model import Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
-ENOUGH, BEHIND = 6, 0.8  # rounds of a trial after which a part that expects this share of another's rate is given up
+ENOUGH, BEHIND = 5, 0.8  # rounds of a trial after which a part that expects this share of another's rate is given up
 
 
 class Auto(Drafter):
@@ -37,11 +38,15 @@ class Auto(Drafter):
         """All parts: a small model's prefill is no part of its trial."""
         for part in self.parts:
             part.start(seqs)
-        self.waiting, self.trying = list(self.parts), True
+        self.waiting, self.trying, self.plain = list(self.parts), True, self.parts[0].ledger.plain
         self._switch(self.waiting.pop(0))
         self.fresh = False  # the first step drafts nothing anyway
 
     def _switch(self, part: Pace) -> None:
+        """What a plain step takes is known from the part before."""
+        if part.ledger.plain is not self.plain:
+            part.ledger.plain = self.plain
+            part.plan = [(1, ANY)]
         self.now, self.left, self.fresh = part, self.rounds, True
 
     def wants(self) -> Taps:

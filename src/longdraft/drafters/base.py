@@ -94,7 +94,7 @@ def beam(
     """
     if tree.size != 1:
         raise ValueError("a beam starts from the root alone: put it first")
-    widths = list(widths)[: seqs.room]
+    widths = [min(width, seqs.wide) for width in list(widths)[: seqs.room]]
     if chain is not None and tree.law is None and seqs.sampler.bare and widths and set(widths) == {1}:
         drawn = chain(Draws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
         return Tree.chain(torch.cat([tree.tokens, drawn], 1))

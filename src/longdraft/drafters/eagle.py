@@ -117,6 +117,7 @@ class Eagle(Drafter):
         run = torch.zeros(B, 0, dtype=torch.long, device=device)  # candidates the layer has read, in order
         here, output = torch.zeros_like(tree.tokens), self.output
         outputs = output  # of the root's pair, then of what was run: as in the tree of both
+        topk = min(self.topk, seqs.wide)
         for level in range(depth):
             small, start = tree, 0
             if level:
@@ -129,14 +130,14 @@ class Eagle(Drafter):
                 )
                 outputs = torch.cat([outputs, output], 1)
             scores = seqs.sampler.scores(self.block.scores(self.target, output), small, seqs, start).log_softmax(-1)
-            best = scores.topk(self.topk, -1)
+            best = scores.topk(topk, -1)
             new = (value.gather(1, here)[..., None] + best.values).flatten(1)
-            first, tree = tree.size, tree.grow(here.repeat_interleave(self.topk, 1), best.indices.flatten(1))
+            first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), best.indices.flatten(1))
             value = torch.cat([value, new], 1)
-            here = first + new.topk(min(self.topk, new.shape[1])).indices.sort(-1).values
-        return self._best(tree, value)
+            here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
+        return self._best(tree, value, min(self.nodes - 1, depth * seqs.wide))
 
-    def _best(self, tree: Tree, value: Tensor) -> Tree:
+    def _best(self, tree: Tree, value: Tensor, nodes: int) -> Tree:
         """The root and the best of the others: a stable sort puts a parent before a child of equal value."""
-        order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, : self.nodes - 1] + 1
+        order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, :nodes] + 1
         return chosen(tree, order.sort(1).values)

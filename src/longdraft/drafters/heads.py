@@ -54,6 +54,7 @@ def fan(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences) -> Tree:
         here = logits[:, level, None].expand(-1, len(children), -1)
         ranked = seqs.sampler.scores(here, tree, seqs, start).topk(min(max(children), logits.shape[-1]), -1).indices
         pairs = [(node, rank) for node, n in enumerate(children) for rank in range(min(n, ranked.shape[-1]))]
+        pairs = sorted(sorted(pairs, key=lambda p: (p[0] + 1) * (p[1] + 1))[: seqs.wide])
         node, rank = torch.tensor(pairs, device=logits.device).T
         parent = (start + node).expand(len(tree.tokens), -1)
         start, tree = tree.size, tree.grow(parent, ranked[:, node, rank])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter, beam
 from longdraft.errors import InputError
-from longdraft.fast import Draws, chain
+from longdraft.fast import NODES, Draws, chain
 from longdraft.model import LM, KVView, Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -97,6 +97,10 @@ class LMDrafter(Drafter):
         Rows that miss less are padded behind their root: nothing real sees that, and drafts overwrite it.
         """
         tokens, n = seqs.since(self.cache.length)
+        while int(n.min()) > NODES:  # after a long pause
+            self.small(Tree.chain(self._known(tokens[:, :NODES])), self.cache, view=view)
+            self.cache.length += NODES
+            tokens, n = seqs.since(self.cache.length)
         logits = self.small(Tree.chain(self._known(tokens)), self.cache, view=view)
         self.cache.length += n - 1
         return logits.gather(1, (n - 1)[:, None, None].expand(-1, 1, logits.shape[2]))

@@ -1,84 +1,32 @@
-"""How deep to draft now, down to not at all: by what each depth has cost and brought so far."""
+"""How deep and wide to draft now, down to not at all: by what each shape has cost and brought so far."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from math import ceil
 from time import perf_counter
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.ledger import ANY, Ledger, ranks, widest
 from longdraft.model import Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
-FADE = 0.97  # what a round's acceptance still counts one round later
-HOPE = 0.7  # of a draft nobody has seen refused yet
-RECENT = 7  # rounds of a depth whose middle one says what it costs
 SHORT, LONG = 64, 512  # rounds without drafts before another try: doubled while it fails
+DEAR = 64  # and so many times what the last try has cost, in plain steps
 TAPPED = -1  # in place of a depth: a plain step that leaves behind what the next draft is guided by
-
-
-class Ledger:
-    """Tokens and seconds a round of each depth is expected to take, from the latest rounds alone.
-
-    A depth that was never drafted is judged by those that were: its acceptance by the mean over depths, its cost along
-    the line through the two deepest known.
-    """
-
-    def __init__(self) -> None:
-        self.good: list[float] = []  # by depth: drafts accepted, of those whose parent was
-        self.tries: list[float] = []
-        self.spent: dict[int, deque[float]] = {}
-
-    def note(self, depth: int, asked: int, accepted: list[int], seconds: float) -> None:
-        """One round: the tree's depth, the depth that was asked for, drafts accepted by row, its time."""
-        self.spent.setdefault(depth, deque(maxlen=RECENT)).append(seconds)
-        while len(self.good) < asked:
-            self.good.append(0.0)
-            self.tries.append(0.0)
-        for i in range(asked):
-            reached, taken = (sum(a >= n for a in accepted) for n in (i, i + 1))
-            if reached:
-                self.good[i] = FADE * self.good[i] + taken / reached
-                self.tries[i] = FADE * self.tries[i] + 1
-
-    def tokens(self, deepest: int) -> list[float]:
-        """Expected of a round of each depth 0..deepest, bonus token included."""
-        mean = (sum(self.good) + 2 * HOPE) / (sum(self.tries) + 2)
-        found, alive = [1.0], 1.0
-        for i in range(deepest):
-            good, tries = (self.good[i], self.tries[i]) if i < len(self.good) else (0.0, 0.0)
-            alive *= (good + mean) / (tries + 1)
-            found.append(found[-1] + alive)
-        return found
-
-    def seconds(self, deepest: int) -> list[float]:
-        """Of a round of each depth 0..deepest."""
-        known = sorted((d, sorted(times)[(len(times) - 1) // 2]) for d, times in self.spent.items())
-        found, above = [], 0
-        for depth in range(deepest + 1):
-            while above < len(known) - 1 and known[above][0] < depth:
-                above += 1
-            (d1, t1), (d0, t0) = known[above], known[max(above - 1, 0)]
-            line = t1 if d1 == d0 else t0 + (t1 - t0) * (depth - d0) / (d1 - d0)
-            found.append(max(line, known[0][1]))
-        return found
-
-    def best(self) -> tuple[float, int]:
-        """The highest rate, tokens a second, and its depth: at most twice the deepest tried, the least of equals."""
-        deepest = 2 * max(self.spent)
-        rates = [n / s for n, s in zip(self.tokens(deepest), self.seconds(deepest), strict=True)]
-        return max(rates), rates.index(max(rates))
+SOON, LATER = 4, 64  # rounds between trials of other shapes: those never tried, the others
 
 
 class Pace(Drafter):
-    """The inner drafter's trees, never deeper than pays, and plain steps where no draft does; it reads only the past.
+    """The inner drafter's trees, never deeper or wider than pays, and plain steps where no draft does.
 
-    The first rounds draft one token, then none, to know what both cost. Where nothing pays, the inner drafter sleeps:
-    plain steps without taps, then one with them and one draft, to see whether it would pay by now. What is emitted
-    does not depend on any of it.
+    It reads only the past: what is emitted does not depend on any of it. The first rounds draft one token, then none,
+    to know what both cost. Where nothing pays, the inner drafter sleeps: plain steps without taps, then one with them
+    and one draft, to see whether it would pay by now. Where drafts pay, other widths and a plain step take a round now
+    and then, so that none is judged by what was long ago.
     """
 
     def __init__(self, inner: Drafter, clock: Callable[[], float] = perf_counter):
@@ -86,8 +34,9 @@ class Pace(Drafter):
         self.keeps_law, self.needs_all = inner.keeps_law, inner.needs_all
 
     def start(self, seqs: Sequences) -> None:
-        self.ledger, self.plan = Ledger(), [1, 0, TAPPED, 1]  # depths of the next rounds
-        self.asleep, self.patience = 0, SHORT
+        self.ledger = Ledger()
+        self.plan = [(1, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (1, ANY)]  # depths and widths of the next rounds
+        self.asleep, self.patience, self.awake, self.cost = 0, SHORT, 0, 0.0
         self.asked: int | None = None  # depth of the round at hand
         self.inner.start(seqs)
 
@@ -104,37 +53,60 @@ class Pace(Drafter):
         return Taps() if self.blind else self.inner.wants()
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        self.began, self.asked = self.clock(), self._depth()
+        self.began, (self.asked, self.width) = self.clock(), self._shape()
         self.depth = 0
         if self.asked > 0:
-            self.live, seqs.most = (~seqs.done).tolist(), self.asked
+            self.live, seqs.most, seqs.wide = (~seqs.done).tolist(), self.asked, self.width
             try:
                 tree = self.inner.grow(tree, seqs)
             finally:
-                seqs.most = None
+                seqs.most, seqs.wide = None, ANY
             self.depth = int(tree.depth.max())
         return tree
 
-    def _depth(self) -> int:
+    def _shape(self) -> tuple[int, int]:
         if self.asleep:
             self.asleep -= 1
-            return 0
+            return 0, ANY
         if self.plan:
             return self.plan.pop(0)
-        _, best = self.ledger.best()
-        if best:
-            self.patience = SHORT
-            return best
-        self.asleep, self.patience = self.patience - 1, min(2 * self.patience, LONG)
-        self.plan = [TAPPED, 1]  # on waking
-        return 0
+        _, depth, width = self.ledger.best()
+        if depth:
+            self.patience, self.cost = SHORT, 0.0
+            return self._trial(depth, width) or (depth, width)
+        steps = self.cost / self.ledger.seconds(0)[0]
+        self.asleep, self.cost = max(self.patience, ceil(DEAR * steps)) - 1, 0.0
+        self.patience = min(2 * self.patience, LONG)
+        self.plan = [(TAPPED, ANY), (1, ANY)]  # on waking
+        return 0, ANY
+
+    def _trial(self, depth: int, width: int) -> tuple[int, int] | None:
+        """Another width of the depth that is best now, or a plain step, when it is time for one."""
+        self.awake += 1
+        others = [w for w in self.ledger.widths if w != width]
+        new = [w for w in others if w not in self.ledger.spent]
+        if new and self.awake % SOON == 0:
+            return depth, new[0]
+        if self.awake % LATER:
+            return None
+        turn = self.awake // LATER % (len(others) + 1)
+        if turn < len(others):
+            return depth, others[turn]
+        self.plan = [(TAPPED, ANY)]
+        return 0, ANY
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         if not self.blind:
             self.inner.observe(seqs, tree, verdict, taps)
-        if self.asked is None or self.asked == TAPPED:  # the first step of all drafts nothing
+        if self.asked is None:  # the first step of all drafts nothing
             return
-        accepted = []
-        if self.asked:
-            accepted = [n - 1 for n, live in zip(verdict.count.tolist(), self.live, strict=True) if live]
-        self.ledger.note(self.depth, self.asked, accepted, self.clock() - self.began)
+        seconds, found = self.clock() - self.began, []
+        if self.asked > 0:
+            found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
+            if self.width == ANY:
+                self.ledger.widest = max(self.ledger.widest, widest(tree))
+        if self.asked != TAPPED:
+            self.ledger.note(self.depth, max(self.asked, 0), self.width, found, seconds)
+        if self.asked and self.ledger.plain:
+            brought = 1 + sum(map(len, found)) / max(len(found), 1)
+            self.cost = max(0.0, self.cost + seconds - brought * self.ledger.seconds(0)[0])

@@ -72,7 +72,7 @@ class Recycle(Drafter):
         here, known = tree.tokens[:, 0], []
         for b, done in enumerate(seqs.done.tolist()):
             known.append([] if done else self._fill(b, int(here[b]), seqs.room))
-        return tree.plant(known)
+        return tree.plant(known, seqs.wide)
 
     def _fill(self, b: int, root: int, room: int) -> list[tuple[int, int]]:
         """The template with this row's tokens: nodes whose parent's entry has none of that rank are left out."""

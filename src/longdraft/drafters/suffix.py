@@ -147,7 +147,8 @@ class Suffix(Drafter):
         self._catch_up(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        return tree.plant([[] if done else self._draft(b, seqs.room) for b, done in enumerate(seqs.done.tolist())])
+        rows = [[] if done else self._draft(b, seqs.room) for b, done in enumerate(seqs.done.tolist())]
+        return tree.plant(rows, seqs.wide)
 
     def _draft(self, b: int, room: int) -> list[tuple[int, int]]:
         index = self.rows[b].index
