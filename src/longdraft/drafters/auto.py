@@ -21,14 +21,12 @@ class Auto(Drafter):
     """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
 
     A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A plain step, tapped for
-    the next part, stands between two. A part that must see every round cannot be one of several.
+    the next part, stands between two.
     """
 
     def __init__(self, parts: Sequence[Drafter], rounds: int = 16, clock: Callable[[], float] = perf_counter):
         self.parts, self.rounds = [Pace(part, clock) for part in parts], rounds
         self.keeps_law = all(part.keeps_law for part in parts)
-        if any(part.needs_all for part in parts):
-            raise ValueError("a drafter that must see every round cannot be tried for some of them")
 
     @property
     def caches(self) -> list[KVCache]:

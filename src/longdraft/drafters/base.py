@@ -19,12 +19,11 @@ from longdraft.verify import Verdict
 class Drafter:
     """grow never changes what is committed: it may write to scratch slots and to its own state only.
 
-    keeps_law: children are draws without replacement from a stored law, as verify=reject needs. needs_all: observe must
-    see every round; otherwise rounds may be left out, if the last one before grow is not.
+    keeps_law: children are draws without replacement from a stored law, as verify=reject needs. observe need not see
+    every round: some may be left out, if the last one before grow is not.
     """
 
     keeps_law = False
-    needs_all = False
 
     def wants(self) -> Taps:
         """What the verify pass must leave behind for observe."""
@@ -51,7 +50,6 @@ class Then(Drafter):
 
     def __init__(self, *parts: Drafter):
         self.parts = parts
-        self.needs_all = any(p.needs_all for p in parts)
         self.wants()
 
     def wants(self) -> Taps:

@@ -32,12 +32,11 @@ class Eagle(Drafter):
     """Its cache holds one pair (feature of t, token t+1) per token in the target's cache, all with true features.
 
     A tree is grown from the `topk` best children of the `topk` best nodes of each level, `levels` times, and the best
-    `nodes` of all candidates are verified (EAGLE-2 sec. 4). A value is the cumulative log-probability of a draft, at a
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Where rounds were left out, the target reads their tokens
+    again. A value is the cumulative log-probability of a draft, at a
     temperature that of it being the draw given the noise: never above its parent's. Features of the prompt are those
     of its last `reach` tokens. Not for use inside a hierarchy, which verifies under a view.
     """
-
-    needs_all = True
 
     def __init__(
         self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 2048
@@ -64,18 +63,22 @@ class Eagle(Drafter):
         self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
         self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
         for b in range(B):
-            row, n = cache.row(b), int(cache.length[b])
-            fed = n - int(self.first[b])
-            if not fed:
-                continue
-            found = []
-            with row.reopen(fed):
-                for part in seqs.tokens[b : b + 1, n - fed : n].split(128, 1):
-                    taps = self.wants()
-                    self.target(Tree.chain(part), row, taps=taps, logits=1)
-                    row.length += part.shape[1]
-                    found.append(self._states(taps))
-            self._feed(torch.cat(found, 1), seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
+            self._read(seqs, b)
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Run a row's committed tokens that have no pairs yet again, for their features alone: no bit of it changes."""
+        row, n = seqs.cache.row(b), int(seqs.cache.length[b])
+        fed = n - int(self.first[b] + self.own.length[b])
+        if not fed:
+            return
+        found = []
+        with row.reopen(fed):
+            for part in seqs.tokens[b : b + 1, n - fed : n].split(128, 1):
+                taps = self.wants()
+                self.target(Tree.chain(part), row, taps=taps, logits=1)
+                row.length += part.shape[1]
+                found.append(self._states(taps))
+        self._feed(torch.cat(found, 1), seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
         """Append pairs features [B',A,d], tokens [B',A], of which count are real, to the cache of these rows."""
@@ -102,8 +105,11 @@ class Eagle(Drafter):
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         states = self._states(taps)
         features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
-        count = (seqs.cache.length - self.first - self.own.length).tolist()  # what a row took: none if it was done
-        self._feed(features, verdict.emitted, slice(0, len(count)), count)
+        count = seqs.cache.length - self.first - self.own.length  # what a row took: none if it was done
+        late = count > verdict.count  # rounds were left out
+        self._feed(features, verdict.emitted, slice(0, len(count)), count.masked_fill(late, 0).tolist())
+        for b in (late & ~seqs.done).nonzero()[:, 0].tolist():
+            self._read(seqs, b)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         if tree.size != 1:

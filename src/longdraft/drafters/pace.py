@@ -31,11 +31,11 @@ class Pace(Drafter):
 
     def __init__(self, inner: Drafter, clock: Callable[[], float] = perf_counter):
         self.inner, self.clock = inner, clock
-        self.keeps_law, self.needs_all = inner.keeps_law, inner.needs_all
+        self.keeps_law = inner.keeps_law
 
     def start(self, seqs: Sequences) -> None:
         self.ledger = Ledger()
-        self.plan = [(1, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (1, ANY)]  # depths and widths of the next rounds
+        self.plan = [(1, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (1, 1)]  # depths and widths of the next rounds
         self.asleep, self.patience, self.awake, self.cost = 0, SHORT, 0, 0.0
         self.asked: int | None = None  # depth of the round at hand
         self.inner.start(seqs)
@@ -47,7 +47,7 @@ class Pace(Drafter):
     @property
     def blind(self) -> bool:
         """Whether the round at hand is hidden from the inner drafter: a plain step as cheap as there is."""
-        return self.asked == 0 and not self.needs_all
+        return self.asked == 0
 
     def wants(self) -> Taps:
         return Taps() if self.blind else self.inner.wants()
@@ -69,7 +69,8 @@ class Pace(Drafter):
             self.asleep -= 1
             return 0, ANY
         if self.plan:
-            return self.plan.pop(0)
+            depth, width = self.plan.pop(0)
+            return depth, width if width < self.ledger.widest else ANY  # a chain has no other width
         _, depth, width = self.ledger.best()
         if depth:
             self.patience, self.cost = SHORT, 0.0
@@ -77,7 +78,7 @@ class Pace(Drafter):
         steps = self.cost / self.ledger.seconds(0)[0]
         self.asleep, self.cost = max(self.patience, ceil(DEAR * steps)) - 1, 0.0
         self.patience = min(2 * self.patience, LONG)
-        self.plan = [(TAPPED, ANY), (1, ANY)]  # on waking
+        self.plan = [(TAPPED, ANY), (1, 1)]  # on waking
         return 0, ANY
 
     def _trial(self, depth: int, width: int) -> tuple[int, int] | None:
