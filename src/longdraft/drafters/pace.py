@@ -102,6 +102,8 @@ class Pace(Drafter):
         if self.asked is None:  # the first step of all drafts nothing
             return
         seconds, found = self.clock() - self.began, []
+        if self.blind:
+            return self.ledger.plain.append(seconds)
         if self.asked > 0:
             found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == ANY:
