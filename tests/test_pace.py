@@ -11,7 +11,7 @@ from listed import BUILD, ROWS, each_method
 from longdraft import Stats, generate
 from longdraft.drafters import Auto, Drafter, Pace
 from longdraft.drafters.ledger import ANY, WIDTHS, Ledger, ranks, widest
-from longdraft.drafters.pace import LONG, TAPPED
+from longdraft.drafters.pace import EARLY, LATE, LONG, SHORT, TAPPED
 from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
 
@@ -121,22 +121,17 @@ def test_every_method_is_lossless_at_any_pace(method, sampler, monkeypatch):
     check_lossless(lambda t: Pace(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
 
 
-def test_patience_ends():
+@pytest.mark.parametrize("patience", [EARLY, LATE])
+@pytest.mark.parametrize("cost", [0.0, 3.0, 5.0, 1e6])
+def test_a_dear_try_is_followed_by_a_long_sleep(patience, cost):
+    """Up to a limit; and each sleep is longer than the one before, up to another."""
     pace = Pace(Drafter())
-    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = Ledger(), [], LONG, 0, 5.0
+    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = Ledger(), [], patience, 0, cost
     pace.ledger.note(0, 0, ANY, [], 1.0)
     pace.ledger.note(1, 1, ANY, [[]], 9.0)
-    found = [pace._shape()[0] for _ in range(LONG + 2)]
-    assert found == [0] * LONG + [TAPPED, 1] and pace.patience == LONG
-
-
-def test_a_dear_try_is_followed_by_a_long_sleep():
-    pace = Pace(Drafter())
-    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = Ledger(), [], 8, 0, 90.0
-    pace.ledger.note(0, 0, ANY, [], 1.0)
-    pace.ledger.note(1, 1, ANY, [[]], 91.0)
-    found = [pace._shape()[0] for _ in range(64 * 90 + 1)]
-    assert found == [0] * (64 * 90) + [TAPPED]
+    rounds = min(max(int(patience * cost), SHORT), LONG)
+    found = [pace._shape()[0] for _ in range(rounds + 2)]
+    assert found == [0] * rounds + [TAPPED, 1] and pace.patience == min(2 * patience, LATE)
 
 
 class Bush(Drafter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -197,17 +197,22 @@ class NativeStep:
         k, v, slots = zip(*self.places(cache, longest + nodes), strict=True)
         p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
         if view is not None:
-            picks = [self._picked(view, cache, layer, b) for layer in range(L) for b in range(B)]
+            picks = self.picked(view, cache, range(L), B)
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
         return longest
 
-    def _picked(self, view: Any, cache: KVCache, layer: int, b: int) -> native.Picked:
-        pair = None if layer in self.windows else view.compact(layer, b, *cache.read(layer, b))
-        return (
-            native.Picked(None, None, 0, 0)
-            if pair is None
-            else native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
-        )
+    def picked(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Picked]:
+        """Where the picked keys of these layers and rows lie; those that are not copied yet are copied together."""
+        where = [(layer, b) for layer in layers for b in range(rows)]
+        missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
+        if missing:
+            view.copy([(layer, b, *cache.read(layer, b)) for layer, b in missing])
+        return [self._place(view.copied.get(place)) for place in where]
+
+    def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Picked:
+        if pair is None:
+            return native.Picked(None, None, 0, 0)
+        return native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
 
 
 def copied(view: Any) -> bool:

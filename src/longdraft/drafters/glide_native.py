@@ -75,7 +75,7 @@ class NativeBlock:
         p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
         if view is not None:
             nothing = [native.Picked(None, None, 0, 0)] * p.rows
-            picks = nothing + [step._picked(view, cache, layer, b) for b in range(p.rows)]
+            picks = nothing + step.picked(view, cache, [layer], p.rows)
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * p.rows))(*picks)
 
 

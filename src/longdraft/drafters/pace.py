@@ -14,8 +14,8 @@ from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
-SHORT, LONG = 64, 512  # rounds without drafts before another try: doubled while it fails
-DEAR = 64  # and so many times what the last try has cost, in plain steps
+EARLY, LATE = 32, 256  # a sleep is so many times as long as the try before it cost: doubled while tries fail
+SHORT, LONG = 8, 2048  # rounds that any sleep lasts, at least and at most
 TAPPED = -1  # in place of a depth: a plain step that leaves behind what the next draft is guided by
 SOON, LATER = 4, 64  # rounds between trials of other shapes: those never tried, the others
 
@@ -36,7 +36,7 @@ class Pace(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.ledger = Ledger()
         self.plan = [(1, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (1, 1)]  # depths and widths of the next rounds
-        self.asleep, self.patience, self.awake, self.cost = 0, SHORT, 0, 0.0
+        self.asleep, self.patience, self.awake, self.cost = 0, EARLY, 0, 0.0
         self.asked: int | None = None  # depth of the round at hand
         self.inner.start(seqs)
 
@@ -73,11 +73,11 @@ class Pace(Drafter):
             return depth, width if width < self.ledger.widest else ANY  # a chain has no other width
         _, depth, width = self.ledger.best()
         if depth:
-            self.patience, self.cost = SHORT, 0.0
+            self.patience, self.cost = EARLY, 0.0
             return self._trial(depth, width) or (depth, width)
         steps = self.cost / self.ledger.seconds(0)[0]
-        self.asleep, self.cost = max(self.patience, ceil(DEAR * steps)) - 1, 0.0
-        self.patience = min(2 * self.patience, LONG)
+        self.asleep, self.cost = min(max(ceil(self.patience * steps), SHORT), LONG) - 1, 0.0
+        self.patience = min(2 * self.patience, LATE)
         self.plan = [(TAPPED, ANY), (1, 1)]  # on waking
         return 0, ANY
 
@@ -103,7 +103,8 @@ class Pace(Drafter):
             return
         seconds, found = self.clock() - self.began, []
         if self.blind:
-            return self.ledger.plain.append(seconds)
+            self.ledger.plain.append(seconds)
+            return
         if self.asked > 0:
             found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == ANY:

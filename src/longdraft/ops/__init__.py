@@ -5,7 +5,7 @@ from __future__ import annotations
 from longdraft.ops import cpu, noise, trial
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, uniform
 from longdraft.ops.reference import Attended, Segment
-from longdraft.ops.select import Compact, choose, take
+from longdraft.ops.select import Compact, choose, refill, take
 
 
 def attend(q, *args, **options) -> Attended:
@@ -31,6 +31,7 @@ __all__ = [
     "choose",
     "draw",
     "gumbel",
+    "refill",
     "take",
     "uniform",
 ]

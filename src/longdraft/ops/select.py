@@ -69,19 +69,42 @@ class Compact:
 
         What a slot holds must not change between calls.
         """
-        lib, n = native.library(), slots.shape[-1]
-        same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)
-        if lib is None or slots.dim() > 1 or not k.is_cpu or not same:
-            return take(k, slots), take(v, slots)
-        K, _, D = k.shape
+        return refill([(self, k, v, slots)])[0]
+
+    def change(self, k: Tensor, v: Tensor, slots: Tensor) -> native.Copy:
+        """What the kernel is to do, and what is held once it is done."""
+        (K, _, D), n, size = k.shape, len(slots), k.element_size()
         if self._k.shape[::2] != (K, D) or self._k.shape[1] < n or self._k.dtype != k.dtype:
             self._k, self._v = (x.new_empty(K, n + ROOM, D) for x in (k, v))
             self._slots = self._places = slots[:0]
-        slots, places, size = slots.contiguous(), torch.empty_like(slots), k.element_size()
-        lib.longdraft_retake(
+        self._old, slots, places = (self._slots, self._places), slots.contiguous(), torch.empty_like(slots)
+        job = native.Copy(
             k.data_ptr(), v.data_ptr(), K, k.stride(0) * size, D * size, slots.data_ptr(), n,
             self._slots.data_ptr(), self._places.data_ptr(), len(self._slots),
             self._k.data_ptr(), self._v.data_ptr(), self._k.stride(0) * size, places.data_ptr(),
         )  # fmt: skip
         self._slots, self._places = slots, places
+        return job
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        self._old = None  # the kernel has read it
+        n = len(self._slots)
         return self._k[:, :n], self._v[:, :n]
+
+
+def refill(asked: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Compact.fill for many copies, in one call of the kernel where it does them."""
+
+    def fits(k: Tensor, v: Tensor, slots: Tensor) -> bool:
+        same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)
+        return lib is not None and slots.dim() == 1 and k.is_cpu and same
+
+    lib = native.library()
+    native_ones = [fits(*what) for _, *what in asked]
+    jobs = [copy.change(*what) for (copy, *what), fit in zip(asked, native_ones, strict=True) if fit]
+    if lib is not None and jobs:
+        lib.longdraft_retake((native.Copy * len(jobs))(*jobs), len(jobs))
+    return [
+        copy.held() if fit else (take(k, slots), take(v, slots))
+        for (copy, k, v, slots), fit in zip(asked, native_ones, strict=True)
+    ]

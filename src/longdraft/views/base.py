@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, KVView, Taps
-from longdraft.ops import Compact, Segment
+from longdraft.ops import Compact, Segment, refill
 
 
 @dataclass
@@ -26,7 +26,7 @@ class View:
     since: Tensor
     layers: dict[int, int] | None = None
     copies: dict[tuple[int, int], Compact] = field(default_factory=dict)
-    _compact: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    copied: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _since: list[int] = field(init=False)
     _counts: list[int] = field(init=False)
 
@@ -37,11 +37,20 @@ class View:
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """The picked keys and values of row b, side by side, from its k, v [K,S,D]; None where nothing is picked."""
-        if (layer, b) not in self._compact:
-            slots = self.picks[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
-            copy = self.copies.setdefault((layer, b), Compact())
-            self._compact[layer, b] = copy.fill(k, v, slots) if self._counts[b] else None
-        return self._compact[layer, b]
+        if (layer, b) not in self.copied:
+            self.copy([(layer, b, k, v)])
+        return self.copied[layer, b]
+
+    def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
+        """`compact` of many (layer, row, k, v) together."""
+        places, asked = [], []
+        for layer, b, k, v in rows:
+            self.copied[layer, b] = None
+            if self._counts[b]:
+                slots = self.picks[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
+                places.append((layer, b))
+                asked.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
+        self.copied.update(zip(places, refill(asked), strict=True))
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None

@@ -55,6 +55,15 @@ class Pass(ctypes.Structure):
     _fields_ += [("only", ctypes.c_int64), ("ring", ctypes.c_int64), ("seen", ctypes.c_void_p)]
 
 
+class Copy(ctypes.Structure):
+    _fields_ = [("k", ctypes.c_void_p), ("v", ctypes.c_void_p)]
+    _fields_ += [(n, ctypes.c_int64) for n in ("heads", "pitch", "bytes")]
+    _fields_ += [("slots", ctypes.c_void_p), ("n", ctypes.c_int64)]
+    _fields_ += [("held", ctypes.c_void_p), ("held_at", ctypes.c_void_p), ("had", ctypes.c_int64)]
+    _fields_ += [("out_k", ctypes.c_void_p), ("out_v", ctypes.c_void_p), ("out_pitch", ctypes.c_int64)]
+    _fields_ += [("place", ctypes.c_void_p)]
+
+
 class Chain(ctypes.Structure):
     _fields_ = [("count", ctypes.c_int64), ("temperature", ctypes.c_double)]
     _fields_ += [
@@ -100,9 +109,7 @@ def opened(kind: str) -> ctypes.CDLL | None:
     lib.longdraft_uniform.restype = lib.longdraft_draw.restype = None
     if hasattr(lib, "longdraft_pin"):  # on Linux
         lib.longdraft_pin.argtypes, lib.longdraft_pin.restype = [number, pointer], None
-    lib.longdraft_retake.argtypes = [pointer] * 2 + [number] * 3 + [pointer, number] + [pointer] * 2 + [number]
-    lib.longdraft_retake.argtypes += [pointer] * 2 + [number, pointer]
-    lib.longdraft_retake.restype = None
+    lib.longdraft_retake.argtypes, lib.longdraft_retake.restype = [ctypes.POINTER(Copy), number], None
     lib.longdraft_take.argtypes = [pointer, *[number] * 3, pointer, *[number] * 2, pointer]
     lib.longdraft_step.argtypes = [ctypes.POINTER(Model), ctypes.POINTER(Pass), ctypes.c_void_p, ctypes.c_int]
     lib.longdraft_chain.argtypes = [*lib.longdraft_step.argtypes, ctypes.POINTER(Chain)]
