@@ -206,16 +206,3 @@ def test_auto_keeps_the_drafter_that_measures_best():
     assert drafter.now.inner is prophets[1] and not drafter.trying
     assert [len(p.depths) <= 12 for p in prophets] == [True, False, True]
     assert prophets[1].depths[-3] == 7
-
-
-def test_auto_sleeps_between_trials_that_fail():
-    """Parts that are never right, and cost as much as a plain step each: together no more than one of them alone."""
-    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-    prophets, clock = [Prophet([row], 7, lambda n: 0) for _ in range(5)], Clock(PLAIN)
-    drafter, stats = Auto(prophets), Stats()
-    for part in drafter.parts:
-        part.clock = lambda part=part: (setattr(clock, "pace", part), clock())[1]
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
-    drafts = sum(sum(p.depths) for p in prophets)
-    assert 5 <= drafts < 0.03 * NEW and all(p.depths for p in prophets)

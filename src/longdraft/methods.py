@@ -238,7 +238,7 @@ def auto(target: LM, parts: dict[str, Any], rounds: int = 16) -> Drafter:
     at_least(1, rounds=rounds)
     built = {"glide": longspec_guided, "budget": budgetdraft, "heads": tokenswift}
     own = [build(target, parts[kind], **AUTO.get(kind, {})) for kind, build in built.items() if kind in parts]
-    return Auto([*own, suffix(target), vegas(target), vegas_reuse(target)], rounds)
+    return Auto([*own, vegas(target), vegas_reuse(target), suffix(target)], rounds)
 
 
 AUTO = {"glide": {"widths": "4,2,2,2,2"}}  # fewer nodes than its default: a CPU verifies some ten for little

@@ -20,8 +20,8 @@ ENOUGH, BEHIND = 5, 0.8  # rounds of a trial after which a part that expects thi
 class Auto(Drafter):
     """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
 
-    A trial is `rounds` rounds. A part that finds that no draft of its own pays sleeps first, as long as its try was
-    dear, so that trials cost little on text that drafts badly. A plain step, tapped for the next, stands between two.
+    A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A plain step, tapped for
+    the next part, stands between two.
     """
 
     def __init__(self, parts: Sequence[Drafter], rounds: int = 16, clock: Callable[[], float] = perf_counter):
@@ -45,7 +45,7 @@ class Auto(Drafter):
         if part.ledger.plain is not self.plain:
             part.ledger.plain = self.plain
             part.plan = [(1, ANY)]
-        self.now, self.left, self.fresh, self.slept = part, self.rounds, True, False
+        self.now, self.left, self.fresh = part, self.rounds, True
 
     def wants(self) -> Taps:
         return self.now.wants()
@@ -59,12 +59,8 @@ class Auto(Drafter):
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.fresh = False
         self.now.observe(seqs, tree, verdict, taps)
-        if self.now.asleep:
-            self.slept = True
-        elif self.trying and (self.slept or self.left <= 0 or self._hopeless()):
-            self._next()
-
-    def _next(self) -> None:
+        if not self.trying or (self.left > 0 and not self.now.asleep and not self._hopeless()):
+            return
         if self.waiting:
             self._switch(self.waiting.pop(0))
             return
