@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 
 import pytest
 import tiny
@@ -14,9 +15,11 @@ from structure import ancestors, check_shape, close
 
 from longdraft import InputError, Sampler, build
 from longdraft.cache import KVCache
-from longdraft.drafters import Eagle
+from longdraft.drafters import Eagle, Pace
 from longdraft.drafters.eagle import chosen
 from longdraft.drafters.eagle_block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.ledger import ANY
+from longdraft.drafters.pace import TAPPED
 from longdraft.model import LM, Taps
 from longdraft.tree import PAD, Tree
 
@@ -75,6 +78,17 @@ def test_the_cache_is_recomputation_from_scratch(kind, reach):
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, reach)
     stats = check_lossless(lambda t: drafter, "llama", SAMPLERS["T=1"], (30, 1, 12), 16)
     assert sum(stats.accepted) > 3 and drafter.checked > 20
+
+
+@each_kind
+def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
+    """Whatever it saw, before a draft the cache is what it is when every round is seen."""
+    shapes = cycle([(0, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (2, ANY), (3, 2), (0, ANY), (TAPPED, ANY), (1, 1)])
+    monkeypatch.setattr(Pace, "_shape", lambda self: next(shapes))
+    lm = tiny.target("llama")
+    drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, 512)
+    check_lossless(lambda t: Pace(drafter), "llama", SAMPLERS["T=1"], (30,), 24)
+    assert drafter.checked >= 10
 
 
 def test_the_prompt_goes_through_in_chunks():

@@ -108,7 +108,7 @@ class Eagle(Drafter):
         count = seqs.cache.length - self.first - self.own.length  # what a row took: none if it was done
         late = count > verdict.count  # rounds were left out
         self._feed(features, verdict.emitted, slice(0, len(count)), count.masked_fill(late, 0).tolist())
-        for b in (late & ~seqs.done).nonzero()[:, 0].tolist():
+        for b in late.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:

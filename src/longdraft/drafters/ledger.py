@@ -23,9 +23,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.good: dict[int, list[float]] = {
-            w: [] for w in WIDTHS
-        }  # by depth: drafts accepted, of those whose parent was
+        # by width and depth: drafts accepted, and those whose parent was
+        self.good: dict[int, list[float]] = {w: [] for w in WIDTHS}
         self.tries: dict[int, list[float]] = {w: [] for w in WIDTHS}
         self.plain: deque[float] = deque(maxlen=RECENT)
         self.spent: dict[int, dict[int, deque[float]]] = {}
