@@ -14,7 +14,7 @@ from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
-EARLY, LATE = 32, 256  # a sleep is so many times as long as the try before it cost: doubled while tries fail
+EARLY, LATE = 8, 256  # a sleep is so many times as long as the try before it cost: doubled while tries fail
 SHORT, LONG = 8, 2048  # rounds that any sleep lasts, at least and at most
 TAPPED = -1  # in place of a depth: a plain step that leaves behind what the next draft is guided by
 SOON, LATER = 4, 64  # rounds between trials of other shapes: those never tried, the others
