@@ -16,6 +16,7 @@ class _Store:
 
     batch: int
     slots: int
+    made: int = 0  # buffers, so far
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def room(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +27,7 @@ class _Store:
             new = [x.new_zeros(self.batch, x.shape[1], self.slots, x.shape[3]) for x in (k, v)]
             for a, b in zip(new, old or (), strict=False):
                 a[:, :, : b.shape[2]] = b
-            self.layers[layer] = (new[0], new[1])
+            self.layers[layer], self.made = (new[0], new[1]), self.made + 1
         return self.layers[layer]
 
 
@@ -40,7 +41,7 @@ class KVCache:
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
         self._store, self._first = _Store(batch, slots), 0
 
-    _places: list[tuple[int, int, int]] = []  # noqa: RUF012 - never changed, only replaced
+    _places: tuple[int, list[tuple[int, int, int]]] | None = None
     _table: tuple[list[tuple[int, int, int]], Tensor] | None = None
 
     def row(self, b: int) -> KVCache:
@@ -83,12 +84,12 @@ class KVCache:
 
         Found anew only where a buffer has moved: the list is the same one until then.
         """
-        if not self._places or self._places[0][2] != self._store.slots or end > self._store.slots:
+        if self._places is None or self._places[0] != self._store.made or end > self._store.slots:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
-            buffers = [self._store.room(layer, end, like, like) for layer in range(layers)]
+            buffers = [self._store.room(layer, max(end, self._store.slots), like, like) for layer in range(layers)]
             at = self._first
-            self._places = [(k[at].data_ptr(), v[at].data_ptr(), k.shape[2]) for k, v in buffers]
-        return self._places
+            self._places = self._store.made, [(k[at].data_ptr(), v[at].data_ptr(), k.shape[2]) for k, v in buffers]
+        return self._places[1]
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         """[layers,4] `pointers` of every layer and a zero, on the device."""

@@ -31,7 +31,7 @@ class Sequences:
     eos: tuple[int, ...] = ()
     prompt: Tensor = field(init=False)
     done: Tensor = field(init=False)
-    most: int | None = field(init=False, default=None)
+    most: int = field(init=False, default=1 << 30)
     wide: int = field(init=False, default=1 << 30)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Sequences:
         """How many drafted tokens the longest-lived row can still use (the bonus token takes the last place)."""
         left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
         room = max(int(left.max()) - 1, 0)
-        return room if self.most is None else min(room, self.most)
+        return min(room, self.most)
 
     def since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens after each row's first `consumed` [B] ones, left-aligned: [B,M], and how many are real [B]."""

@@ -33,18 +33,16 @@ class Auto(Drafter):
         return [c for part in self.parts for c in part.caches]
 
     def start(self, seqs: Sequences) -> None:
-        """All parts: a small model's prefill is no part of its trial."""
+        """All parts: a small model's prefill is no part of its trial. One measures plain steps for all."""
         for part in self.parts:
             part.start(seqs)
-        self.waiting, self.trying, self.plain = list(self.parts), True, self.parts[0].ledger.plain
+        for part in self.parts[1:]:
+            part.ledger.plain, part.plan = self.parts[0].ledger.plain, [(1, ANY)]
+        self.waiting, self.trying = list(self.parts), True
         self._switch(self.waiting.pop(0))
         self.fresh = False  # the first step drafts nothing anyway
 
     def _switch(self, part: Pace) -> None:
-        """What a plain step takes is known from the part before."""
-        if part.ledger.plain is not self.plain:
-            part.ledger.plain = self.plain
-            part.plan = [(1, ANY)]
         self.now, self.left, self.fresh = part, self.rounds, True
 
     def wants(self) -> Taps:

@@ -60,7 +60,7 @@ class Pace(Drafter):
             try:
                 tree = self.inner.grow(tree, seqs)
             finally:
-                seqs.most, seqs.wide = None, ANY
+                seqs.most = seqs.wide = ANY
             self.depth = int(tree.depth.max())
         return tree
 
@@ -105,12 +105,11 @@ class Pace(Drafter):
         if self.blind:
             self.ledger.plain.append(seconds)
             return
-        if self.asked > 0:
+        if self.asked != TAPPED:
             found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == ANY:
                 self.ledger.widest = max(self.ledger.widest, widest(tree))
-        if self.asked != TAPPED:
-            self.ledger.note(self.depth, max(self.asked, 0), self.width, found, seconds)
-        if self.asked and self.ledger.plain:
+            self.ledger.note(self.depth, self.asked, self.width, found, seconds)
+        if self.ledger.plain:
             brought = 1 + sum(map(len, found)) / max(len(found), 1)
             self.cost = max(0.0, self.cost + seconds - brought * self.ledger.seconds(0)[0])

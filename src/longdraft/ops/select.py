@@ -71,25 +71,24 @@ class Compact:
         """
         return refill([(self, k, v, slots)])[0]
 
-    def change(self, k: Tensor, v: Tensor, slots: Tensor) -> native.Copy:
-        """What the kernel is to do, and what is held once it is done."""
+    def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
+        """What the kernel is to do; once it is done, the slots that are held, and where."""
         (K, _, D), n, size = k.shape, len(slots), k.element_size()
         if self._k.shape[::2] != (K, D) or self._k.shape[1] < n or self._k.dtype != k.dtype:
             self._k, self._v = (x.new_empty(K, n + ROOM, D) for x in (k, v))
             self._slots = self._places = slots[:0]
-        self._old, slots, places = (self._slots, self._places), slots.contiguous(), torch.empty_like(slots)
+        slots, places = slots.contiguous(), torch.empty_like(slots)
         job = native.Copy(
             k.data_ptr(), v.data_ptr(), K, k.stride(0) * size, D * size, slots.data_ptr(), n,
             self._slots.data_ptr(), self._places.data_ptr(), len(self._slots),
             self._k.data_ptr(), self._v.data_ptr(), self._k.stride(0) * size, places.data_ptr(),
         )  # fmt: skip
-        self._slots, self._places = slots, places
-        return job
+        return job, slots, places
 
-    def held(self) -> tuple[Tensor, Tensor]:
-        self._old = None  # the kernel has read it
-        n = len(self._slots)
-        return self._k[:, :n], self._v[:, :n]
+    def hold(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """What the kernel has put there."""
+        self._slots, self._places = slots, places
+        return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
 
 def refill(asked: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -100,11 +99,11 @@ def refill(asked: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tupl
         return lib is not None and slots.dim() == 1 and k.is_cpu and same
 
     lib = native.library()
-    native_ones = [fits(*what) for _, *what in asked]
-    jobs = [copy.change(*what) for (copy, *what), fit in zip(asked, native_ones, strict=True) if fit]
-    if lib is not None and jobs:
-        lib.longdraft_retake((native.Copy * len(jobs))(*jobs), len(jobs))
+    jobs = [copy.change(*what) if fits(*what) else None for copy, *what in asked]
+    ready = [job[0] for job in jobs if job]
+    if lib is not None and ready:
+        lib.longdraft_retake((native.Copy * len(ready))(*ready), len(ready))
     return [
-        copy.held() if fit else (take(k, slots), take(v, slots))
-        for (copy, k, v, slots), fit in zip(asked, native_ones, strict=True)
+        copy.hold(*job[1:]) if job else (take(k, slots), take(v, slots))
+        for (copy, k, v, slots), job in zip(asked, jobs, strict=True)
     ]

@@ -2,10 +2,10 @@
 // much as a small layer's work does.
 #pragma once
 #include <omp.h>
-#include <sched.h>
 
 #include <atomic>
 #include <cstdint>
+#include <thread>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -27,7 +27,7 @@ class Team {
             return;
         }
         for (int looks = 0; round.load(std::memory_order_acquire) == now; looks++) {
-            if (looks >= PATIENCE) sched_yield();
+            if (looks >= PATIENCE) std::this_thread::yield();
 #ifdef __x86_64__
             _mm_pause();
 #endif
