@@ -159,7 +159,7 @@ def test_the_best_nodes_are_a_tree(data):
         tree = tree.grow(torch.tensor([[parents[node]]]), torch.tensor([[node]]))
     lm = tiny.target("llama")
     nodes = data.draw(st.integers(2, 40))
-    best = Eagle(lm, random_eagle3(lm, 0), 4, 2, nodes)._best(tree, torch.tensor([values]), nodes - 1)
+    best = Eagle(lm, random_eagle3(lm, 0), 4, 2, nodes)._best(tree, torch.tensor([values]))
     check_shape(best)
     assert best.size == min(nodes, 30)
     kept = best.tokens[0, 1:].tolist()

@@ -10,7 +10,7 @@ from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
 from longdraft.drafters import Auto, Drafter, Pace
-from longdraft.drafters.ledger import ANY, WIDTHS, Ledger, ranks, widest
+from longdraft.drafters.ledger import ANY, WIDTHS, Ledger, ranks
 from longdraft.drafters.pace import EARLY, LATE, LONG, SHORT, TAPPED
 from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
@@ -184,11 +184,27 @@ def test_a_ledger_that_overlooks_ranks_is_caught(monkeypatch):
         test_the_width_follows_where_the_right_drafts_stand()
 
 
+@each_method
+def test_every_method_drafts_as_narrow_as_it_is_asked_to(method, monkeypatch):
+    """A drafter that overlooks the width would be tried at it again and again."""
+    monkeypatch.setattr(Pace, "_shape", lambda self: (3, 2))
+    seen = []
+
+    class Watched(Pace):
+        def grow(self, tree, seqs):
+            tree = super().grow(tree, seqs)
+            seen.append((tree.widest, int(tree.depth.max())))
+            return tree
+
+    check_lossless(lambda t: Watched(BUILD[method](t)), "llama", SAMPLERS["greedy"], ROWS["3 rows"], new=12)
+    assert max(wide for wide, _ in seen) <= 2 and max(deep for _, deep in seen) <= 3, seen
+
+
 def test_ranks_count_real_nodes_of_the_same_depth():
     tree = Tree.root(torch.tensor([1, 2])).grow(torch.tensor([[0, 0, 0], [0, PAD, 0]]), torch.tensor([[4, 5, 6]] * 2))
     tree = tree.grow(torch.tensor([[1, 3], [3, 3]]), torch.tensor([[7, 8]] * 2))
     verdict = Verdict(torch.tensor([[0, 3, 5], [0, 3, 3]]), torch.tensor([3, 2]), torch.zeros(2, 3))
-    assert ranks(tree, verdict) == [[2, 1], [1]] and widest(tree) == 3
+    assert ranks(tree, verdict) == [[2, 1], [1]] and tree.widest == 3
     assert ranks(Tree.chain(torch.tensor([[1, 2, 3]])), Verdict(torch.tensor([[0, 1]]), torch.tensor([2]), None)) == [
         [0]
     ]

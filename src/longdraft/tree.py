@@ -48,6 +48,12 @@ class Tree:
         """[B] index of each row's last real node."""
         return (self.parent > PAD).long().mul(torch.arange(self.size, device=self.tokens.device)).argmax(1)
 
+    @property
+    def widest(self) -> int:
+        """The most nodes that a depth has, in any row; 0 for the root alone."""
+        levels = torch.where(self.parent >= 0, self.depth, 0)
+        return max((row.count(d) for row in levels.tolist() for d in set(row) - {0}), default=0)
+
     def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
         """Add W nodes: parent [B,W] indices of present nodes (PAD pads), tokens [B,W]."""
         T, W = self.size, tokens.shape[1]

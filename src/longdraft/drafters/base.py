@@ -67,8 +67,13 @@ class Then(Drafter):
             p.start(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        for p in self.parts:
-            tree = p.grow(tree, seqs)
+        wide = seqs.wide
+        try:
+            for p in self.parts:
+                seqs.wide = max(wide - tree.widest, 0)
+                tree = p.grow(tree, seqs)
+        finally:
+            seqs.wide = wide
         return tree
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:

@@ -141,9 +141,11 @@ class Eagle(Drafter):
             first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), best.indices.flatten(1))
             value = torch.cat([value, new], 1)
             here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
-        return self._best(tree, value, min(self.nodes - 1, depth * seqs.wide))
+        if topk < self.topk:  # no level may have more than those that were run
+            return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
+        return self._best(tree, value)
 
-    def _best(self, tree: Tree, value: Tensor, nodes: int) -> Tree:
+    def _best(self, tree: Tree, value: Tensor) -> Tree:
         """The root and the best of the others: a stable sort puts a parent before a child of equal value."""
-        order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, :nodes] + 1
+        order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, : self.nodes - 1] + 1
         return chosen(tree, order.sort(1).values)

@@ -112,12 +112,3 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
                 seen[depth[i]] += 1
         found.append([place[i] for i in path[1:n]])
     return found
-
-
-def widest(tree: Tree) -> int:
-    """The most nodes that a depth has, in any row."""
-    levels = [
-        [d for d, p in zip(*row, strict=True) if p >= 0]
-        for row in zip(tree.depth.tolist(), tree.parent.tolist(), strict=True)
-    ]
-    return max((row.count(d) for row in levels for d in set(row)), default=1)

@@ -55,7 +55,8 @@ class Lookup(Drafter):
         self._catch_up(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        paths = [row.continuation(min(self.count, seqs.room)) for row in self.rows]
+        count = min(self.count, seqs.room) if seqs.wide else 0
+        paths = [row.continuation(count) for row in self.rows]
         most = max(map(len, paths))
         if most == 0:
             return tree

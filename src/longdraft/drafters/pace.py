@@ -8,7 +8,7 @@ from time import perf_counter
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.ledger import ANY, Ledger, ranks, widest
+from longdraft.drafters.ledger import ANY, Ledger, ranks
 from longdraft.model import Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -108,7 +108,7 @@ class Pace(Drafter):
         if self.asked != TAPPED:
             found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == ANY:
-                self.ledger.widest = max(self.ledger.widest, widest(tree))
+                self.ledger.widest = max(self.ledger.widest, tree.widest)
             self.ledger.note(self.depth, self.asked, self.width, found, seconds)
         if self.ledger.plain:
             brought = 1 + sum(map(len, found)) / max(len(found), 1)

@@ -123,5 +123,5 @@ class Reuse(Drafter):
         for b, row in enumerate(self.rows):
             at = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
             offers = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in at]
-            found.append([(node, path[:deep]) for node, paths in offers for path in paths])
+            found.append([(node, path[:deep]) for node, paths in offers for path in paths][: seqs.wide])
         return hang(tree, found)
