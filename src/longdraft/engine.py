@@ -19,9 +19,14 @@ from longdraft.verify import Verifier, match, reject
 
 @dataclass
 class Stats:
-    """Sums over a run. accepted[i]: steps (of live rows) whose i-th drafted token was accepted; drafted likewise."""
+    """Sums over a run. accepted[i]: steps (of live rows) whose i-th drafted token was accepted.
+
+    prefill_s is the target's prefill; start_s is what the drafter does before the first round, a prefill of its own
+    above all; decode_s is all rounds.
+    """
 
     prefill_s: float = 0.0
+    start_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
     decode_s: float = 0.0
@@ -132,12 +137,12 @@ def stream(
 def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
     """Decode prefilled rows to their ends. The first step drafts nothing: it taps the last prompt token.
 
-    What the drafter does before it (a prefill of its own, say) counts as prefill.
+    What the drafter does before it (a prefill of its own, say) is stats.start_s, and counts against the method.
     """
     begin = perf_counter()
     with torch.inference_mode():
         drafter.start(seqs)
-    stats.prefill_s += perf_counter() - begin
+    stats.start_s += perf_counter() - begin
     draft = False
     while not bool(seqs.done.all()):
         begin = perf_counter()

@@ -30,12 +30,13 @@ class Sequences:
     seed: Tensor
     eos: tuple[int, ...] = ()
     prompt: Tensor = field(init=False)
+    capacity: int = field(init=False)  # rows that may be in flight at once: `first` keeps it
     done: Tensor = field(init=False)
     most: int = field(init=False, default=1 << 30)
     wide: int = field(init=False, default=1 << 30)
 
     def __post_init__(self) -> None:
-        self.prompt = self.length.clone()
+        self.prompt, self.capacity = self.length.clone(), len(self.length)
         self.done = self.limit <= 0
 
     @staticmethod

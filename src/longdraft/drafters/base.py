@@ -35,7 +35,18 @@ class Drafter:
         return []
 
     def start(self, seqs: Sequences) -> None:
-        """Called once, after prefill."""
+        """Called once, after prefill; an engine that rows enter later calls it while there are none."""
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        """Row `row`, the last one, has been prefilled and joins the others, which go on where they were.
+
+        The next round drafts nothing, and observe sees it. By default everything starts anew.
+        """
+        self.start(seqs)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        """Row `row` has left; if it was not the last, the last one has taken its place. seqs: the rows that remain."""
+        self.start(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         """Add nodes to the tree; a tree of one node (no drafts) is fine."""
@@ -65,6 +76,14 @@ class Then(Drafter):
     def start(self, seqs: Sequences) -> None:
         for p in self.parts:
             p.start(seqs)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        for p in self.parts:
+            p.enter(seqs, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        for p in self.parts:
+            p.leave(seqs, row)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         wide = seqs.wide

@@ -76,6 +76,14 @@ class Policy:
         May run the model on scratch slots, never change a committed one. `tokens` grows in place with the text.
         """
 
+    def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """Row `row`, the last one, is new; the others go on. See Drafter.enter. By default everything starts anew."""
+        self.start(model, tokens, cache)
+
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """Row `row` has left, and the last one may have taken its place. See Drafter.leave."""
+        self.start(model, tokens, cache)
+
     def update(self, cache: KVCache, taps: Taps) -> None: ...
 
     def view(self, cache: KVCache) -> KVView | None:
