@@ -13,7 +13,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 import longdraft
 from longdraft import InputError, Sampler, build, generate, loading
-from longdraft.model import LM, NAME, Taps, _attention, windows_of
+from longdraft.decoder import windows_of
+from longdraft.model import LM, NAME, Taps, _attention
 from longdraft.tree import Tree
 
 SMALL = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -196,7 +197,7 @@ def test_the_probe_catches_a_wrong_attention(fault, monkeypatch):
     hf = tiny.stock({"softcap": "gemma2-softcap", "window": "qwen3-mixed"}.get(fault, "gpt-oss"))
     monkeypatch.setattr("longdraft.fast.fits", lambda *a: False)
     if fault == "window":
-        monkeypatch.setattr("longdraft.model.windows_of", lambda config: {})
+        monkeypatch.setattr("longdraft.decoder.windows_of", lambda config: {})
     AttentionInterface.register(NAME, bad)
     try:
         with pytest.raises(InputError, match="differs from Transformers' own") as error:

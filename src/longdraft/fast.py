@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -84,7 +85,8 @@ class Draws:
         seed, position = self.seed.contiguous(), self.position.contiguous()
         how = native.Chain(self.count, self.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr())
         p.logits, p.only = logits.data_ptr(), -1
-        step.lib.longdraft_chain(model, p, step.work, step.half, how)
+        with step.lock:
+            step.lib.longdraft_chain(model, p, step.work, step.half, how)
         return drawn
 
     def one(self, logits: Tensor) -> Tensor:
@@ -132,7 +134,7 @@ class NativeStep:
             self._pins.float(model.norm.weight),
             layers,
         )
-        self.work = self.lib.longdraft_new()
+        self.work, self.lock = self.lib.longdraft_new(), Lock()  # one pass at a time works in there
 
     def __del__(self) -> None:
         if getattr(self, "work", None):
@@ -173,7 +175,8 @@ class NativeStep:
             p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
             taps.states = {i: states[n] for n, i in enumerate(taps.hidden)}
             arrays.append(which)
-        self.lib.longdraft_step(self.model, p, self.work, self.half)
+        with self.lock:
+            self.lib.longdraft_step(self.model, p, self.work, self.half)
         return logits
 
     def chain(self, cache: KVCache, view: Any, reach: int, first: Tensor, start: int, draws: Draws) -> Tensor:

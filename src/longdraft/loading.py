@@ -15,9 +15,10 @@ from huggingface_hub.utils import logging as hub
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from longdraft.decoder import windows_of
 from longdraft.errors import InputError
 from longdraft.memory import settle
-from longdraft.model import LM, NAME, windows_of
+from longdraft.model import LM, NAME
 from longdraft.tree import Tree
 
 BUNDLED = Path(__file__).parent / "models" / "target"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,12 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from longdraft import fast, graphs, ops
+from longdraft import decoder, fast, graphs, ops
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
 from longdraft.tree import PAD, Tree
+from longdraft.wide import in_parts
 
 NAME = "longdraft"
 # Arguments that models hand to attention functions and that do not change its numbers.
@@ -161,43 +163,23 @@ def _attention(
 AttentionInterface.register(NAME, _attention)
 
 
-def windows_of(config: Any) -> dict[int, int]:
-    """{layer: window} of the layers that see only the latest tokens, read from the config.
-
-    Not from the attention argument: some architectures put the window in their mask alone. Raises InputError on layer
-    types that are not attention over keys and values.
-    """
-    c = config.get_text_config()
-    types = getattr(c, "layer_types", None)
-    window: int | None = getattr(c, "sliding_window", None)
-    if types is None:
-        used = getattr(c, "use_sliding_window", True)
-        return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
-    odd = sorted(set(types) - {"full_attention", "sliding_attention"})
-    if odd:
-        raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which cannot be rolled back: use a model of full or sliding attention"
-        )
-    return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
-
-
-def rotates(hf: Any) -> bool:
-    """Whether positions are rotations that any number gives, beyond those the model was trained on too."""
-    kinds = getattr(getattr(hf.get_decoder(), "rotary_emb", None), "rope_type", None)
-    return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= fast.ROPES
-
-
 class LM:
-    """Every forward pass is a tree over a cache: logits of its nodes, their keys and values in scratch."""
+    """Every forward pass is a tree over a cache: logits of its nodes, their keys and values in scratch.
+
+    Safe to use from several threads: passes run one after the other under one lock, and what a pass leaves behind
+    belongs to its call. A cache belongs to one call at a time.
+    """
 
     def __init__(self, hf: Any, name: str = ""):
         self.hf, self.name = hf.eval(), name
         hf.set_attn_implementation(NAME)
+        self.lock, self._process = threading.RLock(), os.getpid()
+        self._listening = decoder.listen(hf)
         self.config = hf.config.get_text_config()
-        self.windows = windows_of(hf.config)
+        self.windows = decoder.windows_of(hf.config)
         self.native = fast.NativeStep(hf, self.windows) if fast.fits(hf, self.windows) else None
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
-        self.reach = 1 << 30 if rotates(hf) else self.positions
+        self.reach = 1 << 30 if decoder.rotates(hf, fast.ROPES) else self.positions
         self.vocab = int(self.config.vocab_size)
         self.known: dict[str, Any] | None = None  # its fingerprint, once weights cannot be read
         self.graphs = graphs.step(self)
@@ -232,13 +214,26 @@ class LM:
     ) -> Tensor:
         """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
         nodes, 0: all). Their keys and values are written to slots length+start and on."""
-        taps = taps if taps is not None else Taps()
+        self.check_process()
+        with self.lock:
+            return self._pass(tree, cache, start, view, taps if taps is not None else Taps(), logits)
+
+    def check_process(self) -> None:
+        """Raises InputError in a forked child: the threads that passes run on were not copied, so they would hang."""
+        if os.getpid() != self._process:
+            raise InputError(
+                "this model was loaded before the process was forked, and a pass would hang: load it in the child, or"
+                " start the process with the 'spawn' method"
+            )
+
+    def _pass(self, tree: Tree, cache: KVCache, start: int, view: KVView | None, taps: Taps, logits: int) -> Tensor:
         position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
         if taps.rows is not None:
             taps.covered = cache.length + 1
-        few = position.shape[1] <= fast.NODES and not logits
-        if few and (whole := self.native or self.graphs) and fast.copied(view):
-            return whole(tree, cache, start, position, view, taps)
+        if not logits and (step := self.native or self.graphs) and fast.copied(view):
+            if position.shape[1] <= fast.NODES:
+                return step(tree, cache, start, position, view, taps)
+            return in_parts(step, fast.NODES, tree, cache, start, position, view, taps)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = taps.kept(tree).tolist() if taps.rows else []
         p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, taps, self.windows)
@@ -257,19 +252,13 @@ class LM:
 
     @contextmanager
     def residuals(self, taps: Taps) -> Iterator[None]:
-        """Catch the residual stream where it enters a layer or the final norm."""
-        body = self.hf.get_decoder()
-        places = [*body.layers, body.norm] if taps.hidden else []
-
-        def catch(n: int) -> Any:
-            return lambda module, args, kwargs: taps.states.update({n: args[0] if args else kwargs["hidden_states"]})
-
-        hooks = [places[n].register_forward_pre_hook(catch(n), with_kwargs=True) for n in taps.hidden]
+        """Catch the residual stream where it enters a layer or the final norm, in this thread's passes."""
+        before = getattr(self._listening, "taps", None)
+        self._listening.taps = taps
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._listening.taps = before
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: residual stream after the last layer [..,d] -> [..,d]."""
@@ -280,12 +269,8 @@ class LM:
 
         It is the model's own forward with its layers left out, so no architecture's scaling is written a second time.
         """
-        body, state = self.hf.get_decoder(), normed.to(self.dtype).reshape(1, -1, normed.shape[-1])
-        body.forward = lambda *args, **kwargs: MoeModelOutputWithPast(last_hidden_state=state)
-        try:
-            logits = self.hf(input_ids=None, use_cache=False).logits
-        finally:
-            del body.forward
+        state = normed.to(self.dtype).reshape(1, -1, normed.shape[-1])
+        logits = decoder.without_layers(self.hf)(input_ids=None, use_cache=False, longdraft_state=state).logits
         return logits.view(*normed.shape[:-1], -1)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ class NativeBlock:
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         self._keys(p, tree.size, ring, cache, view)
         p.logits, p.seen = logits.data_ptr(), seen.data_ptr()
-        step.lib.longdraft_step(self.model, p, step.work, step.half)
+        with step.lock:
+            step.lib.longdraft_step(self.model, p, step.work, step.half)
         return logits
 
     def chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: Draws) -> Tensor:

@@ -1,0 +1,114 @@
+"""A model may be used from any thread: every call gives what it gives alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tiny
+import torch
+from listed import untrained
+
+from longdraft import Sampler, build, generate
+from longdraft.errors import InputError
+from longdraft.model import LM, Taps
+from longdraft.tree import Tree
+
+THREADS, ROUNDS, NEW = 4, 50, 12
+METHODS = {
+    "plain": lambda t: None,
+    "vegas": lambda t: build("vegas", t, {"gamma": "4", "floor": "16"}),
+    "medusa": lambda t: untrained("medusa", t, {"widths": "4,2"}),
+}
+
+
+def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[list[int]]:
+    """What each prompt gives, prompt i with seed i, decoded on so many threads at once."""
+
+    def one(i: int) -> list[int]:
+        sampler = Sampler(temperature=1.0) if i % 2 else Sampler()
+        return generate(lm, [prompts[i]], METHODS[name](lm), max_new_tokens=NEW, sampler=sampler, seed=i)[0]
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(len(prompts))))
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3-torch"])
+def test_four_threads_give_what_one_gives(model):
+    """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
+    lm, prompts = tiny.target(model), tiny.prompts(40, 31, 52, 23, 44, 35, 26, 47)
+    alone = {name: texts(lm, name, prompts, 1) for name in METHODS}
+    for r in range(ROUNDS if lm.native else 6):  # by torch a round takes seconds
+        name = list(METHODS)[r % len(METHODS)]
+        assert texts(lm, name, prompts, THREADS) == alone[name], f"round {r}: {name}"
+
+
+def test_four_threads_give_what_one_gives_in_bfloat16():
+    lm, prompts = LM(tiny.stock("llama", dtype=torch.bfloat16)), tiny.prompts(40, 31, 52, 23)
+    alone = texts(lm, "vegas", prompts, 1)
+    assert all(texts(lm, "vegas", prompts, THREADS) == alone for _ in range(10))
+
+
+@torch.inference_mode()
+def test_states_and_logits_of_a_pass_are_its_own():
+    """While one thread reads states and projects them, others run passes of other tokens."""
+    lm = tiny.target("qwen3-torch")
+    chains = [Tree.chain(torch.tensor([p])) for p in tiny.prompts(20, 20, 20, 20)]
+
+    @torch.inference_mode()
+    def states(tree: Tree) -> list[torch.Tensor]:
+        taps = Taps(hidden=(0, lm.config.num_hidden_layers))
+        logits = lm(tree, lm.new_cache(1, 64), taps=taps)
+        return [logits, *taps.states.values(), lm.head(taps.states[lm.config.num_hidden_layers])]
+
+    alone = [states(tree) for tree in chains]
+    for _ in range(20):
+        with ThreadPoolExecutor(THREADS) as pool:
+            for found, want in zip(pool.map(states, chains), alone, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_no_module_is_changed_while_it_is_used():
+    """The model may be running in another thread, outside of longdraft too."""
+    lm = tiny.target("qwen3-torch")
+
+    def tables() -> list:
+        return [(set(m.__dict__), dict(m._modules), len(m._forward_pre_hooks)) for m in lm.hf.modules()]
+
+    before, seen = tables(), []
+    hook = lm.hf.lm_head.register_forward_pre_hook(lambda *_: seen.append(tables()))
+    try:
+        with lm.residuals(Taps(hidden=(1,))):
+            lm.head(torch.zeros(1, lm.config.hidden_size))
+    finally:
+        hook.remove()
+    assert len(seen) == 1
+    assert [(names, modules) for names, modules, _ in seen[0]] == [(names, modules) for names, modules, _ in before]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_is_told_and_does_not_hang():
+    lm = tiny.target("llama")
+    generate(lm, tiny.prompts(20), max_new_tokens=2)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing here may return to pytest
+        try:
+            generate(lm, [[1, 2, 3]], max_new_tokens=2)
+            said = "no error"
+        except InputError as error:
+            said = str(error)
+        except BaseException as error:
+            said = repr(error)
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    timer = threading.Timer(60, os.kill, (child, 9))
+    timer.start()
+    said = os.read(read, 1 << 16).decode()
+    os.waitpid(child, 0)
+    timer.cancel()
+    assert "forked" in said and "spawn" in said
