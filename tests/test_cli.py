@@ -54,7 +54,8 @@ def test_one_row(record):
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
     assert found["mean_acceptance_length"] == 4.0  # the budget covers the context, so every draft is right
     assert len(found["acceptance_per_position"]) == 3
-    assert found["decode_s"] > 0 and found["tokens_per_s"] == pytest.approx(25 / found["decode_s"])
+    assert found["decode_s"] > 0 and found["tokens_per_s_steady"] == pytest.approx(25 / found["decode_s"])
+    assert found["tokens_per_s"] == pytest.approx(25 / (found["start_s"] + found["decode_s"]))
     assert "plain" not in found and "oracle" not in found
 
 

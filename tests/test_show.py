@@ -56,8 +56,16 @@ def test_first_difference_is_the_earliest_with_its_gap(place):
 
 
 def test_figures_say_what_is_not_equal():
-    words = {"method": "vegas", "new_tokens": [3, 4], "prompt_tokens": [5, 6], "decode_s": 1.0, "tokens_per_s": 7.0}
+    words = {
+        "method": "vegas",
+        "new_tokens": [3, 4],
+        "prompt_tokens": [5, 6],
+        "decode_s": 1.0,
+        "tokens_per_s": 7.0,
+        "start_s": 0.0,
+    }
     words |= {"mean_acceptance_length": 2.0, "prefill_s": 0.5, "plain": {"tokens_per_s": 3.5}, "speedup": 2.0}
+    words |= {"start_s": 0.0, "speedup_end_to_end": 1.4, "speedup_steady": 2.0}
     words |= {"equal": False, "first_difference": {"row": 0, "position": 3, "top2_gap": 0.015}}
     line = figures(words)
     assert "7 tokens" in line and "prefill of 11 tokens" in line

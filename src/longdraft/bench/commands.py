@@ -39,7 +39,7 @@ def bench(
     context: Annotated[str, typer.Option(help="Prompt tokens; a comma list measures each.")] = "4096",
     max_new_tokens: Annotated[int, typer.Option()] = 256,
     batch: Annotated[int, typer.Option(help="Rows decoded side by side.")] = 1,
-    repeat: Annotated[int, typer.Option(help="Turns of every method.")] = 3,
+    repeat: Annotated[int, typer.Option(help="Turns of every method.")] = 5,
     anchors: Annotated[int, typer.Option(help="Places of task anchored, per text and context.")] = 200,
     settle: Annotated[int, typer.Option(help="Anchored: speculative steps before the measured one.")] = 0,
     shape: Annotated[str, typer.Option(help="LAYERSxHIDDEN: random weights and tokens, for cost alone.")] = "",

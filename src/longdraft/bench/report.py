@@ -11,6 +11,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from longdraft.bench import rates
 from longdraft.bench.averages import mean_and_errors, paired
 from longdraft.errors import InputError
 
@@ -18,6 +19,7 @@ Record = dict[str, Any]
 # Records that differ in one of these never share a table.
 SETTING = ("model", "weights_sha256", "dtype", "device", "threads", "text_name", "text_sha256", "temperature")
 SETTING += ("native", "environment", "git_sha", "settle", "oracle")
+REPEATS = 5  # of a cell, below which a table says that they are few
 LOOPS = 0.6  # share of distinct 3-grams below which a text is said to loop
 
 
@@ -33,7 +35,7 @@ class Section:
 
 def sections(records: list[Record]) -> list[Section]:
     """Real acceptance, the oracle's and anchored ones stand in tables apart."""
-    speed = [r for r in records if r["task"] == "speed"]
+    speed = [r for r in rates.completed(records) if r["task"] == "speed"]
     found = [_speed(g) for g in _grouped([r for r in speed if "oracle" not in r], "batch", "new_tokens")]
     found += [_speed(g) for g in _grouped([r for r in speed if "oracle" in r], "batch", "new_tokens")]
     found += [_steps(g) for g in _grouped([r for r in records if r["task"] == "steps"], "run")]
@@ -58,17 +60,16 @@ def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
                 yield context, label, same
 
 
-def speedups(records: list[Record], everything: list[Record]) -> list[float]:
-    """Of each record over the median plain of its own run and context."""
+def ratios(records: list[Record], everything: list[Record], name: str = "speedup") -> list[float]:
+    """A speedup (rates.SPEEDUPS) of each record over the median plain of its own run and context."""
     found = []
     for r in records:
-        plain = [
-            p["tokens_per_s"]
-            for p in everything
-            if p["method"] == "plain" and (p["run"], p["context"]) == (r["run"], r["context"])
+        plains = [
+            p for p in everything if p["method"] == "plain" and (p["run"], p["context"]) == (r["run"], r["context"])
         ]
-        if plain:
-            found.append(r["tokens_per_s"] / median(plain))
+        ratio = rates.speedups(r, plains)[name]
+        if ratio is not None:
+            found.append(ratio)
     return found
 
 
@@ -84,7 +85,7 @@ def _speed(records: list[Record]) -> Section:
                 f"{context}",
                 label,
                 _spread([r["tokens_per_s"] for r in same], "{:.1f}"),
-                _spread(speedups(same, records), "{:.2f}x"),
+                *(_spread(ratios(same, records, name), "{:.2f}x") for name in rates.SPEEDUPS),
                 f"{fmean(r['mean_acceptance_length'] for r in same):.2f}",
                 "yes" if equal == len(same) else f"{equal} of {len(same)}, top-2 gap {max(gaps):.3g}",
                 f"{len(same)}",
@@ -96,9 +97,16 @@ def _speed(records: list[Record]) -> Section:
         title = f"Speed at a stated acceptance (oracle: {first['oracle']:g} of {drafted} drafts accepted; cost only)"
     else:
         title = "Speed, real acceptance"
-    header = ["context", "method", "tokens/s", "speedup", "accepted length", "equal to plain", "repeats"]
+    header = ["context", "method", "tokens/s", "speedup", "end to end", "steady"]
+    header += ["accepted length", "equal to plain", "repeats"]
     new = first["new_tokens"] if first["batch"] == 1 else first["new_tokens"][0]
-    notes = [f"Decoding alone, {new} new tokens a row; medians (least to most)."]
+    notes = [
+        f"{new} new tokens a row; medians (least to most). Speedup counts from the end of the target's prefill, the"
+        " drafter's start included; end to end counts the prefill too; steady counts rounds alone."
+    ]
+    few = min(len(same) for _, _, same in _cells(records))
+    if few < REPEATS:
+        notes.append(f"Only {few} repeats: too few to tell small differences from noise.")
     notes += [*_stock_notes(records), *_bandwidth_notes(records), *_loop_notes(records), *_distinct_notes(records)]
     notes += _origin(records)
     return Section(f"{title}: {about}", header, rows, notes)
@@ -108,14 +116,14 @@ def _stock_notes(records: list[Record]) -> list[str]:
     """How our plain decoding stands to the better of Transformers' own."""
     found = []
     for context in sorted({r["context"] for r in records}):
-        rates = {
+        speeds = {
             name: median(r["tokens_per_s"] for r in records if (r["context"], r["method"]) == (context, name))
             for name in {r["method"] for r in records if r["context"] == context}
         }
-        stock = {k: v for k, v in rates.items() if k.startswith("hf-")}
-        if stock and "plain" in rates:
+        stock = {k: v for k, v in speeds.items() if k.startswith("hf-")}
+        if stock and "plain" in speeds:
             best = max(stock, key=lambda k: stock[k])
-            found.append(f"At {context} plain is {rates['plain'] / stock[best]:.2f}x of {best}.")
+            found.append(f"At {context} plain is {speeds['plain'] / stock[best]:.2f}x of {best}.")
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from longdraft import engine
@@ -12,6 +11,7 @@ from longdraft.bench import record
 from longdraft.bench.baselines import Stock
 from longdraft.bench.entries import Entry
 from longdraft.bench.inputs import Text
+from longdraft.bench.rates import speedups, timings
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import Stats
 from longdraft.errors import InputError
@@ -71,8 +71,8 @@ class Cell:
             assert self.stock is not None
             cache, prefill_s = self.stocked[entry.name]
             rows, seconds = self.stock.decode(self.ours.prompts, cache, limit)
-            figures = outcome(Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds), 0)
-            return rows, figures | {"tokens_per_s": (limit - 1) * len(rows) / seconds}
+            stats = Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds, emitted=(limit - 1) * len(rows))
+            return rows, outcome(stats, 0)  # its prefill gives the first token
         stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
         if accept is not None and entry.speculative:
             drafter = Oracle(entry.build(self.target), self.plain, accept)
@@ -97,9 +97,7 @@ def outcome(stats: Stats, gamma: int) -> dict[str, Any]:
     """Figures of one decoding, named as in `generate --json`; positions never accepted are there as zeros."""
     by_position = stats.acceptance_per_position
     return {
-        "prefill_s": stats.prefill_s,
-        "decode_s": stats.decode_s,
-        "tokens_per_s": stats.emitted / stats.decode_s if stats.decode_s else 0.0,
+        **timings(stats),
         "mean_acceptance_length": stats.mean_acceptance_length,
         "acceptance_per_position": by_position + [0.0] * (gamma - len(by_position)),
         "verify_steps": stats.steps,
@@ -109,7 +107,7 @@ def outcome(stats: Stats, gamma: int) -> dict[str, Any]:
 
 
 def speed(job: Speed, target: LM, tokenizer: Any, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
-    """Yields each record as it is written. `speedup` is over plain's median so far, and in the end over all of it."""
+    """Yields each record as it is written. Speedups are over plain's median so far, and in the end over all of it."""
     shared = record.provenance(target, job.seed)
     stock = Stock(target) if any(e.stock for e in job.entries) else None
     for text in job.texts:
@@ -132,9 +130,9 @@ def speed(job: Speed, target: LM, tokenizer: Any, log: record.Log, tick: Callabl
 
 
 def _set_speedup(records: list[dict]) -> None:
-    plain = [r["tokens_per_s"] for r in records if r["method"] == "plain"]
+    plains = [r for r in records if r["method"] == "plain"]
     for r in records:
-        r["speedup"] = r["tokens_per_s"] / median(plain) if plain else None
+        r |= speedups(r, plains)
 
 
 def _describe(

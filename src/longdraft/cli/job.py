@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from longdraft.bench.entries import Entry
+from longdraft.bench.rates import speedups, timings
 from longdraft.bench.record import bandwidth, bytes_per_step, provenance
 from longdraft.bench.run import diversity, outcome
 from longdraft.cli.prompts import Prompt
@@ -62,7 +63,8 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.stats.emitted / self.stats.decode_s if self.stats.decode_s else 0.0
+        """New tokens a second from the end of the target's prefill on."""
+        return timings(self.stats)["tokens_per_s"]
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Job:
         plain.stats.prefill_s += runs.prefill_s
         return {
             "plain": {"new_tokens": sum(map(len, plain.rows))} | outcome(plain.stats, 0) | traffic(runs, plain),
-            "speedup": run.tokens_per_s / plain.tokens_per_s,
+            **speedups(timings(run.stats), [timings(plain.stats)]),
             "equal": run.rows == plain.rows,
             "first_difference": first_difference(runs, plain.rows, run.rows),
         }

@@ -48,7 +48,10 @@ def verdict(difference: dict[str, Any] | None) -> str:
 def figures(record: dict[str, Any]) -> str:
     """A record of `generate` in a line."""
     total, prompt = (sum(x) if isinstance(x, list) else x for x in (record["new_tokens"], record["prompt_tokens"]))
-    words = [f"{record['method']}: {total} tokens in {record['decode_s']:.2f} s, {record['tokens_per_s']:.1f} tokens/s"]
+    seconds = record["start_s"] + record["decode_s"]
+    words = [f"{record['method']}: {total} tokens in {seconds:.2f} s, {record['tokens_per_s']:.1f} tokens/s"]
+    if record["start_s"] >= 0.005:
+        words.append(f"of which the drafter's start took {record['start_s']:.2f} s")
     if record["method"] != "plain":
         words.append(f"mean acceptance length {record['mean_acceptance_length']:.2f}")
     share = record.get("bandwidth_share")
@@ -58,7 +61,8 @@ def figures(record: dict[str, Any]) -> str:
     if "oracle" in record:
         words.append(f"acceptance set to {record['oracle']:g} a step by an oracle")
     if record.get("speedup") is not None:
-        words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f}")
+        more = f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} steady"
+        words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f} ({more})")
     if "equal" in record:
         words.append(f"equal: {verdict(record['first_difference'])}")
     return "; ".join(words)
