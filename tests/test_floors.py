@@ -14,7 +14,7 @@ FLOORS = [
     {"model", "decoder", "fast", "graphs", "wide", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},
     {"engine"},
-    {"methods", "parts", "saved", "importers", "train", "runs", "continuous", "controls"},
+    {"methods", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},
     {"bench", "serve", "integrations"},
     {"cli", "__init__", "__main__"},
 ]

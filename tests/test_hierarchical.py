@@ -136,7 +136,7 @@ def test_the_middle_stops_at_an_end_token():
     with torch.inference_mode():
         seqs = begun(lm, drafter, lengths=(40,))
         free = drafter.grow(Tree.root(seqs.last), seqs)
-        seqs.eos = (int(free.tokens[0, 3]),)
+        seqs.eos = [(int(free.tokens[0, 3]),)]
         tree = drafter.grow(Tree.root(seqs.last), seqs)
-    first = free.tokens[0, 1:].tolist().index(seqs.eos[0])
+    first = free.tokens[0, 1:].tolist().index(seqs.eos[0][0])
     assert tree.tokens[0].tolist() == free.tokens[0, : first + 2].tolist()

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from longdraft.loading import load
     from longdraft.methods import METHODS, build
     from longdraft.sampling import Sampler
+    from longdraft.session import Event, Session
     from longdraft.verify import match, reject
 
 __version__ = "0.1.0"
 __all__ = [
     "METHODS",
+    "Event",
     "InputError",
     "Pace",
     "Sampler",
+    "Session",
     "Stats",
     "Step",
     "build",
@@ -42,6 +45,7 @@ _HOMES = {
     "loading": ("load",),
     "methods": ("METHODS", "build"),
     "sampling": ("Sampler",),
+    "session": ("Event", "Session"),
     "verify": ("match", "reject"),
 }
 

@@ -21,13 +21,14 @@ class _Store:
 
     def room(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's buffers, with at least `end` slots."""
-        self.slots = self.slots if end <= self.slots else end + end // 4
+        slots = self.slots if end <= self.slots else end + end // 4
         old = self.layers.get(layer)
         if old is None or old[0].shape[2] < end:
-            new = [x.new_zeros(self.batch, x.shape[1], self.slots, x.shape[3]) for x in (k, v)]
+            new = [x.new_zeros(self.batch, x.shape[1], slots, x.shape[3]) for x in (k, v)]
             for a, b in zip(new, old or (), strict=False):
                 a[:, :, : b.shape[2]] = b
             self.layers[layer], self.made = (new[0], new[1]), self.made + 1
+        self.slots = slots  # not before there is memory for so many
         return self.layers[layer]
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-
-import torch
+from queue import Empty, SimpleQueue
+from threading import Semaphore, Thread
+from time import monotonic
 
 from longdraft.drafters.base import Drafter
-from longdraft.engine import Stats, check, step
+from longdraft.engine import Stats, check
 from longdraft.errors import InputError
 from longdraft.model import LM
 from longdraft.sampling import Sampler
-from longdraft.sequences import Sequences
+from longdraft.session import Session
 from longdraft.verify import Verifier, match
+
+PATIENCE = 0.05  # seconds that running rows wait, once, for a prompt that was asked for
 
 
 @dataclass
 class Finished:
-    """The new tokens of one prompt, by its place in the order of prompts."""
+    """The new tokens of one prompt, by its place in the order of prompts; error: why there are not more of them."""
 
     index: int
     tokens: list[int]
+    error: str | None = None
 
 
 def serve(
@@ -41,69 +44,100 @@ def serve(
     """Decode any number of prompts, at most `batch` side by side; yields each as it ends.
 
     Prompt i draws with seed + i, so its text is what `generate` gives it alone, whoever its neighbours are. slots: the
-    longest prompt and its new tokens. Prompts are taken from the iterable as places become free. A drafter starts anew
-    when a prompt enters: one with a model of its own reads all rows again. Raises InputError on a bad prompt, when its
-    turn comes.
+    longest prompt and its new tokens. A bad prompt, or one that fails, is yielded with its error; the others go on.
+    Prompts are taken from the iterable as places become free; while it has none to give, the rows that run go on, and
+    what it raises is raised when they have ended.
     """
-    if batch < 1:
-        raise InputError(f"batch is {batch}: give 1 or more")
-    drafter, stats, waiting = drafter or Drafter(), stats or Stats(), enumerate(prompts)
-    places = Places(target, batch, slots, max_new_tokens, sampler or Sampler(), seed, eos)
-    fresh = True  # whether rows have entered or left since the drafter started
-    while True:
-        with torch.inference_mode():
-            for index, prompt in islice(waiting, places.free):
-                check(target, [prompt], max_new_tokens, drafter, verify)
-                places.enter(index, prompt)
-                fresh = True
-            if not places.index:
+    check(target, [[0]], max_new_tokens, drafter or Drafter(), verify)
+    session = Session(target, drafter, batch, slots, sampler, verify, stats)
+    source = _Listed(prompts) if isinstance(prompts, Sequence) else _Pulled(prompts)
+    running: dict[int, Finished] = {}  # by the session's id
+    count = 0
+    try:
+        while True:
+            for prompt in source.take(batch - len(running), wait=not running):
+                try:
+                    found = session.submit(prompt, max_new_tokens, seed + count, eos)
+                    running[found] = Finished(count, [])
+                except InputError as error:
+                    yield Finished(count, [], str(error))
+                count += 1
+            if not running and source.over:
+                break
+            for event in session.step():
+                running[event.id].tokens += event.tokens
+                if event.error is not None:
+                    running[event.id].error = f"{type(event.error).__name__}: {event.error}"
+                if event.ended:
+                    yield running.pop(event.id)
+    finally:
+        source.close()
+        session.close()
+    if source.error is not None:
+        raise source.error
+
+
+class _Listed:
+    """Prompts that are all there: none is waited for."""
+
+    error = None
+
+    def __init__(self, prompts: Sequence[list[int]]):
+        self._rest, self.over = iter(prompts), False
+
+    def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
+        """Up to `wanted` prompts; fewer only at the end."""
+        for _ in range(wanted):
+            try:
+                yield next(self._rest)
+            except StopIteration:
+                self.over = True
                 return
-            if fresh:
-                drafter.start(places.seqs)
-            step(target, drafter, places.seqs, verify, stats, draft=not fresh)
-            fresh = False
-            ended = [places.leave(b) for b in reversed(range(len(places.index))) if bool(places.seqs.done[b])]
-        fresh = bool(ended)
-        yield from ended
+
+    def close(self) -> None: ...
 
 
-class Places:
-    """Rows [0, n) of one cache are in use; the last one moves into the place of a row that leaves."""
+class _Pulled:
+    """Prompts of an iterator that may block: a thread pulls as many as were asked for and no more.
 
-    def __init__(
-        self, target: LM, batch: int, slots: int, limit: int, sampler: Sampler, seed: int, eos: tuple[int, ...]
-    ):
-        self.target, self.slots, self.limit, self.seed = target, slots, limit, seed
-        self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots), sampler, seed, eos)
-        self.index: list[int] = []  # of each row's prompt
-        self.seqs = self.whole.first(0)
+    over: it has none left, or has raised `error`. The thread is a daemon: one that blocks for ever ends with the
+    process.
+    """
 
-    @property
-    def free(self) -> int:
-        return len(self.whole.length) - len(self.index)
+    def __init__(self, prompts: Iterable[list[int]]):
+        self.over, self.error = False, None
+        self._asked, self._expected, self._closed = Semaphore(0), 0, False
+        self._found = SimpleQueue[tuple[list[int] | None, BaseException | None]]()
+        self._thread = Thread(target=self._pull, args=(prompts,), name="longdraft-prompts", daemon=True)
+        self._thread.start()
 
-    def enter(self, index: int, prompt: list[int]) -> None:
-        """Prefill a prompt into the next free row. Raises InputError where it needs more slots."""
-        if len(prompt) + self.limit > self.slots:
-            need = f"{len(prompt)} tokens and {self.limit} new ones"
-            raise InputError(f"prompt {index} needs {need}, and there are {self.slots} slots a row: give more")
-        s, b = self.whole, len(self.index)
-        self.index.append(index)
-        s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
-        s.length[b] = s.prompt[b] = len(prompt)
-        s.limit[b], s.seed[b], s.done[b], s.cache.length[b] = self.limit, self.seed + index, False, 0
-        self.target.prefill(prompt[:-1], s.cache.row(b))
-        self.seqs = s.first(len(self.index))
+    def _pull(self, prompts: Iterable[list[int]]) -> None:
+        try:
+            rest = iter(prompts)
+            while self._asked.acquire() and not self._closed:
+                self._found.put((next(rest), None))
+        except StopIteration:
+            self._found.put((None, None))
+        except BaseException as error:
+            self._found.put((None, error))
 
-    def leave(self, b: int) -> Finished:
-        """Row b's new tokens; its place is filled by the last row."""
-        s, last = self.whole, len(self.index) - 1
-        found = Finished(self.index[b], s.tokens[b, int(s.prompt[b]) : int(s.length[b])].tolist())
-        if b != last:
-            for value in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
-                value[b] = value[last]
-            s.cache.move(last, b)
-            self.index[b] = self.index[last]
-        self.index.pop()
-        self.seqs = s.first(last)
-        return found
+    def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
+        """Up to `wanted` prompts; wait: for the first of them as long as it takes."""
+        deadline = monotonic() + (0 if self._expected else PATIENCE)  # a thread that is late already is not waited for
+        for _ in range(wanted - self._expected):
+            self._asked.release()
+        self._expected = max(wanted, self._expected)
+        while self._expected and not self.over:
+            try:
+                prompt, self.error = self._found.get(timeout=None if wait else max(deadline - monotonic(), 0))
+            except Empty:
+                return
+            self._expected, wait = self._expected - 1, False
+            if prompt is None:
+                self.over = True
+            else:
+                yield prompt
+
+    def close(self) -> None:
+        self._closed = True
+        self._asked.release()

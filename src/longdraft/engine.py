@@ -92,6 +92,11 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
         raise InputError(
             f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use the model's own tokenizer"
         )
+    check_pair(drafter, verify)
+
+
+def check_pair(drafter: Drafter, verify: Verifier) -> None:
+    """Raises InputError where the verifier needs what the drafter does not keep."""
     if verify is reject and type(drafter) is not Drafter and not drafter.keeps_law:
         raise InputError(
             f"verify=reject needs a drafter that keeps its law; {type(drafter).__name__} does not: use match"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -12,14 +13,27 @@ from longdraft.cache import KVCache
 from longdraft.sampling import Sampler
 from longdraft.verify import Verdict
 
+T = TypeVar("T")
+
+
+@overload
+def without(rows: Tensor, row: int) -> Tensor: ...
+@overload
+def without(rows: list[T], row: int) -> list[T]: ...
+def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
+    """A tensor or list with an entry per row, less this row's: the last row takes its place."""
+    last = len(rows) - 1
+    order = [last if b == row else b for b in range(last)]
+    return rows[order] if isinstance(rows, Tensor) else [rows[b] for b in order]
+
 
 @dataclass
 class Sequences:
     """Between steps: length == cache.length + 1 (the root's keys and values are not cached yet).
 
     tokens [B,N] (N has room for every prompt and its limit), length, prompt, limit, seed, done [B]. limit counts new
-    tokens; a row is done at its limit or at a token of eos. most, wide: drafts that one round may have below
-    each other, and at one depth.
+    tokens; a row is done at its limit or at one of its end tokens, eos[b]. most, wide: drafts that one round may have
+    below each other, and at one depth.
     """
 
     tokens: Tensor
@@ -28,7 +42,7 @@ class Sequences:
     sampler: Sampler
     limit: Tensor
     seed: Tensor
-    eos: tuple[int, ...] = ()
+    eos: list[tuple[int, ...]]
     prompt: Tensor = field(init=False)
     capacity: int = field(init=False)  # rows that may be in flight at once: `first` keeps it
     done: Tensor = field(init=False)
@@ -43,20 +57,19 @@ class Sequences:
     def of(
         prompts: list[list[int]], limit: int, cache: KVCache, sampler: Sampler, seed: int = 0, eos: tuple[int, ...] = ()
     ) -> Sequences:
-        """Row b draws with seed + b."""
+        """Row b draws with seed + b; all end at the same end tokens."""
         device, B = cache.length.device, len(prompts)
         length = torch.tensor([len(p) for p in prompts], device=device)
         tokens = torch.zeros(B, int(length.max()) + limit, dtype=torch.long, device=device)
         for b, p in enumerate(prompts):
             tokens[b, : len(p)] = torch.tensor(p, device=device)
-        return Sequences(
-            tokens, length, cache, sampler, torch.full_like(length, limit), seed + torch.arange(B, device=device), eos
-        )
+        seeds, limits = seed + torch.arange(B, device=device), torch.full_like(length, limit)
+        return Sequences(tokens, length, cache, sampler, limits, seeds, [eos] * B)
 
     def first(self, rows: int) -> Sequences:
         """Rows [0, rows), over the same memory."""
         view = copy(self)
-        for name in ("tokens", "length", "limit", "seed", "prompt", "done"):
+        for name in ("tokens", "length", "limit", "seed", "eos", "prompt", "done"):
             setattr(view, name, getattr(self, name)[:rows])
         view.cache = self.cache.first(rows)
         return view
@@ -88,7 +101,7 @@ class Sequences:
         taken, over = [], []
         for b, (row, n) in enumerate(zip(verdict.emitted.tolist(), verdict.count.tolist(), strict=True)):
             row = [] if done[b] else row[: min(n, room[b])]
-            ends = next((i + 1 for i, token in enumerate(row) if token in self.eos), 0)
+            ends = next((i + 1 for i, token in enumerate(row) if token in self.eos[b]), 0)
             taken.append(ends or len(row))
             over.append(done[b] or ends > 0 or taken[b] == room[b])
         count = torch.tensor(taken, device=self.length.device)

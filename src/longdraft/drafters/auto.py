@@ -42,6 +42,14 @@ class Auto(Drafter):
         self._switch(self.waiting.pop(0))
         self.fresh = False  # the first step drafts nothing anyway
 
+    def enter(self, seqs: Sequences, row: int) -> None:
+        for part in self.parts:
+            part.enter(seqs, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        for part in self.parts:
+            part.leave(seqs, row)
+
     def _switch(self, part: Pace) -> None:
         self.now, self.left, self.fresh = part, self.rounds, True
 

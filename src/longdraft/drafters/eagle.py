@@ -10,7 +10,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.eagle_block import EagleBlock
 from longdraft.errors import InputError
 from longdraft.model import LM, Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
 
@@ -58,12 +58,26 @@ class Eagle(Drafter):
     def start(self, seqs: Sequences) -> None:
         """The prompt's last tokens run again, for their features alone: the cache is put back bit for bit."""
         B, cache = len(seqs.length), seqs.cache
-        room = seqs.tokens.shape[1] - max(int(cache.length.min()) - self.reach, 0)
-        self.own = KVCache(B, room + self.topk * self.levels, cache.length.device)
+        room = seqs.tokens.shape[1] - max(min(cache.length.tolist(), default=0) - self.reach, 0)
+        self._whole = KVCache(seqs.capacity, room + self.topk * self.levels, cache.length.device)
+        self.own = self._whole.first(B)
         self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
         self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
         for b in range(B):
             self._read(seqs, b)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self._whole.length[row] = 0
+        self.own = self._whole.first(row + 1)
+        self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
+        self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
+        self._read(seqs, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        last = len(seqs.length)
+        if row != last:
+            self._whole.move(last, row)
+        self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens that have no pairs yet again, for their features alone: no bit of it changes."""

@@ -16,7 +16,7 @@ from longdraft.drafters.glide_native import NativeBlock, fits
 from longdraft.fast import Draws, copied
 from longdraft.model import KVView, Taps
 from longdraft.ops import Segment, attend
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 from longdraft.views.base import Full, Policy
@@ -38,6 +38,15 @@ class Ring:
         self._slots = torch.arange(window, device=host.target.device)
         self._owner = torch.full((rows, window), -1, device=host.target.device)
         self.drafted: Tensor | None = None  # tokens [B,N] of the latest tree's nodes whose keys lie behind the ring
+
+    def enter(self) -> None:
+        """One row more, which holds nothing yet."""
+        self.k, self.v = (torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in (self.k, self.v))
+        self._owner = torch.cat([self._owner, self._owner.new_full((1, self.window), -1)])
+
+    def leave(self, row: int) -> None:
+        self.k, self.v, self._owner = (without(x, row) for x in (self.k, self.v, self._owner))
+        self.drafted = None
 
     def refresh(self, tokens: Tensor, root: Tensor) -> None:
         """Make the ring hold the tokens [B,N] before position root [B]."""
@@ -110,6 +119,15 @@ class GlideDrafter(Drafter):
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
         self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
         self.ring.refresh(seqs.tokens, seqs.length - 1)  # the prompt's end: no cost of the first draft
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.block.host.target, seqs.tokens, seqs.cache, row)
+        self.ring.enter()
+        self.ring.refresh(seqs.tokens, seqs.length - 1)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.block.host.target, seqs.tokens, seqs.cache, row)
+        self.ring.leave(row)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)

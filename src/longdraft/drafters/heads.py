@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import LM, Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 from longdraft.views.base import Policy
@@ -126,6 +126,12 @@ class Heads(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.target, seqs.tokens, seqs.cache)
 
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.policy.update(seqs.cache, taps)
 
@@ -151,13 +157,19 @@ class Medusa(Drafter):
     def wants(self) -> Taps:
         return Taps(hidden=(self._last,))
 
+    def start(self, seqs: Sequences) -> None:
+        self._state: Tensor | None = None  # [B,d] of each row's last verified token, which the next round leaves behind
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self._state = None if self._state is None else without(self._state, row)
+
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         states = taps.states[self._last]
         rows = torch.arange(len(states), device=states.device)
         self._state = states[rows, verdict.path[rows, verdict.count - 1]]
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        if not seqs.room:
+        if not seqs.room or self._state is None:
             return tree
         logits = self.module(self.target.norm(self._state), self.target.project)
         return fan(tree, logits.float(), self.counts, seqs)

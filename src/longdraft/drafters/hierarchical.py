@@ -35,6 +35,14 @@ class Hierarchical(Drafter):
         self.policy.start(self.target, seqs.tokens, seqs.cache)
         self.inner.start(seqs)
 
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+        self.inner.enter(seqs, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+        self.inner.leave(seqs, row)
+
     @property
     def caches(self) -> list:
         return self.inner.caches

@@ -53,11 +53,33 @@ class LMDrafter(Drafter):
         return self.policy.wants()
 
     def start(self, seqs: Sequences) -> None:
-        self.cache, self._run = self.small.new_cache(len(seqs.length), seqs.tokens.shape[1] + 128), 0
-        self._text = self._known(seqs.tokens)
-        for b, n in enumerate(seqs.length.tolist()):
-            self.small.prefill(self._text[b, : n - 1].tolist(), self.cache.row(b))
+        self._whole_cache = self.small.new_cache(seqs.capacity, seqs.tokens.shape[1] + 128)
+        self._have_rows(seqs)
+        for b in range(len(seqs.length)):
+            self._read(seqs, b)
         self.policy.start(self.small, self._text, self.cache)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self._have_rows(seqs)
+        self._read(seqs, row)
+        self.policy.enter(self.small, self._text, self.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        last = len(seqs.length)
+        if row != last:
+            self._whole_cache.move(last, row)
+        self._have_rows(seqs)
+        self.policy.leave(self.small, self._text, self.cache, row)
+
+    def _have_rows(self, seqs: Sequences) -> None:
+        """Use as many rows of the cache as there are sequences."""
+        self.cache, self._run = self._whole_cache.first(len(seqs.length)), 0
+        self._text = self._known(seqs.tokens)
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Prefill row b with its prompt."""
+        self.cache.length[b] = 0
+        self.small.prefill(self._text[b, : int(seqs.length[b]) - 1].tolist(), self.cache.row(b))
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         self._run = 0
@@ -89,6 +111,7 @@ class LMDrafter(Drafter):
         steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
         run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
         self.cache.keep(verdict.path, torch.minimum(run, seqs.length - 1 - self.cache.length))
+        self._run = 0  # a round that drafts nothing may come next
         self.policy.update(self.cache, taps)
 
     def _root(self, seqs: Sequences, view: KVView | None) -> Tensor:

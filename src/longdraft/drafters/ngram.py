@@ -6,7 +6,7 @@ import torch
 
 from longdraft.drafters.base import Drafter
 from longdraft.model import Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
@@ -46,6 +46,13 @@ class Lookup(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.rows = [_Index(self.n) for _ in range(len(seqs.length))]
         self._catch_up(seqs)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.rows.append(_Index(self.n))
+        self._catch_up(seqs)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.rows = without(self.rows, row)
 
     def _catch_up(self, seqs: Sequences) -> None:
         for b, row in enumerate(self.rows):

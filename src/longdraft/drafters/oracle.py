@@ -7,7 +7,7 @@ import torch
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
@@ -25,7 +25,19 @@ class Oracle(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         self.steps = 0
+        self._texts = list(range(len(seqs.length)))  # which of the plain outputs each row says
+        self._entered = len(self._texts)
         self.inner.start(seqs)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        """Rows enter in the order of the plain outputs."""
+        self._texts.append(self._entered)
+        self._entered += 1
+        self.inner.enter(seqs, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self._texts = without(self._texts, row)
+        self.inner.leave(seqs, row)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.inner.observe(seqs, tree, verdict, taps)
@@ -37,8 +49,8 @@ class Oracle(Drafter):
             raise InputError("--accept needs a method that drafts a chain")
         good = int((self.steps + 1) * self.accept) - int(self.steps * self.accept)
         self.steps += 1
-        rows = drafted.tokens.tolist()
-        for row, plain, at in zip(rows, self.plain, (seqs.length - seqs.prompt).tolist(), strict=True):
+        rows, texts = drafted.tokens.tolist(), [self.plain[i] for i in self._texts]
+        for row, plain, at in zip(rows, texts, (seqs.length - seqs.prompt).tolist(), strict=True):
             for i, token in enumerate(plain[at : at + gamma]):
                 row[i + 1] = token if i < good else int(token == 0)
         tokens = torch.tensor(rows, device=drafted.tokens.device)

@@ -40,6 +40,14 @@ class Pace(Drafter):
         self.asked: int | None = None  # depth of the round at hand
         self.inner.start(seqs)
 
+    def enter(self, seqs: Sequences, row: int) -> None:
+        """What is known of costs and acceptance stays; the next round drafts nothing and is not one of the plan's."""
+        self.asked = None
+        self.inner.enter(seqs, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.inner.leave(seqs, row)
+
     @property
     def caches(self) -> list[KVCache]:
         return self.inner.caches
@@ -99,7 +107,7 @@ class Pace(Drafter):
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         if not self.blind:
             self.inner.observe(seqs, tree, verdict, taps)
-        if self.asked is None:  # the first step of all drafts nothing
+        if self.asked is None:  # nothing was drafted: the first step of all, or the one after a row has entered
             return
         seconds, found = self.clock() - self.began, []
         if self.blind:

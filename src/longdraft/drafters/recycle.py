@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longdraft.drafters.base import Drafter
 from longdraft.model import Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
 
@@ -48,6 +48,16 @@ class Recycle(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.table: Tensor | None = None  # its width is known from the first logits on
         self.prompts = [seqs.tokens[b, :n].tolist() for b, n in enumerate(seqs.prompt.tolist())]
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.prompts.append(seqs.tokens[row, : int(seqs.prompt[row])].tolist())
+        if self.table is not None:
+            new = _followers(self.prompts[row], self.table.shape[1]).to(self.table.device)
+            self.table = torch.cat([self.table, new[None]])
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.prompts = without(self.prompts, row)
+        self.table = None if self.table is None else without(self.table, row)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         assert taps.logits is not None

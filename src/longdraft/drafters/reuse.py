@@ -13,7 +13,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import Taps
 from longdraft.ops import DRAFT, gumbel
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
 
@@ -105,6 +105,13 @@ class Reuse(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.rows = [NGrams(self.n, self.capacity) for _ in range(len(seqs.length))]
         self._catch_up(seqs)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.rows.append(NGrams(self.n, self.capacity))
+        self._catch_up(seqs)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.rows = without(self.rows, row)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self._catch_up(seqs)

@@ -28,6 +28,12 @@ class SelfDrafter(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.target, seqs.tokens, seqs.cache)
 
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)
         whole = chain(self.target, seqs.cache, view)

@@ -7,10 +7,11 @@ from math import ceil
 
 from longdraft.drafters.base import Drafter
 from longdraft.model import Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
+LONGEST = 256  # tokens of a text that are looked up again when what is remembered has grown
 NESTED = 64  # in a text that repeats one token, every position ends as many repeats as it has predecessors
 
 
@@ -133,6 +134,29 @@ class Suffix(Drafter):
         self.outputs = [[] for _ in self.rows]
         self.matched = [(0, 0)] * len(self.rows)
         self._catch_up(seqs)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.rows.append(Recent(self.most))
+        self.outputs.append([])
+        self.matched.append((0, 0))
+        self._catch_up(seqs)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        """The row's output is one of the earlier texts from now on, also for the rows that remain."""
+        output = self.outputs[row]
+        self.rows, self.outputs = without(self.rows, row), without(self.outputs, row)
+        self.matched = without(self.matched, row)
+        if self.memory is not None and output:
+            self.memory.extend([*output, -1 - self.memory.seen])
+            self.matched = [self._match(self.memory, text.tokens[-LONGEST:]) for text in self.rows]
+
+    @staticmethod
+    def _match(memory: Recent, text: list[int]) -> tuple[int, int]:
+        """The longest suffix of a text that occurs in what is remembered."""
+        found: tuple[int, int] = 0, 0
+        for token in text:
+            found = memory.index.follow(*found, token)
+        return found
 
     def _catch_up(self, seqs: Sequences) -> None:
         for b, (row, prompt) in enumerate(zip(self.rows, seqs.prompt.tolist(), strict=True)):

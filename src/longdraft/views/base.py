@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch import Tensor
 from longdraft.cache import KVCache
 from longdraft.model import LM, KVView, Taps
 from longdraft.ops import Compact, Segment, refill
+from longdraft.sequences import without
+
+T = TypeVar("T")
+Table = dict[tuple[int, int], T]  # by layer and row
 
 
 @dataclass
@@ -25,8 +30,8 @@ class View:
     picks: Tensor
     since: Tensor
     layers: dict[int, int] | None = None
-    copies: dict[tuple[int, int], Compact] = field(default_factory=dict)
-    copied: dict[tuple[int, int], tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    copies: Table[Compact] = field(default_factory=dict)
+    copied: Table[tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _since: list[int] = field(init=False)
     _counts: list[int] = field(init=False)
 
@@ -52,6 +57,12 @@ class View:
                 asked.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
         self.copied.update(zip(places, refill(asked), strict=True))
 
+    def without(self, row: int) -> View:
+        """The view of the rows that remain when this one leaves and the last one takes its place, copies included."""
+        picks, since = without(self.picks.transpose(0, 1), row).transpose(0, 1), without(self.since, row)
+        copies, copied = table_without(self.copies, row, len(since)), table_without(self.copied, row, len(since))
+        return View(picks, since, self.layers, copies, copied)
+
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
     ) -> list[Segment]:
@@ -59,6 +70,11 @@ class View:
         at, picked = self._since[b], self.compact(layer, b, k, v)
         tail = Segment(k[:, at:end], v[:, at:end], visible)
         return [tail] if picked is None else [Segment(*picked), tail]
+
+
+def table_without(table: Table[T], row: int, last: int) -> Table[T]:
+    """The table when `row` has left and row `last` has taken its place."""
+    return {(layer, row if b == last else b): x for (layer, b), x in table.items() if b != row}
 
 
 class Policy:
@@ -73,7 +89,8 @@ class Policy:
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         """After prefill: `cache` is the model's own, and all but the last of each row's tokens [B,N] are in it.
 
-        May run the model on scratch slots, never change a committed one. `tokens` grows in place with the text.
+        May run the model on scratch slots, never change a committed one. `tokens` grows in place with the text. There
+        may be no rows yet.
         """
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:

@@ -6,8 +6,8 @@ from torch import Tensor, minimum
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, Taps
-from longdraft.ops import choose
-from longdraft.views.base import Policy, View, budget_of, pad_rows
+from longdraft.ops import Compact, choose
+from longdraft.views.base import Policy, Table, View, budget_of, pad_rows, table_without
 
 SHARE = 0.25  # of its score, what a place lends to each of those that follow it (measured: docs/log.md)
 
@@ -26,9 +26,21 @@ class Guided(Policy):
     ):
         self.ratio, self.floor, self.score, self.rows, self.reach = ratio, floor, score, rows, reach
         self._view: View | None = None
+        self._copies: Table[Compact] = {}
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._view = None  # its copies are of another text
+        self._view, self._copies = None, {}  # those of another text
+
+    def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """The next verification guides every row; what has been copied of the others stays."""
+        self._view = None
+
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        if self._view is None:
+            self._copies = table_without(self._copies, row, len(cache.length))
+        else:
+            self._view = self._view.without(row)
+            self._copies = self._view.copies
 
     def wants(self) -> Taps:
         return Taps(rows=self.rows, of=self.score)
@@ -49,8 +61,7 @@ class Guided(Policy):
             rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
             since.append(0 if everything else n)
         view = pad_rows(rows, since, first.device, {layer: i for i, layer in enumerate(scores)})
-        if self._view is not None:
-            view.copies = self._view.copies
+        view.copies = self._copies
         return view
 
     def view(self, cache: KVCache) -> View | None:

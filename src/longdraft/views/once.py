@@ -9,6 +9,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, Taps
+from longdraft.sequences import without
 from longdraft.tree import Tree
 from longdraft.views.base import Policy, View, pad_rows
 
@@ -60,6 +61,8 @@ class Once(Policy):
         self.scorer, self.every = SCORERS[score], every
         self._view: View | None = None
         self._text: tuple[LM, Tensor] | None = None
+        self._chosen: list[dict[int, Tensor]] = []  # per row: slots [K,P] by layer; none where it sees everything
+        self._since: list[int] = []
         self._rounds = 0
 
     def since(self, length: int) -> int:
@@ -72,21 +75,47 @@ class Once(Policy):
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._text, self._rounds = (model, tokens), 0
-        self._view = self._choose(model, tokens, cache)
+        self._choose_all(cache)
+
+    def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """Only the new row's slots are chosen and copied."""
+        self._text, before = (model, tokens), self._view
+        self._choose(cache, row)
+        self._view = self._joined()
+        if before is not None and self._view is not None:
+            self._view.copies, self._view.copied = before.copies, before.copied
+
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        self._text = model, tokens
+        self._chosen, self._since = without(self._chosen, row), without(self._since, row)
+        self._view = self._view and self._view.without(row)
 
     def view(self, cache: KVCache) -> View | None:
         if self._text and self.every and self._rounds and self._rounds % self.every == 0:
-            self._view = self._choose(*self._text, cache)
+            self._choose_all(cache)
         self._rounds += 1
         return self._view
 
-    def _choose(self, model: LM, tokens: Tensor, cache: KVCache) -> View | None:
-        lengths = [n + 1 for n in cache.length.tolist()]  # the root counts: its query is the last one
-        since = [self.since(n) for n in lengths]
-        scores = {b: self.scorer(model, tokens[b : b + 1], cache.row(b), s) for b, s in enumerate(since) if s}
-        if not any(scores.values()):  # all rows fit, or all layers have windows of their own
+    def _choose_all(self, cache: KVCache) -> None:
+        self._chosen, self._since = [], []
+        for b in range(len(cache.length)):
+            self._choose(cache, b)
+        self._view = self._joined()
+
+    def _choose(self, cache: KVCache, b: int) -> None:
+        """The choice of row b, the first that has none."""
+        assert self._text is not None
+        (model, tokens), length = self._text, int(cache.length[b]) + 1  # the root counts: its query is the last one
+        since = self.since(length)
+        scores = self.scorer(model, tokens[b : b + 1], cache.row(b), since) if since else {}
+        self._chosen.append({layer: self.pick(s, length) for layer, s in scores.items()})
+        self._since.append(since)
+
+    def _joined(self) -> View | None:
+        """The rows' choices as a view; None if all rows fit, or all layers have windows of their own."""
+        one = next((chosen for chosen in self._chosen if chosen), None)
+        if one is None:
             return None
-        rows = {b: torch.stack([self.pick(s, lengths[b]) for s in found.values()]) for b, found in scores.items()}
-        layers = {layer: i for i, layer in enumerate(next(iter(scores.values())))}
-        nothing = next(iter(rows.values()))[..., :0]
-        return pad_rows([rows.get(b, nothing) for b in range(len(since))], since, nothing.device, layers)
+        rows = [chosen or {layer: x[..., :0] for layer, x in one.items()} for chosen in self._chosen]
+        picks = [torch.stack(list(row.values())) for row in rows]
+        return pad_rows(picks, self._since, picks[0].device, {layer: i for i, layer in enumerate(one)})

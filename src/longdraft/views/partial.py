@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.model import LM, Taps
+from longdraft.sequences import without
 from longdraft.views.base import Policy, View
 
 
@@ -24,6 +25,20 @@ class Partial(Policy):
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._forget()
+
+    def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """The next verification ranks the new row; the others keep their order."""
+        if self._stale:
+            self._built.append(0)
+            self._stale.append(True)
+        if self._order:
+            self._order.append(self._order[0][..., :0])
+
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        if self._stale:
+            self._built, self._stale = without(self._built, row), without(self._stale, row)
+        if self._order:
+            self._order = without(self._order, row)
 
     def _forget(self) -> None:
         self._order: list[Tensor] = []  # per row [L,K,budget - sink or fewer]: ranked slots, best first

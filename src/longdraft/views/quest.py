@@ -10,7 +10,7 @@ from torch import Tensor
 from longdraft.cache import KVCache
 from longdraft.model import LM
 from longdraft.ops import Segment
-from longdraft.views.base import Policy, budget_of
+from longdraft.views.base import Policy, Table, budget_of, table_without
 
 
 @dataclass
@@ -21,8 +21,8 @@ class Pages:
     """
 
     page: int
-    lows: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    highs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    lows: Table[Tensor] = field(default_factory=dict)
+    highs: Table[Tensor] = field(default_factory=dict)
 
     def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
         """For queries q [H,W,D] and keys k [K,S,D] of the row -> [K,count], no less than any q.k in each page.
@@ -38,9 +38,7 @@ class Pages:
         most = rows.clamp(min=0) @ high[:, :count].mT + rows.clamp(max=0) @ low[:, :count].mT
         return most.amax(1)
 
-    def _grown(
-        self, table: dict[tuple[int, int], Tensor], key: tuple[int, int], k: Tensor, count: int, least: bool
-    ) -> Tensor:
+    def _grown(self, table: Table[Tensor], key: tuple[int, int], k: Tensor, count: int, least: bool) -> Tensor:
         known = table.get(key)
         have = 0 if known is None else known.shape[1]
         if known is None or have < count:
@@ -87,6 +85,13 @@ class Quest(Policy):
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._pages = Pages(self.page)
+
+    def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """Its pages are computed when they are first read."""
+
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        lows, highs = (table_without(t, row, len(cache.length)) for t in (self._pages.lows, self._pages.highs))
+        self._pages = Pages(self.page, lows, highs)
 
     def view(self, cache: KVCache) -> QuestView:
         lengths = cache.length.tolist()

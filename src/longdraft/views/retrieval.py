@@ -28,6 +28,10 @@ class Retrieval(Policy):
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._forget()
 
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """A row that enters makes the next round choose for all; one that leaves takes only its own choice away."""
+        self._view = self._view and self._view.without(row)
+
     def wants(self) -> Taps:
         """All rows: which node is the last accepted one is known only afterwards. Nothing between two choices."""
         return Taps(rows="all", of="weights") if self._rounds % self.every == 0 else Taps()
