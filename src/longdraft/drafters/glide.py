@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import head_size, keys_read, size_of
 from longdraft.drafters.glide_block import Glide
 from longdraft.drafters.glide_native import NativeBlock, fits
 from longdraft.fast import Draws, copied
@@ -110,6 +111,11 @@ class GlideDrafter(Drafter):
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
         self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
         self.ring.refresh(seqs.tokens, seqs.length - 1)  # the prompt's end: no cost of the first draft
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        target, layer = self.block.host.target, self.block.host.layer
+        keys = keys_read(target, seqs.cache, self.policy.seen, [layer])
+        return depth * (size_of(self.block) + head_size(target) + keys)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)

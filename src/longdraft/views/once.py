@@ -74,6 +74,9 @@ class Once(Policy):
         self._text, self._rounds = (model, tokens), 0
         self._view = self._choose(model, tokens, cache)
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return lengths if self._view is None else self._view.seen(lengths)
+
     def view(self, cache: KVCache) -> View | None:
         if self._text and self.every and self._rounds and self._rounds % self.every == 0:
             self._view = self._choose(*self._text, cache)

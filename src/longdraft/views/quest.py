@@ -88,6 +88,9 @@ class Quest(Policy):
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._pages = Pages(self.page)
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+
     def view(self, cache: KVCache) -> QuestView:
         lengths = cache.length.tolist()
         counts = [n // self.page for n in lengths]
