@@ -9,7 +9,19 @@ import tiny
 from checks import SAMPLERS
 
 from longdraft import build
-from longdraft.drafters import Auto, Drafter, GlideDrafter, Hierarchical, LMDrafter, Lookup, Reuse, SelfDrafter, Then
+from longdraft.drafters import (
+    Auto,
+    Drafter,
+    GlideDrafter,
+    Hierarchical,
+    LMDrafter,
+    Lookup,
+    Pace,
+    Reuse,
+    SelfDrafter,
+    Then,
+)
+from longdraft.drafters.costs import Measured
 from longdraft.methods import METHODS, PARTS
 from longdraft.model import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
@@ -24,6 +36,11 @@ GLIDE = {"widths": "3,4,4", "window": "16"}
 def untrained(name: str, target: LM, options: dict[str, str]) -> Drafter:
     """A method whose part has random weights."""
     return build(name, target, options, PARTS[METHODS[name].needs](target, 1))
+
+
+def ticking(drafter: Drafter) -> Pace:
+    """At a pace by a clock that is a second later each time it is asked."""
+    return Pace(drafter, Measured(count().__next__))
 
 
 # Adding a method: one line here.
@@ -66,7 +83,7 @@ METHODS_UNDER_TEST = [
     ("eagle3, then reuse", lambda t: Then(untrained("eagle3", t, EAGLE), Reuse(3, 2))),
     ("vegas-reuse", lambda t: build("vegas-reuse", t, {"gamma": "3", "floor": "16", "topk": "4"})),
     ("vegas tree, then reuse", lambda t: Then(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2))),
-    ("auto", lambda t: Auto([BUILD["longspec"](t), BUILD["vegas"](t), Lookup()], 6, clock=count().__next__)),
+    ("auto", lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6)),
     ("full view", lambda t: SelfDrafter(t, Full(), [1] * 3)),
 ]
 BUILD = dict(METHODS_UNDER_TEST)

@@ -10,6 +10,7 @@ from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
 from longdraft.drafters import Auto, Drafter, Pace
+from longdraft.drafters.costs import Measured
 from longdraft.drafters.ledger import ANY, WIDTHS, Ledger, ranks
 from longdraft.drafters.pace import EARLY, LATE, LONG, SHORT, TAPPED
 from longdraft.tree import PAD, Tree
@@ -57,7 +58,7 @@ def run(good, each: float, gamma: int = 7) -> tuple[float, Prophet]:
     """-> seconds by the clock over those of plain decoding, and what was drafted; costs as stated."""
     [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
     inner, clock = Prophet([row], gamma, good), Clock(each)
-    clock.pace = Pace(inner, clock)
+    clock.pace = Pace(inner, Measured(clock))
     stats = Stats()
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.pace, **options) == [row]
@@ -158,7 +159,6 @@ def widths_of(rank: int, each: float) -> list[int]:
     """The widths of the last rounds of a bush whose nodes cost so much each."""
     [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
     inner = Bush(row, 6, 4, rank)
-    pace = Pace(inner, None)
     now = [0.0]
 
     def clock() -> float:
@@ -166,7 +166,7 @@ def widths_of(rank: int, each: float) -> list[int]:
             now[0] += PLAIN + each * (inner.shapes[-1][0] * inner.shapes[-1][1] if pace.asked > 0 else 0)
         return now[0]
 
-    pace.clock = clock
+    pace = Pace(inner, Measured(clock))
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), pace, **options) == [row]
     return [wide for _, wide in inner.shapes[-30:]]
@@ -216,7 +216,7 @@ def test_auto_keeps_the_drafter_that_measures_best():
     prophets = [Prophet([row], 7, lambda n, good=good: good) for good in (1, 7, 2)]
     clock, drafter = Clock(1.0), Auto(prophets, rounds=12)
     for part in drafter.parts:
-        part.clock = lambda part=part: (setattr(clock, "pace", part), clock())[1]
+        part.given = Measured(lambda part=part: (setattr(clock, "pace", part), clock())[1])
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
     assert drafter.now.inner is prophets[1] and not drafter.trying

@@ -45,7 +45,7 @@ class Taps:
     The native step takes "mean" of weights that it keeps as bf16: to 1/256 of themselves.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
-    A round adds what a drafter may learn from: logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
+    A round adds, for drafters: the target, logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
     """
 
     rows: str | None = None
@@ -58,6 +58,7 @@ class Taps:
     states: dict[int, Tensor] = field(default_factory=dict)
     logits: Tensor | None = None
     accepted: Tensor | None = None
+    target: LM | None = None
 
     def kept(self, tree: Tree) -> Tensor:
         """[B,R] the query nodes of a pass over the whole tree."""
@@ -113,8 +114,7 @@ class _Pass:
         n, depth = self.begin[b], self.depth[b]
         position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
         near = (n + depth[self.start :])[:, None] - position < window
-        mask = self.visible[b]
-        if mask is not None:
+        if (mask := self.visible[b]) is not None:
             near[:, n - low :] &= mask
         return near
 
@@ -192,6 +192,11 @@ class LM:
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
 
+    @property
+    def exact(self) -> bool:
+        """Whether a node's numbers are the same bits whatever is computed beside it: only the native step's are."""
+        return self.native is not None
+
     def nbytes(self) -> int:
         """Bytes of weights that one decode step reads: all but the embedding table, of which it reads one row."""
         table = self.hf.get_input_embeddings().weight
@@ -238,13 +243,8 @@ class LM:
         kept = taps.kept(tree).tolist() if taps.rows else []
         p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, taps, self.windows)
         with self.residuals(taps):
-            out = self.hf(
-                input_ids=tree.tokens[:, start:],
-                position_ids=position,
-                use_cache=False,
-                logits_to_keep=logits,
-                longdraft=p,
-            )
+            ids = tree.tokens[:, start:]
+            out = self.hf(input_ids=ids, position_ids=position, use_cache=False, logits_to_keep=logits, longdraft=p)
         if p.calls != self.config.num_hidden_layers:
             used = f"{p.calls} of {self.config.num_hidden_layers} layers use the attention interface"
             raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")

@@ -51,6 +51,6 @@ def play(
     logits = target(tree, seqs.cache, view=view, taps=taps)
     verdict = verify(tree, logits, seqs)
     count = seqs.commit(verdict)
-    taps.logits, taps.accepted = logits, verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0]
+    taps.target, taps.logits, taps.accepted = target, logits, verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafter.observe(seqs, tree, verdict, taps)
     return Round(tree, verdict, count, drafted)

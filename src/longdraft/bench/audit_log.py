@@ -117,5 +117,7 @@ def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
         lines.append("No draft was ever accepted: only the target's own tokens were compared.")
     ties = f"{record['ties']} ties (gap up to {tolerance:g})" if record["ties"] else "no tie"
     wrong = f"{record['failures']} FAILURES" if record["failures"] else "no failure"
+    if record.get("exact") is False:
+        lines.append("This backend is not bit-exact: rounding depends on what is drafted, so ties can fall either way.")
     lines.append(f"{record['tokens']} tokens compared: {ties}, {wrong}.")
     return lines

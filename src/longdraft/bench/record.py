@@ -99,6 +99,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "weights_sha256": weights_sha256(lm),
         "dtype": str(lm.dtype).removeprefix("torch."),
         "native": lm.native is not None,
+        "exact": lm.exact,
         "device": processor(lm.device),
         "threads": torch.get_num_threads(),
         "pinned": are_pinned(),

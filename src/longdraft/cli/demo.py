@@ -67,7 +67,7 @@ def demo(
             printer.step(step.tokens[0])
         printer.end()
     differences = {name: first_difference(runs, found["plain"].rows, run.rows) for name, run in found.items()}
-    console.print(table(found, differences))
+    console.print(table(found, differences, target.exact))
     footnotes(console, found["plain"], traffic(runs, found["plain"]))
 
 
@@ -91,7 +91,7 @@ class Painter:
             self.console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 
 
-def table(found: dict[str, Any], differences: dict[str, Any]) -> Any:
+def table(found: dict[str, Any], differences: dict[str, Any], exact: bool) -> Any:
     from rich.table import Table
 
     from longdraft.cli.show import verdict
@@ -104,7 +104,7 @@ def table(found: dict[str, Any], differences: dict[str, Any]) -> Any:
     for name, run in found.items():
         speed = run.tokens_per_s
         length = f"{run.stats.mean_acceptance_length:.2f}"
-        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", verdict(differences[name]))
+        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", verdict(differences[name], exact))
     return shown
 
 

@@ -35,14 +35,15 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def verdict(difference: dict[str, Any] | None) -> str:
-    """Whether an output equals plain decoding's, in words."""
+def verdict(difference: dict[str, Any] | None, exact: bool) -> str:
+    """Whether an output equals plain decoding's, in words; exact: whether it must (LM.exact)."""
+    promise = "" if exact else " (not guaranteed on this backend)"
     if difference is None:
-        return "yes"
+        return f"yes{promise}"
     gap = difference["top2_gap"]
     row = f"row {difference['row'] + 1}, " if difference["row"] else ""
     size = "unbounded" if gap is None else f"{gap:.2g}"
-    return f"no: {row}new token {difference['position'] + 1}, where the target's best two are {size} apart"
+    return f"no: {row}new token {difference['position'] + 1}, where the target's best two are {size} apart{promise}"
 
 
 def figures(record: dict[str, Any]) -> str:
@@ -64,5 +65,5 @@ def figures(record: dict[str, Any]) -> str:
         more = f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} steady"
         words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f} ({more})")
     if "equal" in record:
-        words.append(f"equal: {verdict(record['first_difference'])}")
+        words.append(f"equal: {verdict(record['first_difference'], record['exact'])}")
     return "; ".join(words)

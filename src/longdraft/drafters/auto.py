@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from time import perf_counter
+from collections.abc import Sequence
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
@@ -21,11 +20,12 @@ class Auto(Drafter):
     """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
 
     A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A plain step, tapped for
-    the next part, stands between two.
+    the next part, stands between two. A part that is a Pace already keeps its own costs.
     """
 
-    def __init__(self, parts: Sequence[Drafter], rounds: int = 16, clock: Callable[[], float] = perf_counter):
-        self.parts, self.rounds = [Pace(part, clock) for part in parts], rounds
+    def __init__(self, parts: Sequence[Drafter], rounds: int = 16):
+        self.parts = [part if isinstance(part, Pace) else Pace(part) for part in parts]
+        self.rounds = rounds
         self.keeps_law = all(part.keeps_law for part in parts)
 
     @property
@@ -52,9 +52,13 @@ class Auto(Drafter):
 
     def _switch(self, part: Pace) -> None:
         self.now, self.left, self.fresh = part, self.rounds, True
+        part.asked = None  # its own latest round is over: the step at hand drafts nothing
 
     def wants(self) -> Taps:
         return self.now.wants()
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return self.now.reads(seqs, depth)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         if self.fresh:

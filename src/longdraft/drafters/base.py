@@ -37,6 +37,10 @@ class Drafter:
     def start(self, seqs: Sequences) -> None:
         """Called once, after prefill; an engine that rows enter later calls it while there are none."""
 
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """Bytes of weights and keys that the latest draft, so many levels deep, has read: counted, never timed."""
+        return 0
+
     def enter(self, seqs: Sequences, row: int) -> None:
         """Row `row`, the last one, has been prefilled and joins the others, which go on where they were.
 
@@ -76,6 +80,9 @@ class Then(Drafter):
     def start(self, seqs: Sequences) -> None:
         for p in self.parts:
             p.start(seqs)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return sum(p.reads(seqs, depth) for p in self.parts)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         for p in self.parts:

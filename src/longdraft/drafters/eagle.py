@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import head_size, size_of
 from longdraft.drafters.eagle_block import EagleBlock
 from longdraft.errors import InputError
 from longdraft.model import LM, Taps
@@ -115,6 +116,10 @@ class Eagle(Drafter):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.target.hf.get_input_embeddings()(tokens).to(self.block.o.weight.dtype)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """Its own keys are few beside the weights. An EAGLE-2 layer reads the target's output matrix too."""
+        return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         states = self._states(taps)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import head_size, keys_read, size_of
 from longdraft.drafters.glide_block import Glide
 from longdraft.drafters.glide_native import NativeBlock, fits
 from longdraft.fast import Draws, copied
@@ -128,6 +129,11 @@ class GlideDrafter(Drafter):
     def leave(self, seqs: Sequences, row: int) -> None:
         self.policy.leave(self.block.host.target, seqs.tokens, seqs.cache, row)
         self.ring.leave(row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        target, layer = self.block.host.target, self.block.host.layer
+        keys = keys_read(target, seqs.cache, self.policy.seen, [layer])
+        return depth * (size_of(self.block) + head_size(target) + keys)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)

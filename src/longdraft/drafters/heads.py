@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import bytes_read, head_size, size_of
 from longdraft.errors import InputError
 from longdraft.model import LM, Taps
 from longdraft.sequences import Sequences, without
@@ -132,6 +133,11 @@ class Heads(Drafter):
     def leave(self, seqs: Sequences, row: int) -> None:
         self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
 
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """However deep: one pass of the target, then all heads at once."""
+        first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
+        return first + size_of(self.module) + head_size(self.target)
+
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.policy.update(seqs.cache, taps)
 
@@ -162,6 +168,10 @@ class Medusa(Drafter):
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self._state = None if self._state is None else without(self._state, row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """However deep: all heads at once."""
+        return size_of(self.module) + (head_size(self.target) if self.module.out is None else 0)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         states = taps.states[self._last]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import bytes_read
 from longdraft.model import LM, Taps
 from longdraft.rounds import play
 from longdraft.sequences import Sequences
@@ -27,6 +28,7 @@ class Hierarchical(Drafter):
 
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
         self.target, self.policy, self.inner, self.gamma = target, policy, inner, gamma
+        self._levels: list[int] = []  # how deep the inner drafts of the latest draft were
 
     def wants(self) -> Taps:
         return self.policy.wants()
@@ -43,6 +45,11 @@ class Hierarchical(Drafter):
         self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
         self.inner.leave(seqs, row)
 
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """A pass of the middle level for each inner draft, and what the inner drafts read."""
+        middle = len(self._levels) * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
+        return middle + self.inner.reads(seqs, sum(self._levels))
+
     @property
     def caches(self) -> list:
         return self.inner.caches
@@ -56,8 +63,10 @@ class Hierarchical(Drafter):
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
             view = self.policy.view(seqs.cache)
+            self._levels = []
             while not bool(middle.done.all()):
-                play(self.target, self.inner, middle, view=view)
+                done = play(self.target, self.inner, middle, view=view)
+                self._levels.append(int(done.tree.depth.max()))
         for cache in self.inner.caches:
             cache.length.copy_(torch.minimum(cache.length, seqs.length - 1))
         tokens, count = middle.since(seqs.length)

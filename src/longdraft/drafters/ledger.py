@@ -15,7 +15,9 @@ WIDTHS = (1, 2, 4, 8, ANY)  # nodes at one depth, at most
 
 
 class Ledger:
-    """Tokens and seconds a round of each depth and width is expected to take, from the latest rounds alone.
+    """Tokens that a round of each depth and width is expected to bring, and its cost, from the latest rounds alone.
+
+    Costs are seconds, or shares of a plain step (costs.py); the names below say seconds for both.
 
     What a narrower tree would have brought is seen in a wider one: the accepted nodes that are among the first of their
     depth. A depth never drafted is judged by those that were: its acceptance by the mean over depths, its cost along

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import bytes_read
 from longdraft.errors import InputError
 from longdraft.fast import NODES, Draws, chain
 from longdraft.model import LM, KVView, Taps
@@ -80,6 +81,9 @@ class LMDrafter(Drafter):
         """Prefill row b with its prompt."""
         self.cache.length[b] = 0
         self.small.prefill(self._text[b, : int(seqs.length[b]) - 1].tolist(), self.cache.row(b))
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         self._run = 0

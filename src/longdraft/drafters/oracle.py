@@ -42,6 +42,9 @@ class Oracle(Drafter):
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         self.inner.observe(seqs, tree, verdict, taps)
 
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return self.inner.reads(seqs, depth)
+
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         drafted = self.inner.grow(tree, seqs)
         gamma = drafted.size - 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
-from time import perf_counter
 
 from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import Costs, fitting
 from longdraft.drafters.ledger import ANY, Ledger, ranks
 from longdraft.model import Taps
 from longdraft.sequences import Sequences
@@ -23,14 +22,14 @@ SOON, LATER = 4, 64  # rounds between trials of other shapes: those never tried,
 class Pace(Drafter):
     """The inner drafter's trees, never deeper or wider than pays, and plain steps where no draft does.
 
-    It reads only the past: what is emitted does not depend on any of it. The first rounds draft one token, then none,
-    to know what both cost. Where nothing pays, the inner drafter sleeps: plain steps without taps, then one with them
-    and one draft, to see whether it would pay by now. Where drafts pay, other widths and a plain step take a round now
-    and then, so that none is judged by what was long ago.
+    It reads only the past. The first rounds draft one token, then none, to know what both cost. Where nothing pays, the
+    inner drafter sleeps: plain steps without taps, then one with them and one draft, to see whether it would pay by
+    now. Where drafts pay, other widths and a plain step take a round now and then, so that none is judged by what was
+    long ago. costs: None: those that fit the target that verifies, so that no text depends on the clock.
     """
 
-    def __init__(self, inner: Drafter, clock: Callable[[], float] = perf_counter):
-        self.inner, self.clock = inner, clock
+    def __init__(self, inner: Drafter, costs: Costs | None = None):
+        self.inner, self.given = inner, costs
         self.keeps_law = inner.keeps_law
 
     def start(self, seqs: Sequences) -> None:
@@ -38,6 +37,7 @@ class Pace(Drafter):
         self.plan = [(1, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (1, 1)]  # depths and widths of the next rounds
         self.asleep, self.patience, self.awake, self.cost = 0, EARLY, 0, 0.0
         self.asked: int | None = None  # depth of the round at hand
+        self.costs = self.given  # if none were given, the first verification says which fit
         self.inner.start(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
@@ -60,8 +60,14 @@ class Pace(Drafter):
     def wants(self) -> Taps:
         return Taps() if self.blind else self.inner.wants()
 
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return self.inner.reads(seqs, depth)
+
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        self.began, (self.asked, self.width) = self.clock(), self._shape()
+        if self.costs is None:  # nothing has been verified yet
+            return tree
+        self.costs.begin()
+        self.asked, self.width = self._shape()
         self.depth = 0
         if self.asked > 0:
             self.live, seqs.most, seqs.wide = (~seqs.done).tolist(), self.asked, self.width
@@ -107,17 +113,20 @@ class Pace(Drafter):
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         if not self.blind:
             self.inner.observe(seqs, tree, verdict, taps)
+        if self.costs is None:
+            assert taps.target is not None
+            self.costs = fitting(taps.target, tree)
         if self.asked is None:  # nothing was drafted: the first step of all, or the one after a row has entered
             return
-        seconds, found = self.clock() - self.began, []
+        cost, found = self.costs.end(self.inner, seqs, tree, self.depth, taps), []
         if self.blind:
-            self.ledger.plain.append(seconds)
+            self.ledger.plain.append(cost)
             return
         if self.asked != TAPPED:
             found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == ANY:
                 self.ledger.widest = max(self.ledger.widest, tree.widest)
-            self.ledger.note(self.depth, self.asked, self.width, found, seconds)
+            self.ledger.note(self.depth, self.asked, self.width, found, cost)
         if self.ledger.plain:
             brought = 1 + sum(map(len, found)) / max(len(found), 1)
-            self.cost = max(0.0, self.cost + seconds - brought * self.ledger.seconds(0)[0])
+            self.cost = max(0.0, self.cost + cost - brought * self.ledger.seconds(0)[0])

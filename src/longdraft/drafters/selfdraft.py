@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import bytes_read
 from longdraft.fast import chain
 from longdraft.model import LM, Taps
 from longdraft.sequences import Sequences
@@ -33,6 +34,9 @@ class SelfDrafter(Drafter):
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return depth * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)

@@ -63,6 +63,10 @@ class View:
         copies, copied = table_without(self.copies, row, len(since)), table_without(self.copied, row, len(since))
         return View(picks, since, self.layers, copies, copied)
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        """How many of each row's committed slots it shows."""
+        return [count + n - at for count, n, at in zip(self._counts, lengths, self._since, strict=True)]
+
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
     ) -> list[Segment]:
@@ -102,6 +106,10 @@ class Policy:
         self.start(model, tokens, cache)
 
     def update(self, cache: KVCache, taps: Taps) -> None: ...
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        """About how many of each row's committed slots its view shows: what a draft under it reads."""
+        return lengths
 
     def view(self, cache: KVCache) -> KVView | None:
         """None: everything is seen."""

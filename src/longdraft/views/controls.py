@@ -15,6 +15,9 @@ class RandomPicks(Policy):
     def __init__(self, ratio: float = 0.07, floor: int = 256, seed: int = 0):
         self.ratio, self.floor, self.seed = ratio, floor, seed
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+
     def view(self, cache: KVCache) -> View:
         device, rows, since = cache.length.device, [], []
         for n in cache.length.tolist():
@@ -31,6 +34,9 @@ class Recents(Policy):
 
     def __init__(self, ratio: float = 0.07, floor: int = 256):
         self.ratio, self.floor = ratio, floor
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [budget_of(n, self.ratio, self.floor) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
         lengths = cache.length.tolist()

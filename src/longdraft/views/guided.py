@@ -64,5 +64,8 @@ class Guided(Policy):
         view.copies = self._copies
         return view
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return lengths if self._view is None else self._view.seen(lengths)
+
     def view(self, cache: KVCache) -> View | None:
         return self._view

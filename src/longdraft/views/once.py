@@ -90,6 +90,9 @@ class Once(Policy):
         self._chosen, self._since = without(self._chosen, row), without(self._since, row)
         self._view = self._view and self._view.without(row)
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return lengths if self._view is None else self._view.seen(lengths)
+
     def view(self, cache: KVCache) -> View | None:
         if self._text and self.every and self._rounds and self._rounds % self.every == 0:
             self._choose_all(cache)

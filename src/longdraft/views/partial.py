@@ -67,6 +67,9 @@ class Partial(Policy):
         places = self.budget - self.sink
         self._stale = [n - built >= places for n, built in zip(lengths, self._built, strict=True)]
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [min(n, self.budget) for n in lengths]
+
     def view(self, cache: KVCache) -> View | None:
         lengths = cache.length.tolist()
         if not self._order or max(lengths) <= self.budget:

@@ -93,6 +93,9 @@ class Quest(Policy):
         lows, highs = (table_without(t, row, len(cache.length)) for t in (self._pages.lows, self._pages.highs))
         self._pages = Pages(self.page, lows, highs)
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+
     def view(self, cache: KVCache) -> QuestView:
         lengths = cache.length.tolist()
         counts = [n // self.page for n in lengths]

@@ -59,5 +59,8 @@ class Retrieval(Policy):
         places = None if self.last else {layer: i for i, layer in enumerate(layers)}
         return pad_rows(rows, since, weights.device, places)
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return lengths if self._view is None else self._view.seen(lengths)
+
     def view(self, cache: KVCache) -> View | None:
         return self._view

@@ -14,6 +14,9 @@ class SinkWindow(Policy):
     def __init__(self, sink: int = 4, ratio: float = 0.07, floor: int = 256):
         self.sink, self.ratio, self.floor = sink, ratio, floor
 
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+
     def view(self, cache: KVCache) -> View:
         device, rows, since = cache.length.device, [], []
         for n in cache.length.tolist():

@@ -1,0 +1,283 @@
+"""A seed gives the same text every time on one machine: where a tree's shape can show in the text, no clock chooses it.
+
+The clocks here are drawn at random: they stand still, jump, and never run the same twice.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from functools import cache
+
+import pytest
+import tiny
+import torch
+from checks import SAMPLERS, SEED, plain
+from listed import BUILD, FROM_TEXT, each_method
+from test_pace import Prophet
+
+from longdraft import Pace, build, generate, match, reject
+from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
+from longdraft.drafters.costs import LEVEL, NODE, SCORES, Counted, Measured, bytes_read, fitting, keys_read, weights_of
+from longdraft.drafters.ledger import ANY
+from longdraft.model import LM, Taps
+from longdraft.ops import native
+from longdraft.sequences import Sequences
+from longdraft.tree import Tree
+from longdraft.views import Full, SinkWindow
+
+SMALL = {"gamma": "4", "floor": "16"}
+DRAFTERS = {
+    "vegas": lambda t: Pace(build("vegas", t, SMALL)),
+    "lookup": lambda t: Pace(build("lookup", t, {"n": "1", "count": "5"})),
+    "suffix": lambda t: Pace(build("suffix", t, {"nodes": "8"})),
+    "auto": lambda t: Auto([build("vegas", t, SMALL), Lookup(1, 5)], 6),
+}
+each_sampler = pytest.mark.parametrize("sampler", ["greedy", "T=1"])
+each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
+needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built")
+
+
+@cache
+def half(name: str) -> LM:
+    """A tiny model in bfloat16."""
+    return LM(tiny.stock(name, dtype=torch.bfloat16), name)
+
+
+@cache
+def inexact(name: str) -> LM:
+    """The same by the torch path."""
+    lm = LM(tiny.stock(name, dtype=torch.bfloat16), name)
+    lm.native = None
+    return lm
+
+
+class Watch(Drafter):
+    """The inner drafter, and the shape of every tree that was verified."""
+
+    def __init__(self, inner: Drafter):
+        self.inner, self.keeps_law, self.shapes = inner, inner.keeps_law, []
+
+    def wants(self):
+        return self.inner.wants()
+
+    def start(self, seqs):
+        self.inner.start(seqs)
+
+    def grow(self, tree, seqs):
+        return self.inner.grow(tree, seqs)
+
+    def observe(self, seqs, tree, verdict, taps):
+        self.shapes.append(tree.parent.tolist())
+        self.inner.observe(seqs, tree, verdict, taps)
+
+
+def set_clocks(monkeypatch, seed: int) -> None:
+    """Every clock that longdraft reads."""
+    draw, now = random.Random(seed), [0.0]
+
+    def clock() -> float:
+        now[0] += draw.choice([0.0, 10 ** draw.uniform(-6, 3)])
+        return now[0]
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("longdraft") and hasattr(module, "perf_counter"):
+            monkeypatch.setattr(module, "perf_counter", clock)
+
+
+def runs(monkeypatch, lm: LM, make, sampler: str, verify=match, times: int = 3, new: int = 64) -> list[tuple]:
+    """(text, shapes of trees) of the same call, each time by another clock."""
+    found = []
+    for seed in range(times):
+        set_clocks(monkeypatch, seed)
+        drafter = Watch(make(lm))
+        options = {"max_new_tokens": new, "sampler": SAMPLERS[sampler], "seed": SEED, "verify": verify}
+        found.append((generate(lm, tiny.prompts(70), drafter, **options), drafter.shapes))
+    return found
+
+
+def check_repeats(monkeypatch, lm: LM, make, sampler: str = "greedy", verify=match, **options) -> None:
+    """The same call gives the same text by the same trees, whatever the clock says."""
+    found = runs(monkeypatch, lm, make, sampler, verify, **options)
+    assert any(len(parents) > 1 for _, shapes in found for tree in shapes for parents in tree), "nothing was drafted"
+    assert all(text == found[0][0] for text, _ in found), "the text differs from run to run"
+    assert all(shapes == found[0][1] for _, shapes in found), "the trees differ from run to run"
+
+
+# Text and trees ------------------------------------------------------------------------------------------------------
+
+
+@each_sampler
+@each_drafter
+@pytest.mark.parametrize("model", ["llama", "qwen3-moe", "gpt-oss", "gemma2-softcap"])
+def test_a_seed_reproduces_its_text_where_rounding_depends_on_the_tree(model, drafter, sampler, monkeypatch):
+    check_repeats(monkeypatch, inexact(model), DRAFTERS[drafter], sampler)
+
+
+@each_method
+def test_no_drafter_asks_a_clock(method, monkeypatch):
+    """float32 too: the text is the same here, but the sums may run in another order, so the trees must be the same."""
+    check_repeats(monkeypatch, tiny.target("llama-torch"), lambda t: Pace(BUILD[method](t)), "T=1", times=2, new=40)
+
+
+@each_drafter
+def test_a_pace_that_asks_the_clock_is_caught(drafter, monkeypatch):
+    """The planted fault: seconds are measured whatever verifies."""
+    monkeypatch.setattr("longdraft.drafters.pace.fitting", lambda target, tree: Measured())
+    with pytest.raises(AssertionError, match="differ"):
+        check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=8)
+
+
+def test_the_clock_changes_the_text_where_it_chooses_the_trees(monkeypatch):
+    """The fault is one of the text, not of the trees alone."""
+    monkeypatch.setattr("longdraft.drafters.pace.fitting", lambda target, tree: Measured())
+    with pytest.raises(AssertionError, match="the text differs"):
+        check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS["lookup"], "greedy", times=8)
+
+
+@needs_native
+@each_sampler
+@each_drafter
+def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
+    lm = half("llama")
+    options = {"max_new_tokens": 64, "sampler": SAMPLERS[sampler], "seed": SEED}
+    want = generate(lm, tiny.prompts(70), **options)
+    found = runs(monkeypatch, lm, DRAFTERS[drafter], sampler, times=8)
+    assert lm.exact and all(text == want for text, _ in found)
+    assert any(shapes != found[0][1] for _, shapes in found), "the clocks chose nothing"
+
+
+@needs_native
+def test_under_reject_the_trees_show_in_the_text_of_any_model(monkeypatch):
+    """It keeps a law with what was drafted, so not even the native step lets a clock choose."""
+    lm = half("llama")
+    make = lambda t: Pace(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4))  # noqa: E731
+    check_repeats(monkeypatch, lm, make, "T=1", reject)
+    monkeypatch.setattr("longdraft.drafters.pace.fitting", lambda target, tree: Measured())
+    with pytest.raises(AssertionError, match="the text differs"):
+        check_repeats(monkeypatch, lm, make, "T=1", reject, times=8)
+
+
+def test_a_clock_that_stands_still_is_no_error():
+    lm, want = tiny.target("llama"), plain("llama", SAMPLERS["greedy"], (70,), 64)
+    pace = Pace(build("lookup", lm, {"n": "1", "count": "5"}), Measured(lambda: 7.0))
+    assert generate(lm, tiny.prompts(70), pace, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED) == want
+
+
+# The fixed costs -----------------------------------------------------------------------------------------------------
+
+
+@needs_native
+def test_what_fits_a_target():
+    root = Tree.root(torch.tensor([5]))
+    exact, other = tiny.target("llama"), tiny.target("llama-torch")
+    assert exact.exact and isinstance(fitting(exact, root), Measured)
+    assert isinstance(fitting(exact, root.with_law(0, torch.zeros(1, 1, 96))), Counted)
+    assert not other.exact and isinstance(fitting(other, root), Counted)
+
+
+def prefilled(lm: LM, *lengths: int) -> Sequences:
+    cache = lm.new_cache(len(lengths), 64)
+    prompts = tiny.prompts(*lengths)
+    with torch.inference_mode():
+        for b, prompt in enumerate(prompts):
+            lm.prefill(prompt[:-1], cache.row(b))
+    return Sequences.of(prompts, 8, cache, SAMPLERS["greedy"])
+
+
+def cost(lm: LM, seqs: Sequences, nodes: int, inner: Drafter | None = None, **taps) -> float:
+    tree = Tree.chain(torch.ones(len(seqs.length), nodes, dtype=torch.long))
+    return Counted(lm).end(inner or Drafter(), seqs, tree, nodes - 1, Taps(**taps))
+
+
+def test_a_round_costs_what_it_reads():
+    lm = tiny.target("llama-torch")
+    seqs = prefilled(lm, 41, 31)
+    assert cost(lm, seqs, 1) == 1.0
+    assert cost(lm, seqs, 5) == pytest.approx(1 + 4 * 2 * NODE["cpu"])
+    assert cost(lm, seqs, 1, rows="mean") == 1 + SCORES
+    full = cost(lm, seqs, 4, SelfDrafter(lm, Full(), [1] * 3)) - cost(lm, seqs, 4)
+    assert full == pytest.approx(3 * (1 + LEVEL))  # it reads all that a plain step reads
+    few = cost(lm, seqs, 4, SelfDrafter(lm, SinkWindow(2, 0.0, 10), [1] * 3)) - cost(lm, seqs, 4)
+    slot = 3 * 2 * (2 * 16) * 4  # layers, keys and values, heads x width, bytes
+    share = (lm.nbytes() + slot * 20) / (lm.nbytes() + slot * 70)
+    assert few == pytest.approx(3 * (share + LEVEL))
+
+
+def test_more_nodes_read_more_experts():
+    lm = tiny.target("qwen3-moe")
+    w, experts = weights_of(lm), 3 * 4 * (64 * 64 + 64 * 32) * 4
+    assert w.experts == experts and w.shared + w.experts == lm.nbytes()
+    assert w.read(1) == w.shared + experts / 2 and w.read(2) == w.shared + experts * 3 / 4  # two of four each
+    assert cost(lm, prefilled(lm, 40), 8) > 1.2 + 7 * NODE["cpu"]
+
+
+def test_a_window_is_read_whatever_the_view():
+    lm = tiny.target("qwen3-mixed")
+    seqs, slot = prefilled(lm, 41), 2 * (2 * 16) * 4
+    assert keys_read(lm, seqs.cache) == slot * (24 + 40 + 24)
+    assert keys_read(lm, seqs.cache, lambda lengths: [10]) == slot * (24 + 10 + 24)
+
+
+@each_method
+def test_every_drafter_says_what_it_reads(method, monkeypatch):
+    """One that did not would be taken for free and never be put to sleep."""
+    lm, seen = tiny.target("llama-torch"), []
+
+    class Spy(Counted):
+        def end(self, inner, seqs, tree, depth, taps):
+            if depth:
+                seen.append(inner.reads(seqs, depth) / bytes_read(lm, seqs.cache) / depth)
+            return super().end(inner, seqs, tree, depth, taps)
+
+    monkeypatch.setattr(Pace, "_shape", lambda self: (3, ANY))
+    parts = BUILD[method](lm)
+    pace = Pace(parts.parts[0].inner if isinstance(parts, Auto) else parts, Spy(lm))
+    generate(lm, tiny.prompts(70, 31), pace, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)
+    assert seen and all(x == 0 for x in seen) if method in FROM_TEXT else all(0 < x < 3 for x in seen), seen
+
+
+class Priced(Prophet):
+    """Each draft reads so many shares of a plain step."""
+
+    def __init__(self, lm: LM, rows, gamma: int, good, share: float):
+        super().__init__(rows, gamma, good)
+        self.lm, self.share = lm, share
+
+    def reads(self, seqs, depth):
+        return depth * self.share * bytes_read(self.lm, seqs.cache)
+
+
+def depths(good, share: float, new: int = 400) -> Priced:
+    """What was drafted; good(round) drafts are right, and each costs so many shares of a plain step and LEVEL."""
+    lm, options = tiny.target("llama-loops"), {"max_new_tokens": new, "sampler": SAMPLERS["T=1"], "seed": SEED}
+    rows = plain("llama-loops", SAMPLERS["T=1"], (70,), new)
+    inner = Priced(lm, rows, 7, good, share)
+    assert generate(lm, tiny.prompts(70), Pace(inner, Counted(lm)), **options) == rows
+    return inner
+
+
+def test_good_drafts_go_to_the_full_depth_by_counts():
+    assert depths(lambda n: 7, share=0.1).depths[-22:-2] == [7] * 20
+
+
+def test_the_depth_follows_what_a_draft_costs_and_brings_by_counts():
+    assert max(depths(lambda n: 3, share=0.2).depths[-50:]) <= 4
+    cheap, dear = (depths(lambda n: 7 if n % 2 else 1, share).depths[-50:] for share in (0.0, 0.4))
+    assert sum(cheap) > sum(dear)
+
+
+def test_bad_drafts_are_put_to_sleep_and_wake_by_counts():
+    inner = depths(lambda n: 0, share=1.0)
+    assert len(inner.depths) < 10 and inner.tapped < 20
+    inner = depths(lambda n: 0 if n < 3 else 7, share=0.1)
+    assert inner.depths[-3] == 7
+
+
+def test_auto_keeps_the_best_by_counts():
+    lm, options = tiny.target("llama-loops"), {"max_new_tokens": 400, "sampler": SAMPLERS["T=1"], "seed": SEED}
+    rows = plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
+    parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
+    drafter = Auto([Pace(part, Counted(lm)) for part in parts], rounds=12)
+    assert generate(lm, tiny.prompts(70), drafter, **options) == rows
+    assert drafter.now.inner is parts[1] and not drafter.trying and parts[1].depths[-3] == 7
