@@ -8,7 +8,7 @@ import torch
 from checks import SAMPLERS, SEED
 from listed import BUILD, each_method
 
-from longdraft import InputError, Stats, generate, serve
+from longdraft import InputError, Stats, generate, row_seed, serve
 from longdraft.cache import KVCache
 from longdraft.drafters import Drafter, Pace
 
@@ -20,7 +20,7 @@ def alone(model: str, sampler: str, eos: tuple[int, ...] = ()) -> list[list[int]
     """What each prompt gives by itself."""
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS[sampler], "eos": eos}
     prompts = tiny.prompts(*LENGTHS)
-    return [generate(tiny.target(model), [p], seed=SEED + i, **options)[0] for i, p in enumerate(prompts)]
+    return [generate(tiny.target(model), [p], seed=row_seed(SEED, i), **options)[0] for i, p in enumerate(prompts)]
 
 
 def served(model: str, drafter: Drafter | None, sampler: str, batch: int, eos: tuple[int, ...] = (), **more):

@@ -9,9 +9,9 @@ import longdraft
 
 SRC = Path(longdraft.__file__).parent
 FLOORS = [
-    {"errors", "memory", "ops", "options", "threads"},
-    {"tree", "cache", "sampling"},
-    {"model", "fast", "graphs", "verify", "sequences", "rounds", "loading"},
+    {"errors", "files", "memory", "ops", "options", "threads"},
+    {"tree", "cache", "processors", "rules", "sampling"},
+    {"model", "fast", "graphs", "verify", "sequences", "rounds", "loading", "untrusted"},
     {"views", "drafters"},
     {"engine"},
     {"methods", "parts", "saved", "importers", "train", "runs", "continuous", "controls"},

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from longdraft.errors import InputError
     from longdraft.loading import load
     from longdraft.methods import METHODS, build
+    from longdraft.ops import row_seed
+    from longdraft.rules import Rules
     from longdraft.sampling import Sampler
     from longdraft.verify import match, reject
 
@@ -23,6 +25,7 @@ __all__ = [
     "METHODS",
     "InputError",
     "Pace",
+    "Rules",
     "Sampler",
     "Stats",
     "Step",
@@ -31,6 +34,7 @@ __all__ = [
     "load",
     "match",
     "reject",
+    "row_seed",
     "serve",
     "stream",
 ]
@@ -41,6 +45,8 @@ _HOMES = {
     "errors": ("InputError",),
     "loading": ("load",),
     "methods": ("METHODS", "build"),
+    "ops": ("row_seed",),
+    "rules": ("Rules",),
     "sampling": ("Sampler",),
     "verify": ("match", "reject"),
 }

@@ -12,6 +12,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.engine import Stats, check, step
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.ops import row_seed
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences
 from longdraft.verify import Verifier, match
@@ -34,16 +35,16 @@ def serve(
     max_new_tokens: int = 256,
     sampler: Sampler | None = None,
     seed: int = 0,
-    eos: tuple[int, ...] = (),
+    eos: tuple[int, ...] | None = None,
     verify: Verifier = match,
     stats: Stats | None = None,
 ) -> Iterator[Finished]:
     """Decode any number of prompts, at most `batch` side by side; yields each as it ends.
 
-    Prompt i draws with seed + i, so its text is what `generate` gives it alone, whoever its neighbours are. slots: the
-    longest prompt and its new tokens. Prompts are taken from the iterable as places become free. A drafter starts anew
-    when a prompt enters: one with a model of its own reads all rows again. Raises InputError on a bad prompt, when its
-    turn comes.
+    Prompt i draws with row_seed(seed, i): its text is that of row i of `generate` with this seed, whoever its
+    neighbours are, and what `generate` gives it alone with seed=row_seed(seed, i). slots: the longest prompt and its
+    new tokens. Prompts are taken from the iterable as places become free. A drafter starts anew when a prompt enters:
+    one with a model of its own reads all rows again. Raises InputError on a bad prompt, when its turn comes.
     """
     if batch < 1:
         raise InputError(f"batch is {batch}: give 1 or more")
@@ -71,10 +72,10 @@ class Places:
     """Rows [0, n) of one cache are in use; the last one moves into the place of a row that leaves."""
 
     def __init__(
-        self, target: LM, batch: int, slots: int, limit: int, sampler: Sampler, seed: int, eos: tuple[int, ...]
+        self, target: LM, batch: int, slots: int, limit: int, sampler: Sampler, seed: int, eos: tuple[int, ...] | None
     ):
         self.target, self.slots, self.limit, self.seed = target, slots, limit, seed
-        self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots), sampler, seed, eos)
+        self.whole = Sequences.on(target, [[0]] * batch, slots, target.new_cache(batch, slots), sampler, seed, eos)
         self.index: list[int] = []  # of each row's prompt
         self.seqs = self.whole.first(0)
 
@@ -91,7 +92,7 @@ class Places:
         self.index.append(index)
         s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
         s.length[b] = s.prompt[b] = len(prompt)
-        s.limit[b], s.seed[b], s.done[b], s.cache.length[b] = self.limit, self.seed + index, False, 0
+        s.limit[b], s.seed[b], s.done[b], s.cache.length[b] = self.limit, row_seed(self.seed, index), False, 0
         self.target.prefill(prompt[:-1], s.cache.row(b))
         self.seqs = s.first(len(self.index))
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from longdraft.cache import KVCache
+from longdraft.ops import row_seed
+from longdraft.rules import Rules
 from longdraft.sampling import Sampler
 from longdraft.verify import Verdict
+
+if TYPE_CHECKING:
+    from longdraft.model import LM
 
 
 @dataclass
@@ -43,15 +49,31 @@ class Sequences:
     def of(
         prompts: list[list[int]], limit: int, cache: KVCache, sampler: Sampler, seed: int = 0, eos: tuple[int, ...] = ()
     ) -> Sequences:
-        """Row b draws with seed + b."""
+        """Row b draws with row_seed(seed, b)."""
         device, B = cache.length.device, len(prompts)
         length = torch.tensor([len(p) for p in prompts], device=device)
         tokens = torch.zeros(B, int(length.max()) + limit, dtype=torch.long, device=device)
         for b, p in enumerate(prompts):
             tokens[b, : len(p)] = torch.tensor(p, device=device)
-        return Sequences(
-            tokens, length, cache, sampler, torch.full_like(length, limit), seed + torch.arange(B, device=device), eos
-        )
+        seeds = torch.tensor([row_seed(seed, b) for b in range(B)], device=device)
+        return Sequences(tokens, length, cache, sampler, torch.full_like(length, limit), seeds, eos)
+
+    @staticmethod
+    def on(
+        target: LM,
+        prompts: list[list[int]],
+        limit: int,
+        cache: KVCache,
+        sampler: Sampler,
+        seed: int = 0,
+        eos: tuple[int, ...] | None = None,
+    ) -> Sequences:
+        """Rows of this model: under its rules, unless the sampler has others. eos None: ended by its end tokens.
+
+        Raises InputError where the model has a rule that cannot be applied.
+        """
+        ends = target.end_tokens if eos is None else eos
+        return Sequences.of(prompts, limit, cache, sampler.under(Rules.of(target)), seed, ends)
 
     def first(self, rows: int) -> Sequences:
         """Rows [0, rows), over the same memory."""
