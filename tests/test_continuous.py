@@ -64,7 +64,7 @@ def test_rows_that_end_are_not_computed_on():
             return tree
 
     served("llama", Watch(), "T=1", 3, some_ends("llama", "T=1"), stats=stats)
-    assert seen == sorted(seen, reverse=True) and seen[0] == 3 and seen[-1] == 1
+    assert seen == sorted(seen, reverse=True) and seen[0] == 3 > seen[-1]
     assert stats.emitted == sum(map(len, alone("llama", "T=1", some_ends("llama", "T=1"))))
 
 

@@ -102,6 +102,13 @@ def test_seeds_differ_and_repeat():
     assert texts[0] != texts[1] != texts[3] != texts[0]
 
 
+def test_rows_of_neighbouring_seeds_say_other_things():
+    """Four texts of one prompt at seed 0 and four at seed 1 are eight texts."""
+    lm, prompts = tiny.target("llama"), tiny.prompts(40) * 4
+    rows = [generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1)]
+    assert len({tuple(row) for run in rows for row in run}) == 8
+
+
 @pytest.mark.parametrize("accept", [0, 1.5, 4])
 def test_an_oracle_accepts_what_it_was_told(accept):
     """The oracle's drafts change the speed and never the text."""

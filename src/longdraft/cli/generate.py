@@ -37,7 +37,7 @@ def generate(
     eta: Annotated[float, typer.Option(help="Eta sampling; 0 is off.")] = 0.0,
     penalty: Annotated[float, typer.Option(help="Divides the logits of tokens used lately; 1 is off.")] = 1.0,
     penalty_window: Annotated[int, typer.Option(min=1, help="How many tokens are lately.")] = 1024,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="One seed, one text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Row b draws with longdraft.row_seed(seed, b).")] = 0,
     drafter: Annotated[str | None, typer.Option(help="Folder of the drafter that the method needs.")] = None,
     random_drafter: Annotated[
         bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")

@@ -19,13 +19,13 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def row_seed(seed: int, row: int) -> int:
-    """The seed that row (or prompt) `row` of a run draws with: row 0 keeps the run's own.
+    """The seed that row (or prompt) `row` of a run draws with. Row 0 keeps the run's own, as an int64.
 
-    The others' are mixed from both numbers by splitmix64's finaliser, so that no other pair shares a stream but by an
-    accident of 64 bits. It fits an int64.
+    The others' are 62 bits mixed from both numbers, so two pairs of run and row share a stream only by accident.
     """
-    x = seed if row == 0 else _mixed(_mixed(seed + 0x9E3779B97F4A7C15) + row * 0xD1B54A32D192ED03)
-    return (x + (1 << 63)) % (1 << 64) - (1 << 63)
+    if row:
+        return _mixed(_mixed(seed + 0x9E3779B97F4A7C15) + row * 0xD1B54A32D192ED03) >> 2
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mixed(x: int) -> int:
