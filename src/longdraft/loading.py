@@ -70,6 +70,16 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     return LM(hf, name)
 
 
+def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
+    """The ids of a text. A special token that it spells, such as <|im_end|>, is read as text unless `control`.
+
+    Special is what the tokenizer marks so; ids that it adds itself, such as that of the beginning, are as ever.
+    """
+    if type(tokenizer).__name__ != "MistralCommonBackend":  # which reads no special token from text, nor this option
+        options["split_special_tokens"] = not control
+    return list(tokenizer(text, verbose=False, **options)["input_ids"])
+
+
 def quiet(threads: int | None) -> None:
     """The libraries say nothing; torch uses so many threads."""
     hub.set_verbosity_error()

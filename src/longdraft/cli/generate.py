@@ -46,6 +46,9 @@ def generate(
         bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
     ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past end tokens.")] = False,
+    control_tokens: Annotated[
+        bool, typer.Option("--control-tokens", help="Read special tokens in the prompt, like <|im_end|>, as such.")
+    ] = False,
     accept: Annotated[
         float | None, typer.Option(help="An oracle accepts this many drafts a step: a figure of cost alone.")
     ] = None,
@@ -72,7 +75,7 @@ def generate(
     target, tokenizer = load(model, dtype)
     pin()
     gc.freeze()  # what is loaded stays: to look through it again takes the collector 0.2 s
-    rows = prompts.encode(texts, tokenizer, prompt_tokens)
+    rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, Entry(method, method, given, parts), sampler, seed, accept)
     outcome = job.run(
         rows, max_new_tokens, () if ignore_eos else None, compare, None if as_json else Printer(tokenizer, texts)
