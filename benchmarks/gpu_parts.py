@@ -292,9 +292,9 @@ def same_text(b: Bench) -> Iterator[Row]:
     prompt, count = [[(7 * i) % 500 + 3 for i in range(40 if b.tiny else 600)]], 4 if b.tiny else 96
     kept = graphs.GraphStep(lm) if b.tiny else lm.graphs
     lm.graphs = None
-    wanted = engine.generate(lm, prompt, max_new_tokens=count)
+    wanted = engine.generate(lm, prompt, max_new_tokens=count, eos=())
     lm.graphs = kept
     drafters = {"plain": None, "vegas": vegas(lm, gamma=3, floor=16), "vegas-tree": vegas_tree(lm, "2,2", floor=16)}
     for name, drafter in drafters.items():
-        found = engine.generate(lm, prompt, drafter, max_new_tokens=count)
+        found = engine.generate(lm, prompt, drafter, max_new_tokens=count, eos=())
         yield {"method": name, "tokens": count, "equal": found == wanted, "graphs": kept is not None}

@@ -20,6 +20,7 @@ from longdraft.cli import COMMANDS, job
 from longdraft.loading import load
 from longdraft.methods import METHODS
 from longdraft.parts import Parts
+from longdraft.rules import end_tokens
 from longdraft.train import tokenizer as bpe
 
 KEYS = {
@@ -71,7 +72,8 @@ def test_rows_side_by_side_are_the_rows_alone(record):
     files = ("--prompt-file", "a.txt", "--prompt-file", "b.txt")
     both = record(*files, "--temperature", "0.9", "--seed", "5")
     alone = [
-        record("--prompt-file", f, "--temperature", "0.9", "--seed", s) for f, s in (("a.txt", "5"), ("b.txt", "6"))
+        record("--prompt-file", f, "--temperature", "0.9", "--seed", str(longdraft.row_seed(5, b)))
+        for b, f in enumerate(("a.txt", "b.txt"))
     ]
     assert both["token_ids"] == [r["token_ids"] for r in alone]
     assert both["text"] == [r["text"] for r in alone]
@@ -193,7 +195,7 @@ def test_end_tokens_end_the_text(record, cli, place):
 def test_end_tokens_come_from_the_model_and_its_tokenizer():
     def ends(configured, own):
         hf = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=configured))
-        return job.end_tokens(SimpleNamespace(hf=hf), SimpleNamespace(eos_token_id=own))  # type: ignore[arg-type]
+        return end_tokens(hf.generation_config, SimpleNamespace(eos_token_id=own))
 
     assert ends([7, 5], 9) == (5, 7, 9)
     assert ends(7, 7) == (7,)

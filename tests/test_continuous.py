@@ -10,7 +10,7 @@ import torch
 from checks import SAMPLERS, SEED
 from listed import BUILD, each_method, exact
 
-from longdraft import InputError, Stats, generate, match, serve
+from longdraft import InputError, Stats, generate, match, row_seed, serve
 from longdraft.cache import KVCache
 from longdraft.drafters import Drafter, Pace
 
@@ -22,7 +22,7 @@ def alone(model: str, sampler: str, eos: tuple[int, ...] = ()) -> list[list[int]
     """What each prompt gives by itself."""
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS[sampler], "eos": eos}
     prompts = tiny.prompts(*LENGTHS)
-    return [generate(tiny.target(model), [p], seed=SEED + i, **options)[0] for i, p in enumerate(prompts)]
+    return [generate(tiny.target(model), [p], seed=row_seed(SEED, i), **options)[0] for i, p in enumerate(prompts)]
 
 
 def served(model: str, drafter: Drafter | None, sampler: str, batch: int, eos: tuple[int, ...] = (), **more):
@@ -67,7 +67,7 @@ def test_rows_that_end_are_not_computed_on():
             return tree
 
     served("llama", Watch(), "T=1", 3, some_ends("llama", "T=1"), stats=stats)
-    assert seen == sorted(seen, reverse=True) and seen[0] == 3 and seen[-1] == 1
+    assert seen == sorted(seen, reverse=True) and seen[0] == 3 > seen[-1]
     assert stats.emitted == sum(map(len, alone("llama", "T=1", some_ends("llama", "T=1"))))
 
 

@@ -9,9 +9,9 @@ import longdraft
 
 SRC = Path(longdraft.__file__).parent
 FLOORS = [
-    {"errors", "memory", "ops", "options", "threads"},
-    {"tree", "cache", "sampling"},
-    {"model", "decoder", "fast", "graphs", "wide", "verify", "sequences", "rounds", "loading"},
+    {"errors", "files", "memory", "ops", "options", "threads"},
+    {"tree", "cache", "processors", "rules", "sampling"},
+    {"model", "decoder", "fast", "graphs", "wide", "verify", "sequences", "rounds", "loading", "untrusted"},
     {"views", "drafters"},
     {"engine"},
     {"methods", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},

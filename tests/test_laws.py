@@ -12,7 +12,7 @@ from checks import SAMPLERS, Toy, check_counts, check_law, remembering, run_toy,
 
 from longdraft import InputError, Sampler, verify
 from longdraft.drafters import Drafter
-from longdraft.ops import ACCEPT, DRAFT, RESIDUAL, gumbel, noise, uniform
+from longdraft.ops import ACCEPT, DRAFT, RESIDUAL, gumbel, noise, row_seed, uniform
 
 SHAPES = {"chain": (1, 1), "one level": (3,), "two levels": (3, 6), "wider than top-p": (4, 8)}
 KINDS = {
@@ -84,6 +84,25 @@ def test_reject_without_a_law_is_refused():
 
 N = 300
 SEED, POSITION, TOKEN = torch.arange(N), torch.arange(N)[None].expand(N, -1), torch.arange(8)
+
+
+def test_rows_of_neighbouring_seeds_share_no_noise():
+    """Seed 1's row 0 is not seed 0's row 1, nor is any other pair of run and row another's."""
+    runs = [*range(40), 1 << 60, (1 << 62) - 1, 1 << 62]
+    seeds = [row_seed(seed, row) for seed in runs for row in range(40)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= s <= 1 << 62 for s in seeds)  # so that each can be given again
+    assert [row_seed(s, 0) for s in runs] == runs  # one prompt's text is that of its seed
+    assert row_seed(-1, 0) == row_seed((1 << 64) - 1, 0) == -1
+    assert torch.tensor([row_seed(s, 3) for s in (-(1 << 63), (1 << 63) - 1, 1 << 200)]).dtype == torch.long
+    drawn = uniform(torch.tensor(seeds), POSITION[:1, :40].expand(len(seeds), -1), TOKEN).view(len(runs), 40, -1)
+    for a, b in ((drawn[:-1], drawn[1:]), (drawn[:, :-1], drawn[:, 1:]), (drawn[1:, :-1], drawn[:-1, 1:])):
+        cells = (a * 16).long() * 16 + (b * 16).long()
+        check_counts(torch.bincount(cells.flatten(), minlength=256), torch.ones(256))
+
+
+def test_row_seeds_never_change():
+    assert [row_seed(7, row) for row in range(3)] == [7, 1033106683395038124, 1552580498769569342]
 
 
 def histogram(x: torch.Tensor, bins: int) -> torch.Tensor:

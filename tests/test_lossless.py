@@ -9,7 +9,7 @@ import torch
 from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance, check_lossless, plain
 from listed import BUILD, FROM_TEXT, ROWS, each_method, each_model, each_rows, each_sampler
 
-from longdraft import InputError, Sampler, Stats, build, generate, reject
+from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed
 from longdraft.drafters import Drafter, LMDrafter, Lookup, Oracle, SelfDrafter
 from longdraft.views import Chunks, Full, Guided, RandomPicks, Recents, SinkWindow, SnapKV
 
@@ -58,7 +58,7 @@ def test_a_row_does_not_know_its_neighbours(model, sampler, method):
     together = plain(model, sampler, lengths, 24)
     for b, prompt in enumerate(tiny.prompts(*lengths)):
         drafter = BUILD[method](lm) if method else None
-        alone = generate(lm, [prompt], drafter, max_new_tokens=24, sampler=sampler, seed=SEED + b)
+        alone = generate(lm, [prompt], drafter, max_new_tokens=24, sampler=sampler, seed=row_seed(SEED, b))
         assert alone[0] == together[b]
 
 
@@ -100,6 +100,13 @@ def test_seeds_differ_and_repeat():
     texts = [generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1, 0, 1 << 60)]
     assert texts[0] == texts[2]
     assert texts[0] != texts[1] != texts[3] != texts[0]
+
+
+def test_rows_of_neighbouring_seeds_say_other_things():
+    """Four texts of one prompt at seed 0 and four at seed 1 are eight texts."""
+    lm, prompts = tiny.target("llama"), tiny.prompts(40) * 4
+    rows = [generate(lm, prompts, sampler=SAMPLERS["T=1"], max_new_tokens=12, seed=s) for s in (0, 1)]
+    assert len({tuple(row) for run in rows for row in run}) == 8
 
 
 @pytest.mark.parametrize("accept", [0, 1.5, 4])

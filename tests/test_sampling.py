@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import fields
 
 import pytest
+import tiny
 import torch
 from checks import toy_sequences
 from hypothesis import given
@@ -12,9 +15,9 @@ from hypothesis import strategies as st
 from structure import ancestors, branching
 from test_tree_cache import trees
 from transformers import GenerationConfig
-from transformers.generation import logits_process as processors
+from transformers.generation.utils import GenerationMixin
 
-from longdraft import InputError, Sampler
+from longdraft import InputError, Sampler, processors, rules
 from longdraft.cache import KVCache
 from longdraft.sequences import Sequences
 from longdraft.tree import PAD, Tree
@@ -51,24 +54,83 @@ LAWS = {
     "min-p": Sampler(temperature=1.2, min_p=0.1),
     "eta": Sampler(temperature=1.0, eta=0.02),
     "all": Sampler(temperature=0.9, top_k=30, top_p=0.9, min_p=0.02, eta=0.001),
+    "top-p, then min-p": Sampler(temperature=1.0, top_p=0.7, min_p=0.2),
+    "top-k, then eta": Sampler(temperature=1.5, top_k=8, eta=0.3),
+    "a whole number": Sampler(temperature=2, top_p=1, top_k=7),
 }
+
+
+def transformers_law(settings: dict, prompt: list[int], new: int = 12, model: str = "llama"):
+    """Of `generate` itself: the logits [new,V] of each step, what its processors made of them, and its new tokens."""
+    hf = tiny.eager(model)
+    config = GenerationConfig(max_new_tokens=new, pad_token_id=0, use_cache=False, **settings)
+    told = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    out = hf.generate(torch.tensor([prompt]), generation_config=config, **told)
+    return torch.cat(out.logits), torch.cat(out.scores), out.sequences[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("sampler", LAWS.values(), ids=LAWS)
 def test_the_law_is_transformers(sampler):
-    """The processors that `generate` would build, in the order that it would apply them, where it has them all."""
-    logits = torch.randn(3, 7, 96, generator=torch.Generator().manual_seed(1)) * 3
-    found = sampler.law(logits, branching(3), sequences([[3], [4, 5], [6]], sampler))
-    flat, ids = logits.view(21, 96), torch.zeros(21, 1, dtype=torch.long)
-    steps = [processors.TemperatureLogitsWarper(sampler.temperature)]
-    steps += [processors.MinPLogitsWarper(sampler.min_p)] if sampler.min_p else []
-    steps += [processors.EtaLogitsWarper(sampler.eta)] if sampler.eta else []
-    steps += [processors.TopKLogitsWarper(sampler.top_k)] if sampler.top_k else []
-    steps += [processors.TopPLogitsWarper(sampler.top_p)] if sampler.top_p < 1 else []
-    for step in steps:
-        flat = step(ids, flat)
-    torch.testing.assert_close(found.view(21, 96), flat)
-    assert GenerationConfig(top_p=sampler.top_p, top_k=sampler.top_k, min_p=sampler.min_p)
+    """What `generate` samples from, step by step, is the law of the same logits here, along a chain of its tokens."""
+    torch.manual_seed(0)
+    prompt = tiny.prompts(30)[0]
+    settings = {"temperature": float(sampler.temperature), "top_k": sampler.top_k, "top_p": float(sampler.top_p)}
+    settings |= {"min_p": sampler.min_p or None, "eta_cutoff": sampler.eta or None, "do_sample": True}
+    logits, scores, tokens = transformers_law(settings, prompt)
+    seqs = sequences([prompt], sampler)
+    found = sampler.law(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
+    assert torch.equal(found[0], scores)
+    assert sampler.temperature == 0.6 or (scores == float("-inf")).any()
+
+
+def test_the_cases_tell_one_order_from_another():
+    """Min-p and eta before top-k and top-p, as other programs have it, give another law."""
+    logits = torch.randn(200, 96, generator=torch.Generator().manual_seed(1)) * 3
+    for name in ("top-p, then min-p", "top-k, then eta"):
+        steps = processors.chain(LAWS[name]._settings, (), 1, 1, 96, torch.device("cpu"))
+        right, wrong, ids = logits, logits, torch.zeros(200, 1, dtype=torch.long)
+        for one, other in zip(steps, reversed(steps), strict=True):
+            right, wrong = one(ids, right), other(ids, wrong)
+        assert not torch.equal(right.isinf(), wrong.isinf())
+
+
+def test_what_is_used_of_transformers_has_not_changed():
+    """The chain comes from a private method. If this fails, look at processors.chain before widening the version."""
+    asked = inspect.signature(GenerationMixin._get_logits_processor).parameters
+    assert {"generation_config", "input_ids_seq_length", "device"} <= asked.keys()
+    needed = [p.name for p in asked.values() if p.default is p.empty and p.name != "self"]
+    assert needed == ["generation_config"], "GenerationMixin._get_logits_processor asks for more than it did"
+    source = inspect.getsource(GenerationMixin._get_logits_processor)
+    used = set(re.findall(r"self\.([\w.]+)", source))
+    used -= {"config.get_text_config"}  # for watermarks, which rules.py refuses
+    assert used == {"config.is_encoder_decoder", "_merge_criteria_processor_list"}, "it reads more of the model"
+    private = set(re.findall(r"generation_config\.(_\w+)", source)) - {"_from_model_config"}
+    assert private == {"_eos_token_tensor"}, "it reads another private field of the settings"
+    made = processors.chain(
+        (("do_sample", True), ("temperature", 0.5), ("top_k", 3)), (), 1, 1, 96, torch.device("cpu")
+    )
+    assert [type(p).__name__ for p in made] == ["TemperatureLogitsWarper", "TopKLogitsWarper"]
+
+
+def test_every_setting_of_a_generation_config_has_its_place():
+    """A setting that a later Transformers adds is applied, refused or known to be no part of a model's law."""
+    source = inspect.getsource(GenerationMixin._get_logits_processor)
+    read = set(re.findall(r"generation_config\.([a-z]\w*)", source)) - {"max_length", "num_beams"}
+    warpers = {*processors.WARPERS, "top_h", "typical_p", "epsilon_cutoff"}  # the last three are not offered
+    assert read - warpers - rules.APPLIED.keys() - rules.REFUSED.keys() == {"use_cache", "renormalize_logits"}
+
+
+def test_the_chain_is_built_once(monkeypatch):
+    made = []
+    real = processors._Host._get_logits_processor
+    monkeypatch.setattr(
+        processors._Host, "_get_logits_processor", lambda self, *a, **k: made.append(1) or real(self, *a, **k)
+    )
+    sampler = Sampler(temperature=0.8125, top_p=0.6)  # of no other test
+    seqs = sequences([[3], [4, 5], [6]], sampler)
+    for _ in range(5):
+        sampler.law(torch.zeros(3, 7, 96), branching(3), seqs)
+    assert len(made) == 1
 
 
 def test_greedy_ignores_everything_but_the_penalty():
@@ -104,8 +166,8 @@ def test_another_seed_draws_otherwise():
     tree, logits = Tree.root(seqs.last), torch.zeros(64, 1, 96)
     own = sampler.scores(logits, tree, seqs)
     assert torch.equal(own, sampler.scores(logits, tree, seqs, seed=seqs.seed))
-    other = sampler.scores(logits, tree, seqs, seed=seqs.seed + 1)
-    assert torch.equal(own[1:], other[:-1])  # seed b+1 is row b+1's own
+    other = sampler.scores(logits, tree, seqs, seed=seqs.seed.roll(-1))
+    assert torch.equal(own[1:], other[:-1])  # the next row's own
     assert int((own.argmax(-1) == other.argmax(-1)).sum()) < 10
 
 
@@ -120,7 +182,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Sampler)])
+@pytest.mark.parametrize("name", [f.name for f in fields(Sampler) if f.name != "rules"])
 def test_values_out_of_range_are_refused_in_one_line(name):
     for value in BAD[name]:
         with pytest.raises(InputError, match=rf"{name.replace('_', '-')} is .*: give a value ") as error:

@@ -19,6 +19,7 @@ from test_lossless import FULL_BUDGET
 
 from longdraft import Event, InputError, Pace, Session, Stats, generate, match, reject
 from longdraft.drafters import Drafter, LMDrafter, Lookup, SelfDrafter
+from longdraft.drafters.costs import Measured
 from longdraft.model import LM
 from longdraft.views import Chunks, Full, Guided
 
@@ -172,7 +173,9 @@ def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
 
 def test_the_pace_that_was_found_survives():
     """Entries and exits neither empty the ledger nor begin the plan again."""
-    pace = Pace(BUILD["vegas"](tiny.target("llama")), clock=count().__next__)  # a second a round, whatever it drafts
+    pace = Pace(
+        BUILD["vegas"](tiny.target("llama")), Measured(count().__next__)
+    )  # a second a round, whatever it drafts
     s, ends = session("llama", pace), Ends()
     s.submit(tiny.prompts(40)[0], 60)
     for _ in range(9):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from longdraft.errors import InputError
     from longdraft.loading import load
     from longdraft.methods import METHODS, build
+    from longdraft.ops import row_seed
+    from longdraft.rules import Rules
     from longdraft.sampling import Sampler
     from longdraft.session import Event, Session
     from longdraft.verify import match, reject
@@ -25,6 +27,7 @@ __all__ = [
     "Event",
     "InputError",
     "Pace",
+    "Rules",
     "Sampler",
     "Session",
     "Stats",
@@ -34,6 +37,7 @@ __all__ = [
     "load",
     "match",
     "reject",
+    "row_seed",
     "serve",
     "stream",
 ]
@@ -44,6 +48,8 @@ _HOMES = {
     "errors": ("InputError",),
     "loading": ("load",),
     "methods": ("METHODS", "build"),
+    "ops": ("row_seed",),
+    "rules": ("Rules",),
     "sampling": ("Sampler",),
     "session": ("Event", "Session"),
     "verify": ("match", "reject"),

@@ -12,6 +12,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.engine import Stats, check
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.ops import row_seed
 from longdraft.sampling import Sampler
 from longdraft.session import Session
 from longdraft.verify import Verifier, match
@@ -37,13 +38,14 @@ def serve(
     max_new_tokens: int = 256,
     sampler: Sampler | None = None,
     seed: int = 0,
-    eos: tuple[int, ...] = (),
+    eos: tuple[int, ...] | None = None,
     verify: Verifier = match,
     stats: Stats | None = None,
 ) -> Iterator[Finished]:
     """Decode any number of prompts, at most `batch` side by side; yields each as it ends.
 
-    Prompt i draws with seed + i, so its text is what `generate` gives it alone, whoever its neighbours are. slots: the
+    Prompt i draws with row_seed(seed, i): its text is that of row i of `generate` with this seed, whoever its
+    neighbours are, and what `generate` gives it alone with seed=row_seed(seed, i). eos: as in stream. slots: the
     longest prompt and its new tokens. A bad prompt, or one that fails, is yielded with its error; the others go on.
     Prompts are taken from the iterable as places become free; while it has none to give, the rows that run go on, and
     what it raises is raised when they have ended.
@@ -57,7 +59,7 @@ def serve(
         while True:
             for prompt in source.take(batch - len(running), wait=not running):
                 try:
-                    found = session.submit(prompt, max_new_tokens, seed + count, eos)
+                    found = session.submit(prompt, max_new_tokens, row_seed(seed, count), eos)
                     running[found] = Finished(count, [])
                 except InputError as error:
                     yield Finished(count, [], str(error))

@@ -105,11 +105,16 @@ def check_pair(drafter: Drafter, verify: Verifier) -> None:
 
 @torch.inference_mode()
 def prefill(
-    target: LM, prompts: list[list[int]], max_new_tokens: int, sampler: Sampler, seed: int, eos: tuple[int, ...]
+    target: LM,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    sampler: Sampler,
+    seed: int,
+    eos: tuple[int, ...] | None = None,
 ) -> Sequences:
     """All prompt tokens but the last go to the cache; the last is the first root."""
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
-    seqs = Sequences.of(prompts, max_new_tokens, cache, sampler, seed, eos)
+    seqs = Sequences.on(target, prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
         target.prefill(prompt[:-1], cache.row(b))
     return seqs
@@ -122,13 +127,14 @@ def stream(
     max_new_tokens: int = 256,
     sampler: Sampler | None = None,
     seed: int = 0,
-    eos: tuple[int, ...] = (),
+    eos: tuple[int, ...] | None = None,
     verify: Verifier = match,
     stats: Stats | None = None,
 ) -> Iterator[Step]:
     """Decode prompts (token ids, of any lengths) side by side; yields what each step gave.
 
-    Row b draws with seed + b, so its text does not depend on the rows beside it. drafter None is plain decoding.
+    Row b draws with row_seed(seed, b), so its text does not depend on the rows beside it. A row ends at the first token
+    of eos (None: the model's end tokens; (): it decodes past them). drafter None is plain decoding.
     Raises InputError before any work on bad arguments.
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()

@@ -19,7 +19,9 @@ from longdraft.decoder import windows_of
 from longdraft.errors import InputError
 from longdraft.memory import settle
 from longdraft.model import LM, NAME
+from longdraft.rules import Rules, end_tokens
 from longdraft.tree import Tree
+from longdraft.untrusted import OURS, check_tokenizer, check_weights, neutral
 
 BUNDLED = Path(__file__).parent / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -35,11 +37,15 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     Weights come from safetensors alone and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device)
+    Rules.of(lm)  # if one is refused, then here, and not when the first text begins
     where = lm.hf.name_or_path
-    options = {"local_files_only": True, "trust_remote_code": False}
-    if not Path(where).is_dir():
-        options["local_files_only"] = not reachable(name)
-    return lm, _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
+    local = Path(where).is_dir() or not reachable(name)
+    _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
+    tokenizer = _try(
+        name, lambda: AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+    )
+    lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
+    return lm, tokenizer
 
 
 def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM:
@@ -47,15 +53,13 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     where, local = _place(name)
-    options = {"local_files_only": local or not reachable(name), "trust_remote_code": False}
-    config = _try(name, lambda: AutoConfig.from_pretrained(where, **options))
+    local = local or not reachable(name)
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    _try(name, lambda: check_weights(where, local))
+    config = _try(name, lambda: neutral(AutoConfig.from_pretrained(where, **options)))
     _try(name, lambda: refuse(config))
-    hf, info = _try(
-        name,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            where, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **options
-        ),
-    )
+    options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
+    hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
     if info["missing_keys"]:
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
@@ -65,6 +69,16 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
         _try(name, lambda: probe(hf))
     settle(hf)
     return LM(hf, name)
+
+
+def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
+    """The ids of a text. A special token that it spells, such as <|im_end|>, is read as text unless `control`.
+
+    Special is what the tokenizer marks so; ids that it adds itself, such as that of the beginning, are as ever.
+    """
+    if type(tokenizer).__name__ != "MistralCommonBackend":  # which reads no special token from text, nor this option
+        options["split_special_tokens"] = not control
+    return list(tokenizer(text, verbose=False, **options)["input_ids"])
 
 
 def quiet(threads: int | None) -> None:

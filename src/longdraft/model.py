@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from longdraft import decoder, fast, graphs, ops
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
+from longdraft.rules import end_tokens
 from longdraft.tree import PAD, Tree
 from longdraft.wide import in_parts
 
@@ -181,6 +182,7 @@ class LM:
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if decoder.rotates(hf, fast.ROPES) else self.positions
         self.vocab = int(self.config.vocab_size)
+        self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
         self.known: dict[str, Any] | None = None  # its fingerprint, once weights cannot be read
         self.graphs = graphs.step(self)
 
@@ -199,11 +201,9 @@ class LM:
 
     def nbytes(self) -> int:
         """Bytes of weights that one decode step reads: all but the embedding table, of which it reads one row."""
-        table = self.hf.get_input_embeddings().weight
-        head = self.hf.get_output_embeddings()
+        table, head = self.hf.get_input_embeddings().weight, self.hf.get_output_embeddings()
         tied = head is not None and head.weight is table
-        total = sum(p.numel() * p.element_size() for p in self.hf.parameters())
-        return total - (0 if tied else table.numel() * table.element_size())
+        return sum(p.nbytes for p in self.hf.parameters()) - (0 if tied else table.nbytes)
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
         return KVCache(batch, slots, self.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ from longdraft.drafters.glide_block import random_glide
 from longdraft.drafters.heads import random_heads, random_medusa
 from longdraft.drafters.lm import random_lm
 from longdraft.errors import InputError
+from longdraft.files import parse, read_json
 from longdraft.loading import BUNDLED, DTYPES, load_lm
 from longdraft.model import LM
 from longdraft.options import ANY
@@ -51,10 +51,10 @@ def _words(lm: LM) -> dict[int, str]:
     """{id: token} of the tokenizer in a model's folder, or fetched with it; nothing where there is none to compare."""
     try:
         file = cached_file(lm.hf.name_or_path, "tokenizer.json", local_files_only=True)
-        found = json.loads(Path(str(file)).read_text(encoding="utf-8"))["model"]["vocab"]
+        found = parse(Path(str(file)).read_text(encoding="utf-8"))["model"]["vocab"]
+        return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
 
 
 # kind -> (folder, target, even if trained for another target) -> the trained one that lies there.
@@ -113,7 +113,8 @@ class Parts:
         """The kinds that `auto` may use: that of the folder given, else a random block, else all beside the target."""
         if self.folder:
             config = Path(self.folder).expanduser() / saved.CONFIG
-            return [(saved.read_json(config).get("longdraft") or {"kind": "budget"})["kind"]]
+            found = read_json(config).get("longdraft")
+            return [found["kind"] if isinstance(found, dict) and found.get("kind") in TRAINED else "budget"]
         return ["glide"] if self.random else [kind for kind in USED if self.beside(kind)]
 
     def origin(self, kind: str | None) -> str | None:

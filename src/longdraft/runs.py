@@ -13,6 +13,7 @@ from torch import Tensor
 from longdraft.drafters.base import Drafter
 from longdraft.engine import Stats, Step, check, decode, prefill
 from longdraft.model import LM
+from longdraft.rules import Rules
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -32,11 +33,11 @@ class Prefilled:
         max_new_tokens: int,
         sampler: Sampler | None = None,
         seed: int = 0,
-        eos: tuple[int, ...] = (),
+        eos: tuple[int, ...] | None = None,
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
-        self.sampler, self.seed, self.eos = sampler or Sampler(), seed, eos
+        self.sampler, self.seed, self.eos = (sampler or Sampler()).under(Rules.of(target)), seed, eos
         begin = perf_counter()
         self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos).cache
         self.prefill_s = perf_counter() - begin
@@ -53,7 +54,7 @@ class Prefilled:
         with torch.inference_mode():
             self.cache.length.copy_(self._start)
         limit = min(limit or self.limit, self.limit)
-        seqs = Sequences.of(self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
+        seqs = Sequences.on(self.target, self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
         yield from decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats())
 
     def rows(

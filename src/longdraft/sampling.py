@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers.generation import logits_process as warpers
 
 from longdraft.errors import InputError
 from longdraft.ops import draw, gumbel
+from longdraft.processors import Settings, apply, lowered
+from longdraft.rules import Rules
 from longdraft.tree import Tree
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ class Sampler:
     """A node's token depends on its own path alone: never on how it was drafted or on what is beside it.
 
     temperature 0 is greedy. penalty divides the logits of tokens among the last `window` ones (TokenSwift eq. 3),
-    counted on each node's own path. Order: penalty, temperature, min_p, eta, top_k, top_p.
+    counted on each node's own path, and comes first. What follows is Transformers' own chain in its own order: the
+    model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules(): none.
     """
 
     temperature: float = 0.0
@@ -42,26 +45,24 @@ class Sampler:
     eta: float = 0.0
     penalty: float = 1.0
     window: int = 1024
+    rules: Rules | None = None
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            low, high, words = _RANGES[f.name]
-            value = getattr(self, f.name)
-            if not low <= value <= high or (f.name == "top_p" and value == 0):
-                raise InputError(f"{f.name.replace('_', '-')} is {value}: give a value {words}")
+        for name, (low, high, words) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high or (name == "top_p" and value == 0):
+                raise InputError(f"{name.replace('_', '-')} is {value}: give a value {words}")
+
+    def under(self, rules: Rules) -> Sampler:
+        """The same sampler, with a model's rules unless it has its own."""
+        return replace(self, rules=rules) if self.rules is None else self
 
     def law(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
         """Processed logits [B,W,V], float32, of nodes [start, start+W): their softmax is the law of the next token."""
         logits = logits.float()
         if self.penalty != 1.0:
             logits = self._penalised(logits, tree, seqs, start)
-        if self.temperature == 0:
-            return logits
-        B, W, V = logits.shape
-        flat, ids = logits.reshape(B * W, V), torch.zeros(B * W, 1, dtype=torch.long)
-        for warp in self._warpers():
-            flat = warp(ids, flat)
-        return flat.view(B, W, V)
+        return apply(self._settings, logits, tree, seqs, start) if self._settings else logits
 
     def scores(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0, seed: Tensor | None = None) -> Tensor:
         """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
@@ -78,7 +79,8 @@ class Sampler:
     @property
     def bare(self) -> bool:
         """Whether nothing but the temperature shapes the law."""
-        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in ("temperature", "window"))
+        shaping = [f for f in fields(self) if f.name not in ("temperature", "window", "rules")]
+        return all(getattr(self, f.name) == f.default for f in shaping) and not (self.rules or Rules()).settings
 
     def draw(self, logits: Tensor, tree: Tree, seqs: Sequences) -> Tensor:
         """The token [B,T] that each node of the tree would emit: argmax of its scores, or the same by a shorter way."""
@@ -86,17 +88,18 @@ class Sampler:
             return self.scores(logits, tree, seqs).argmax(-1)
         return draw(logits, self.temperature, seqs.seed, seqs.length[:, None] + tree.depth)
 
-    def _warpers(self) -> list:
-        chosen = [(self.temperature != 1, warpers.TemperatureLogitsWarper, float(self.temperature))]
-        chosen += [
-            (self.min_p > 0, warpers.MinPLogitsWarper, self.min_p),
-            (self.eta > 0, warpers.EtaLogitsWarper, self.eta),
-        ]
-        chosen += [
-            (self.top_k > 0, warpers.TopKLogitsWarper, self.top_k),
-            (self.top_p < 1, warpers.TopPLogitsWarper, self.top_p),
-        ]
-        return [make(value) for use, make, value in chosen if use]
+    @cached_property
+    def _settings(self) -> Settings:
+        """As Transformers' GenerationConfig has them; those that do nothing are left out."""
+        found = dict((self.rules or Rules()).settings)
+        if self.temperature > 0:
+            chosen = {"top_k": self.top_k or None, "top_p": float(self.top_p) if self.top_p < 1 else None}
+            chosen |= {"min_p": self.min_p or None, "eta_cutoff": self.eta or None}
+            if self.temperature != 1:
+                chosen["temperature"] = float(self.temperature)
+            used = {name: value for name, value in chosen.items() if value is not None}
+            found |= {"do_sample": True, **used} if used else {}
+        return tuple(found.items())
 
     def _penalised(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
         """Tokens seen among a node's own last `window`: committed ones by their distance, drafted ones on its path."""
@@ -111,5 +114,4 @@ class Sampler:
         tokens = torch.cat([tokens, tree.tokens], 1)[:, None].expand(-1, W, -1)
         tokens = torch.where(torch.cat([near, path], 2), tokens, V)
         seen = torch.zeros(B, W, V + 1, dtype=torch.bool, device=logits.device).scatter_(2, tokens, True)[..., :V]
-        lowered = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
-        return torch.where(seen, lowered, logits)
+        return lowered(logits, seen, self.penalty)

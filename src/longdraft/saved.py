@@ -22,6 +22,7 @@ from longdraft.drafters.eagle_block import Eagle2Block, Eagle3Block
 from longdraft.drafters.glide_block import Glide
 from longdraft.drafters.heads import ChainedHeads, MedusaHeads
 from longdraft.errors import InputError
+from longdraft.files import read_json
 from longdraft.model import LM
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
@@ -159,7 +160,7 @@ def load(kind: str, folder: str, target: LM, anyhow: bool = False) -> nn.Module:
     weights = read_weights(place / WEIGHTS)
     try:
         part = KINDS[kind].build(target, mine["options"])
-    except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{folder}/{CONFIG}: bad options ({type(error).__name__}: {error}): export it again") from None
@@ -177,24 +178,13 @@ def read_config(place: Path) -> dict[str, Any]:
     mine = config.get("longdraft")
     if not isinstance(mine, dict) or not all(isinstance(mine.get(k), dict) for k in ("options", "target")):
         raise InputError(f"{place} is not in longdraft's layout: `longdraft import {place} --out DIR` reads others")
-    if mine.get("kind") not in KINDS:
+    if not isinstance(mine.get("kind"), str) or mine["kind"] not in KINDS:
         raise InputError(f"{place} holds a drafter of kind {mine.get('kind')}: known are {', '.join(KINDS)}")
     if not (place / WEIGHTS).is_file():
         pickled = sorted(p.name for p in place.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else f"no {WEIGHTS}"
         raise InputError(f"{place} has {why}: give a folder with {WEIGHTS} (`longdraft import` makes one)")
     return config
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises InputError."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} is unreadable ({error}): copy or make it again") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} holds no JSON object: copy or make it again")
-    return found
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -208,7 +198,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 def _same_target(folder: str, config: dict[str, Any], target: LM, anyhow: bool) -> None:
     """Raises InputError on a drafter of another target; `anyhow` lets other weights pass, never other sizes."""
     then, now = config["longdraft"]["target"], fingerprint(target)
-    verifier = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path", "another target")
+    verifier = _within(config, "speculators_config", "verifier", "name_or_path") or "another target"
     odd = next((k for k in now if k != "digest" and then.get(k) != now[k]), None)
     if odd is not None:
         was = f"{folder} was trained for {verifier}, whose {odd} is {then.get(odd)}"
@@ -218,6 +208,13 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, anyhow: bool) 
             f"{folder} was trained for {verifier}, whose weights are not this target's: give the drafter of this"
             " target, or --any-target to use it all the same (the text stays right, it may only be slower)"
         )
+
+
+def _within(found: Any, *keys: str) -> Any:
+    """What lies under these keys of objects within objects; None where one is missing, or is no object."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def fill(part: nn.Module, weights: dict[str, Tensor], where: str) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from longdraft.cache import KVCache
+from longdraft.ops import row_seed
+from longdraft.rules import Rules
 from longdraft.sampling import Sampler
 from longdraft.verify import Verdict
+
+if TYPE_CHECKING:
+    from longdraft.model import LM
 
 T = TypeVar("T")
 
@@ -57,21 +62,46 @@ class Sequences:
     def of(
         prompts: list[list[int]], limit: int, cache: KVCache, sampler: Sampler, seed: int = 0, eos: tuple[int, ...] = ()
     ) -> Sequences:
-        """Row b draws with seed + b; all end at the same end tokens."""
+        """Row b draws with row_seed(seed, b); all end at the same end tokens."""
         device, B = cache.length.device, len(prompts)
         length = torch.tensor([len(p) for p in prompts], device=device)
         tokens = torch.zeros(B, int(length.max()) + limit, dtype=torch.long, device=device)
         for b, p in enumerate(prompts):
             tokens[b, : len(p)] = torch.tensor(p, device=device)
-        seeds, limits = seed + torch.arange(B, device=device), torch.full_like(length, limit)
+        seeds = torch.tensor([row_seed(seed, b) for b in range(B)], device=device)
+        limits = torch.full_like(length, limit)
         return Sequences(tokens, length, cache, sampler, limits, seeds, [eos] * B)
+
+    @staticmethod
+    def on(
+        target: LM,
+        prompts: list[list[int]],
+        limit: int,
+        cache: KVCache,
+        sampler: Sampler,
+        seed: int = 0,
+        eos: tuple[int, ...] | None = None,
+    ) -> Sequences:
+        """Rows of this model: under its rules, unless the sampler has others. eos None: ended by its end tokens.
+
+        Raises InputError where the model has a rule that cannot be applied.
+        """
+        ends = target.end_tokens if eos is None else eos
+        return Sequences.of(prompts, limit, cache, sampler.under(Rules.of(target)), seed, ends)
 
     def first(self, rows: int) -> Sequences:
         """Rows [0, rows), over the same memory."""
+        return self._part(slice(rows), self.cache.first(rows))
+
+    def row(self, b: int) -> Sequences:
+        """Row b alone, over the same memory."""
+        return self._part(slice(b, b + 1), self.cache.row(b))
+
+    def _part(self, rows: slice, cache: KVCache) -> Sequences:
         view = copy(self)
         for name in ("tokens", "length", "limit", "seed", "eos", "prompt", "done"):
-            setattr(view, name, getattr(self, name)[:rows])
-        view.cache = self.cache.first(rows)
+            setattr(view, name, getattr(self, name)[rows])
+        view.cache = cache
         return view
 
     @property

@@ -16,6 +16,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.engine import Stats, check, check_pair, step
 from longdraft.errors import InputError
 from longdraft.model import LM
+from longdraft.rules import Rules
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences, without
 from longdraft.verify import Verifier, match
@@ -73,7 +74,8 @@ class Session:
         self.target, self.slots, self.verify = target, slots, verify
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._places = Places(target, batch, slots, sampler or Sampler())
+        self._places = Places(target, batch, slots, (sampler or Sampler()).under(Rules.of(target)))
+        self._eos = target.end_tokens
         self._started = False  # whether the drafter knows the rows that run
         self._tapped = True  # whether it has seen a round of all of them
         self._lock, self._turn = Lock(), Lock()  # of the fields below; of the one thread that is inside step
@@ -83,10 +85,15 @@ class Session:
         self._events: list[Event] = []
         self._count, self._closed = 0, False
 
-    def submit(self, prompt: Iterable[int], max_new_tokens: int = 256, seed: int = 0, eos: Iterable[int] = ()) -> int:
-        """Queue a prompt (token ids) -> the id that its events carry. Raises InputError where it cannot be decoded."""
+    def submit(
+        self, prompt: Iterable[int], max_new_tokens: int = 256, seed: int = 0, eos: Iterable[int] | None = None
+    ) -> int:
+        """Queue a prompt (token ids) -> the id that its events carry. eos None: the model's end tokens end its text.
+
+        Raises InputError where it cannot be decoded.
+        """
         try:
-            tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in eos)
+            tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in (self._eos if eos is None else eos))
         except TypeError as error:
             raise InputError(f"a prompt and its end tokens must be lists of token numbers: {error}") from None
         check(self.target, [tokens], max_new_tokens, Drafter(), match)

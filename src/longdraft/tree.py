@@ -39,6 +39,11 @@ class Tree:
         mask = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
         return Tree(tokens, (at - 1).expand(B, T), at.expand(B, T), mask.expand(B, T, T))
 
+    def row(self, b: int) -> Tree:
+        """Row b's tree alone."""
+        parts = (self.tokens, self.parent, self.depth, self.mask, self.law)
+        return Tree(*(None if x is None else x[b : b + 1] for x in parts))  # type: ignore[arg-type]
+
     @property
     def size(self) -> int:
         return self.tokens.shape[1]

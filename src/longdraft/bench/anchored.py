@@ -92,7 +92,7 @@ def accepted_at(target: LM, drafter: Drafter, cache: KVCache, tokens: list[int],
     """Drafts accepted in one step from here. The cache holds tokens[:-1] and is left holding them."""
     stats = Stats()
     with cache.rollback():
-        seqs = Sequences.of([tokens], job.limit, cache, job.sampler, seed)
+        seqs = Sequences.on(target, [tokens], job.limit, cache, job.sampler, seed, eos=())
         drafter.start(seqs)
         step(target, drafter, seqs, match, Stats(), draft=False)
         for _ in range(job.settle):

@@ -159,7 +159,7 @@ class Passage:
 
     def __init__(self, audit: Audit, prompt: Prompt):
         self.audit, self.damaged = audit, False
-        self.runs = Prefilled(audit.target, [prompt.tokens], prompt.new)
+        self.runs = Prefilled(audit.target, [prompt.tokens], prompt.new, eos=())
         self.begin = int(self.runs.cache.length[0])
         self.sums = self._sums()
 
@@ -199,7 +199,10 @@ class Passage:
                 x[:, self.begin : self.begin + old.shape[1]] = old
         cache.length.fill_(self.begin + at)
         text, left = run.prompt.tokens + run.plain[:at], len(run.plain) - at
-        return Sequences.of([text], left, cache, run.way.sampler, run.way.seed)
+        seqs = Sequences.on(self.audit.target, [text], left, cache, run.way.sampler, run.way.seed, eos=())
+        seqs.prompt.fill_(len(run.prompt.tokens))  # the model's rules may count from its end
+        seqs.limit.fill_(len(run.plain))
+        return seqs
 
     def _astray(self) -> bool:
         """Whether the new tokens' keys and values are other than plain decoding's, beyond rounding.

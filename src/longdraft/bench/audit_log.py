@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from longdraft.errors import InputError
+from longdraft.files import parse
 
 FIRST = 5  # failures that are shown
 
@@ -76,12 +77,16 @@ class AuditLog:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or found.get("task") != "audit" or not isinstance(found.get("runs"), list):
+    if not isinstance(found, dict) or found.get("task") != "audit" or not _runs(found.get("runs")):
         raise InputError(f"{path} is there and is no audit: give another --out")
     return found
+
+
+def _runs(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in found)
 
 
 def table(runs: list[dict[str, Any]]) -> Any:

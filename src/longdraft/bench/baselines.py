@@ -40,7 +40,8 @@ class Stock:
             self.hf = AutoModelForCausalLM.from_config(config, **options)
             self.hf.load_state_dict(target.hf.state_dict())
         self.hf = self.hf.eval().to(target.device)
-        self.hf.generation_config = GenerationConfig()
+        self.hf.generation_config = deepcopy(target.hf.generation_config)  # its rules are the target's
+        self.hf.generation_config.eos_token_id = None
 
     @torch.inference_mode()
     def prefill(self, kind: str, prompts: list[list[int]], new_tokens: int, chunk: int = 1024) -> tuple[Any, float]:

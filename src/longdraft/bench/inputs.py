@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from longdraft.errors import InputError
-from longdraft.loading import BUNDLED
+from longdraft.loading import BUNDLED, token_ids
 
 BOOK = Path(__file__).parent / "text" / "great-expectations.txt"
 
@@ -74,7 +74,7 @@ def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
 
 
 def _tokenised(name: str, text: str, tokenizer: Any) -> Text:
-    tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = token_ids(tokenizer, text, add_special_tokens=False)
     return Text(name, tokens, hashlib.sha256(text.encode()).hexdigest())
 
 

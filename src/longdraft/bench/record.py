@@ -22,6 +22,7 @@ import transformers
 import longdraft
 from longdraft.cache import KVCache
 from longdraft.errors import InputError
+from longdraft.files import parse
 from longdraft.model import LM
 from longdraft.ops import native
 from longdraft.threads import are_pinned
@@ -178,7 +179,7 @@ def load(paths: list[Path]) -> list[dict[str, Any]]:
             raise InputError(f"cannot read {path} ({error}): give files that longdraft bench --out wrote") from None
         for i, line in enumerate(lines, 1):
             try:
-                record = json.loads(line) if line.strip() else None
+                record = parse(line) if line.strip() else None
             except ValueError:
                 raise InputError(f"{path}, line {i}: not JSON; give files that longdraft bench --out wrote") from None
             if record is None:

@@ -60,7 +60,7 @@ class Cell:
 
     def __init__(self, job: Speed, target: LM, stock: Stock | None, text: Text, context: int):
         self.job, self.target, self.stock = job, target, stock
-        self.ours = Prefilled(target, text.prompts(context, job.batch), job.new_tokens, job.sampler, job.seed)
+        self.ours = Prefilled(target, text.prompts(context, job.batch), job.new_tokens, job.sampler, job.seed, eos=())
         self.plain = self.ours.rows()
         kinds = [e.name for e in job.entries if e.stock]
         self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}

@@ -109,7 +109,7 @@ def steps(job: Steps, target: LM, log: record.Log, tick: Callable[[str], None]) 
     shared = record.provenance(target, job.seed)
     for text in job.texts:
         for context in job.contexts:
-            runs = Prefilled(target, text.prompts(context, 1), max(ROWS), seed=job.seed)
+            runs = Prefilled(target, text.prompts(context, 1), max(ROWS), seed=job.seed, eos=())
             with torch.inference_mode():
                 calls = operations(target, runs)
                 times: dict[str, list[float]] = {name: [] for name in calls}

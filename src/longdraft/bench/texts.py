@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longdraft.errors import InputError
-from longdraft.loading import BUNDLED
+from longdraft.loading import BUNDLED, token_ids
 
 
 def stdlib_files() -> list[Path]:
@@ -39,7 +39,7 @@ def stdlib_prompt(tokenizer: Any, tokens: int) -> tuple[list[int], list[str]]:
         except (OSError, UnicodeDecodeError):
             continue
         names.append(path.name)
-        ids += tokenizer(f"# {path.name}\n{text}\n\n", add_special_tokens=False, verbose=False)["input_ids"]
+        ids += token_ids(tokenizer, f"# {path.name}\n{text}\n\n", add_special_tokens=False)
         if len(ids) >= tokens:
             return ids[:tokens], names
     raise InputError(

@@ -48,7 +48,7 @@ def demo(
     console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library, cut there:")
     console.print(f"  {', '.join(files)}")
     console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Reading the prompt ...", end=" ", soft_wrap=True)
-    runs = Prefilled(target, [ids], max_new_tokens, sampler, seed)
+    runs = Prefilled(target, [ids], max_new_tokens, sampler, seed, eos=())
     console.print(f"{runs.prefill_s:.1f} s")
 
     def paced(name: str) -> Drafter:

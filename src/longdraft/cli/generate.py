@@ -37,7 +37,7 @@ def generate(
     eta: Annotated[float, typer.Option(help="Eta sampling; 0 is off.")] = 0.0,
     penalty: Annotated[float, typer.Option(help="Divides the logits of tokens used lately; 1 is off.")] = 1.0,
     penalty_window: Annotated[int, typer.Option(min=1, help="How many tokens are lately.")] = 1024,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Row b draws with seed + b.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Row b draws with longdraft.row_seed(seed, b).")] = 0,
     drafter: Annotated[str | None, typer.Option(help="Folder of the drafter that the method needs.")] = None,
     random_drafter: Annotated[
         bool, typer.Option("--random-drafter", help="One with random weights in its place, drawn from --seed.")
@@ -46,6 +46,9 @@ def generate(
         bool, typer.Option("--any-target", help="Also a --drafter that was trained for another target.")
     ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past end tokens.")] = False,
+    control_tokens: Annotated[
+        bool, typer.Option("--control-tokens", help="Read special tokens in the prompt, like <|im_end|>, as such.")
+    ] = False,
     accept: Annotated[
         float | None, typer.Option(help="An oracle accepts this many drafts a step: a figure of cost alone.")
     ] = None,
@@ -56,7 +59,7 @@ def generate(
     """Continue a prompt with any method; the text is plain decoding's own, whatever drafts it."""
     from longdraft.bench.entries import Entry
     from longdraft.cli import prompts
-    from longdraft.cli.job import Job, Printer, end_tokens
+    from longdraft.cli.job import Job, Printer
     from longdraft.loading import load, quiet
     from longdraft.methods import find
     from longdraft.parts import Parts
@@ -72,10 +75,11 @@ def generate(
     target, tokenizer = load(model, dtype)
     pin()
     gc.freeze()  # what is loaded stays: to look through it again takes the collector 0.2 s
-    rows = prompts.encode(texts, tokenizer, prompt_tokens)
-    eos = () if ignore_eos else end_tokens(target, tokenizer)
+    rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, Entry(method, method, given, parts), sampler, seed, accept)
-    outcome = job.run(rows, max_new_tokens, eos, compare, None if as_json else Printer(tokenizer, texts))
+    outcome = job.run(
+        rows, max_new_tokens, () if ignore_eos else None, compare, None if as_json else Printer(tokenizer, texts)
+    )
     if as_json:
         import json
 

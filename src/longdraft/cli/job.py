@@ -22,13 +22,6 @@ from longdraft.sampling import Sampler
 WARM = 24  # tokens decoded before a comparison is timed
 
 
-def end_tokens(target: LM, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a text, by the model's generation settings and by its tokenizer."""
-    found = getattr(target.hf.generation_config, "eos_token_id", None)
-    ids = set(found) if isinstance(found, list) else {found}
-    return tuple(sorted({i for i in ids | {tokenizer.eos_token_id} if i is not None}))
-
-
 class Printer:
     """Writes a lone row as it comes; several rows one after the other, at the end."""
 
@@ -99,7 +92,7 @@ class Job:
         return self.method.paced(self.target) if self.accept is None else self.method.build(self.target)
 
     def run(
-        self, prompts: list[list[int]], limit: int, eos: tuple[int, ...], compare: bool, printer: Printer | None
+        self, prompts: list[list[int]], limit: int, eos: tuple[int, ...] | None, compare: bool, printer: Printer | None
     ) -> Outcome:
         """Decode; plain decoding comes first where it is asked for. A keyboard interrupt ends it with what there is."""
         runs = Prefilled(self.target, prompts, limit, self.sampler, self.seed, eos)
@@ -137,7 +130,7 @@ class Job:
         }
         record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
         run.stats.prefill_s += runs.prefill_s
-        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(self.sampler)}
+        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(runs.sampler)}
         record["pace"] = self.method.pace and self.accept is None
         record |= self.method.origin
         record |= outcome(run.stats, self.method.gamma or 0) | diversity(run.rows)

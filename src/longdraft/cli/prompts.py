@@ -57,14 +57,19 @@ def decode(data: bytes, what: str) -> str:
     return text
 
 
-def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None) -> list[list[int]]:
-    """Token ids of each prompt, the first `tokens` of them; a shorter prompt is used whole, and that is said."""
+def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: bool = False) -> list[list[int]]:
+    """Token ids of each prompt, the first `tokens` of them; a shorter prompt is used whole, and that is said.
+
+    control: special tokens that a prompt spells are those tokens; otherwise they are text.
+    """
+    from longdraft.loading import token_ids
+
     rows = []
     for prompt in prompts:
-        ids = tokenizer(prompt.text, verbose=False)["input_ids"]
+        ids = token_ids(tokenizer, prompt.text, control)
         if not ids:
             raise InputError(f"{prompt.name} has no tokens: give some text")
         if tokens is not None and len(ids) < tokens:
             print(f"longdraft: note: {prompt.name} has {len(ids)} tokens, all of which are used", file=sys.stderr)
-        rows.append(list(ids[:tokens]))
+        rows.append(ids[:tokens])
     return rows

@@ -18,6 +18,7 @@ from longdraft.tree import PAD, Tree
 from longdraft.verify import Verdict
 
 Gram = tuple[int, ...]
+TOKENS = 1 << 22  # that all n-grams of one text have together, at most: 32 MB of memory
 
 
 class NGrams:
@@ -100,7 +101,8 @@ class Reuse(Drafter):
     def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
         if n < 2:
             raise InputError(f"option n is {n}: an n-gram is a token and its continuation, so give 2 or more")
-        self.n, self.topk, self.below, self.choice, self.capacity = n, topk, below, choice, capacity
+        self.n, self.topk, self.below, self.choice = n, topk, below, choice
+        self.capacity = min(capacity, TOKENS // n)
 
     def start(self, seqs: Sequences) -> None:
         self.rows = [NGrams(self.n, self.capacity) for _ in range(len(seqs.length))]

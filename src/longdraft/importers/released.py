@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from longdraft.errors import InputError
-from longdraft.saved import fill, read_json
+from longdraft.files import read_json
+from longdraft.saved import fill
 
 PREFIX = re.compile(r"^(module\.|draft_model\.|model\.)+")  # of whatever a block was part of when it was saved
 TABLES = {"embed_tokens.weight", "lm_head.weight"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longdraft.ops import cpu, noise, trial
-from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, uniform
+from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.select import Compact, choose, refill, take
 
@@ -32,6 +32,7 @@ __all__ = [
     "draw",
     "gumbel",
     "refill",
+    "row_seed",
     "take",
     "uniform",
 ]

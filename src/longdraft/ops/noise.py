@@ -18,6 +18,24 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
+def row_seed(seed: int, row: int) -> int:
+    """The seed that row (or prompt) `row` of a run draws with. Row 0 keeps the run's own, as an int64.
+
+    The others' are 62 bits mixed from both numbers, so two pairs of run and row share a stream only by accident.
+    """
+    if row:
+        return _mixed(_mixed(seed + 0x9E3779B97F4A7C15) + row * 0xD1B54A32D192ED03) >> 2
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _mixed(x: int) -> int:
+    """splitmix64's finaliser, as `_mix`, on an unsigned number of any size."""
+    x &= (1 << 64) - 1
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & ((1 << 64) - 1)
+    return x ^ (x >> 31)
+
+
 def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
     """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V].
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from longdraft.errors import InputError
+from longdraft.files import parse
 
 
 def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: int = 2) -> Path:
@@ -47,7 +48,9 @@ def latest(folder: Path) -> Path:
 def load(path: Path, model, optimisers: list) -> dict:
     """Put weights and optimiser state back; -> the state saved with them."""
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = parse((path / "state.json").read_text())
+        if not isinstance(state, dict):
+            raise ValueError("state.json holds no JSON object")
         model.load_state_dict(load_file(path / "model.safetensors"))
         if optimisers:
             saved = torch.load(path / "optimisers.pt", weights_only=True)

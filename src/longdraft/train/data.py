@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from longdraft.errors import InputError
+from longdraft.files import parse
 from longdraft.train import hub
 
 KINDS = ("code", "book")
@@ -58,7 +59,7 @@ class Corpus:
     def load(cls, folder: Path) -> Corpus:
         try:
             arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "starts", "groups")}
-            return cls(**arrays, **json.loads((folder / "corpus.json").read_text()))
+            return cls(**arrays, **parse((folder / "corpus.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{folder}: no readable tokenised data ({error}); delete it to make it again") from None
 
@@ -156,7 +157,7 @@ def json_lines(path: Path, name: str) -> list[Document]:
     try:
         for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
             if line.strip():
-                found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(json.loads(line)["text"])))
+                found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"])))
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f'{path}, line {len(found) + 1}: want JSON lines like {{"text": "..."}}') from None
     return found

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from longdraft import saved
 from longdraft.errors import InputError
+from longdraft.files import read_json
 from longdraft.train import checkpoint, data, rows, trainer
 from longdraft.train.frozen import Frozen, implied_length
 from longdraft.train.processes import Team
@@ -65,7 +66,7 @@ def _words(tokenizer: Any) -> str:
 def _parted(documents: list[data.Document], listed: Path) -> tuple[list[data.Document], list[data.Document]]:
     """-> (training, held-out) documents: as the target's own list says, else each SHARE-th, else the end of each."""
     if listed.is_file():
-        return data.split(documents, json.loads(listed.read_text(encoding="utf-8"))["patterns"])
+        return data.split(documents, read_json(listed)["patterns"])
     if len(documents) >= SHARE:
         return data.split(documents, [d.name for d in documents[SHARE - 1 :: SHARE]])
     ends = [len(d.text) * 19 // 20 for d in documents]

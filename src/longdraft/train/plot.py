@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from longdraft.errors import InputError
+from longdraft.files import parse
 
 
 def draw(run: Path) -> Path:
@@ -33,9 +33,11 @@ def draw(run: Path) -> Path:
 def read(run: Path) -> tuple[list[dict], list[dict]]:
     """-> (step events, probe events) of a run, the later where a step was done twice."""
     try:
-        events = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        events = [parse(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise InputError(f"{run} holds no run ({error}): give the --work folder of `longdraft train`") from None
+    if any(not isinstance(e, dict) or "event" not in e for e in events):
+        raise InputError(f"{run}/log.jsonl is not the log of `longdraft train`: give its --work folder")
     kinds = ({e["step"]: e for e in events if e["event"] == kind} for kind in ("step", "probe"))
     steps, probes = ([found[k] for k in sorted(found)] for found in kinds)
     if not steps:

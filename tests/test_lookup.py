@@ -1,0 +1,77 @@
+"""Prompt lookup copies what followed the longest match, whatever its memory looks like."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longdraft.drafters import ngram
+from longdraft.drafters.reuse import Reuse
+
+TEXTS = st.integers(1, 4).flatmap(lambda vocab: st.lists(st.integers(0, vocab - 1), max_size=60))
+
+
+def continuation(text: list[int], n: int, count: int) -> list[int]:
+    """The specification: the longest suffix of up to n tokens that also ends before the end, and there the latest."""
+    for size in range(min(n, len(text) - 1), 0, -1):
+        ends = [at for at in range(size, len(text)) if text[at - size : at] == text[len(text) - size :]]
+        if ends:
+            return text[ends[-1] : ends[-1] + count]
+    return []
+
+
+@given(TEXTS, st.sampled_from([1, 2, 3, 4, 5, 6, 9, 20, 512]), st.integers(1, 7), st.integers(0, 60))
+def test_the_draft_is_what_followed_the_longest_match(text, n, count, cut):
+    """Whether the text came at once or bit by bit."""
+    whole, grown = ngram._Index(n), ngram._Index(n)
+    whole.extend(text)
+    grown.extend(text[:cut])
+    for token in text[cut:]:
+        grown.extend([token])
+    assert whole.continuation(count) == grown.continuation(count) == continuation(text, n, count)
+
+
+def test_of_too_many_places_the_latest_are_looked_at(monkeypatch):
+    """Beyond TRIES places a match of SHORT tokens still counts, and it is the latest."""
+    monkeypatch.setattr(ngram, "TRIES", 2)
+    index, part = ngram._Index(9), [1, 2, 3, 4]
+    index.extend([7, *part, 8] + [9, *part, 8] * 3 + [7, *part])
+    assert index.continuation(1) == [8] and index._longest(index.ends[tuple(part)]) == index.ends[tuple(part)]
+    monkeypatch.setattr(ngram, "TRIES", 9)
+    assert index._longest(index.ends[tuple(part)]) == 5  # that of the longest match is the oldest
+
+
+def peak(work) -> int:
+    """Bytes that it had at once."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def distinct(tokens: int) -> list[int]:
+    return [(i * i * 31 + i * 7) % 4093 for i in range(tokens)]
+
+
+def test_memory_does_not_grow_with_the_length_of_a_match():
+    """1,500 tokens took 1.1 GB at n=512."""
+    found = {n: peak(lambda n=n: ngram._Index(n).extend(distinct(1500))) for n in (3, 4, 512)}
+    assert found[512] < 2 << 20
+    assert found[512] < 1.1 * found[4]
+
+
+def test_a_text_of_one_token_costs_little():
+    index, calls = ngram._Index(512), 3000
+    index.extend([5] * calls)
+    assert index.continuation(9) == [5]  # what followed its latest earlier occurrence: one token, then the end
+    assert peak(lambda: ngram._Index(512).extend([5] * calls)) < 2 << 20
+
+
+def test_reuse_keeps_fewer_n_grams_where_they_are_long():
+    assert Reuse(4).capacity == 1 << 17
+    assert Reuse(512).capacity * 512 <= 1 << 22
+    assert Reuse(4, capacity=9).capacity == 9
