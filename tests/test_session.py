@@ -530,3 +530,20 @@ def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
             assert ends.texts[id] == text
     assert s.submit(**request("llama", 4)[0]) not in asked  # it still works
     assert list(finish(s, Ends()).texts.values()) == [request("llama", 4)[1]] or failing
+
+
+def test_requests_with_end_tokens_of_their_own_under_a_models_rules():
+    """Rules that speak of end tokens are each request's own: its text is what it has alone."""
+    lm = LM(tiny.stock("llama"), "llama")
+    lm.hf.generation_config.min_new_tokens, lm.hf.generation_config.repetition_penalty = 4, 1.2
+    prompts, ends = tiny.prompts(40, 31, 22), [None, (), (7, 9, 30)]
+    want = [generate(lm, [p], max_new_tokens=14, eos=eos)[0] for p, eos in zip(prompts, ends, strict=True)]
+    with Session(lm, BUILD["vegas tree"](lm), slots=SLOTS) as s:
+        ids = [s.submit(p, 14, eos=eos) for p, eos in zip(prompts, ends, strict=True)]
+        texts = Counter()
+        found: dict[int, list[int]] = {i: [] for i in ids}
+        while s.running or s.waiting:
+            for event in s.step():
+                found[event.id] += event.tokens
+                texts[event.id] += event.ended is not None
+    assert [found[i] for i in ids] == want and set(texts.values()) == {1}
