@@ -190,6 +190,33 @@ def test_the_pace_that_was_found_survives():
     assert sorted(map(len, ends.texts.values())) == [4, 60]
 
 
+class Plain(Drafter):
+    """As simple as a drafter of someone else's may be: it knows nothing of rows that come and go."""
+
+    def __init__(self):
+        self.seen: list[int] | None = None
+        self.starts = 0
+
+    def start(self, seqs):
+        self.seen, self.starts = None, self.starts + 1
+
+    def observe(self, seqs, tree, verdict, taps):
+        self.seen = seqs.last.tolist()
+
+    def grow(self, tree, seqs):
+        assert self.seen == seqs.last.tolist(), "a round of these very rows comes first"
+        return tree.grow(torch.zeros_like(tree.tokens), tree.tokens) if seqs.room else tree
+
+
+def test_a_drafter_without_enter_and_leave_starts_anew():
+    drafter = Plain()
+    s = session("llama", drafter)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    others(finish(s, Ends()), {})
+    assert drafter.starts > len(REQUESTS)
+
+
 def keys_stay(mp) -> None:
     """A row's keys and values in a small model's cache do not follow its text."""
     leave = LMDrafter.leave
