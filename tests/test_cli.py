@@ -15,17 +15,19 @@ import torch
 from place import BRIEF, SHORT, words
 
 import longdraft
-from longdraft import loading
+from longdraft import fast, loading
 from longdraft.cli import COMMANDS, job
+from longdraft.cli.show import verdict
 from longdraft.loading import load
 from longdraft.methods import METHODS
+from longdraft.ops.native import library
 from longdraft.parts import Parts
 from longdraft.train import tokenizer as bpe
 
 KEYS = {
     "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s",
     "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device",
-    "dtype", "versions", "options", "git_sha",
+    "dtype", "versions", "options", "git_sha", "exact",
 }  # fmt: skip
 
 
@@ -84,6 +86,24 @@ def test_compare(record, method, sampling):
     assert found["equal"] is True and found["first_difference"] is None
     assert found["speedup"] == pytest.approx(found["tokens_per_s"] / found["plain"]["tokens_per_s"])
     assert found["plain"]["bandwidth_share"] > 0 and found["plain"]["verify_steps"] == 23
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_record_and_a_comparison_say_what_is_promised(record, cli, monkeypatch, native):
+    if not native:
+        monkeypatch.setattr(fast, "fits", lambda hf, windows: False)
+    elif library() is None:
+        pytest.skip("the native kernels are not built")
+    found = record("--prompt-file", "a.txt", "--compare")
+    assert found["exact"] is found["native"] is native and found["equal"] is True
+    _, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare")
+    assert err.rstrip().endswith("equal: yes" if native else "equal: yes (not guaranteed on this backend)")
+
+
+def test_a_difference_too_says_what_is_promised():
+    parted = {"row": 0, "position": 4, "top2_gap": 0.0}
+    assert verdict(parted, True) == "no: new token 5, where the target's best two are 0 apart"
+    assert verdict(parted, False) == verdict(parted, True) + " (not guaranteed on this backend)"
 
 
 @pytest.mark.parametrize("drafter", ["--random-drafter", "--drafter=tiny"])
