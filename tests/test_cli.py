@@ -48,6 +48,19 @@ def test_a_true_process(place):
     assert json.loads(done.stdout)["new_tokens"] == 24
 
 
+def test_a_seed_gives_one_text_in_every_process(place):
+    """Off the native step, in bfloat16, at its own pace, whatever Python's hashes are."""
+    source, found = str(Path(longdraft.__path__[0]).parent), []
+    argv = [sys.executable, "-m", "longdraft", "generate", "-m", "tiny", "--json", "--prompt-file", "a.txt"]
+    argv += ["--method", "auto", "--temperature", "1", "--seed", "3", "--ignore-eos", "--max-new-tokens", "64"]
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONPATH": source, "LONGDRAFT_NATIVE": "0", "PYTHONHASHSEED": seed}
+        done = subprocess.run([*argv, "--threads", "1"], env=env, capture_output=True, check=True)
+        found.append(json.loads(done.stdout))
+    assert found[0]["token_ids"] == found[1]["token_ids"] and found[0]["exact"] is False
+    assert found[0]["verify_steps"] == found[1]["verify_steps"]
+
+
 def test_one_row(record):
     found = record("--prompt-file", "a.txt", "-o", "gamma=3", "-o", "pace=off", "--max-new-tokens", "25")
     assert found.keys() >= KEYS and found["pace"] is False
