@@ -292,11 +292,18 @@ def test_the_command(place, capsys, tmp_path):
     record = json.loads(capsys.readouterr().out)
     assert (record["tokens"], record["differences"], record["ties"], record["failures"]) == (120, 0, 0, 0)
     assert record == json.loads(out.read_text()) and record["drafter"] == "random, seed 0"
+    assert record["exact"] is record["native"]
     assert all(r["mean_acceptance_length"] >= 1 and 0 < r["distinct_3"] <= 1 for r in record["runs"])
     assert str(place) not in json.dumps(record)
     assert command(place, *words[:-1], "--resume") == 0
     shown = capsys.readouterr().out
     assert "120 tokens compared: no tie, no failure." in shown and "a.txt" in shown
+
+
+def test_an_audit_says_where_a_backend_is_not_exact(place, capsys, monkeypatch):
+    monkeypatch.setattr("longdraft.fast.fits", lambda hf, windows: False)
+    assert command(place, "--method", "vegas", "--temperature", "0") == 0
+    assert "This backend is not bit-exact" in capsys.readouterr().out
 
 
 def test_the_command_fails_on_a_fault(place, capsys, monkeypatch):

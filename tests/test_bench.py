@@ -24,8 +24,9 @@ from longdraft.sampling import Sampler
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
 KEYS |= {"mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device"}
 KEYS |= {"dtype", "versions", "task", "context", "batch", "repeat", "git_sha", "text_name", "text_sha256", "threads"}
-KEYS |= {"command", "equal", "first_difference", "speedup"}
+KEYS |= {"command", "equal", "first_difference", "speedup", "exact"}
 ANCHORED = {"anchors", "stderr", "task", "context", "batch", "repeat", "git_sha", "mean_acceptance_length", "accepted"}
+ANCHORED |= {"exact"}
 SMALL = {"floor": "8", "ratio": "0.02"}
 
 
@@ -89,6 +90,16 @@ def test_records_say_what_was_measured(speed):
     assert len({json.dumps(r["token_ids"]) for r in records if r["context"] == 64}) == 1
     assert not any(word.startswith("/") for r in records for word in r["command"].split())
     assert all(r["bandwidth_share"] > 0 for r in records if r["method"] == "plain")
+
+
+def test_the_report_says_where_equality_is_not_promised(speed):
+    records = record.load([speed])
+    note = "equality is not guaranteed"
+    for exact in (True, False):
+        shown = report.markdown(report.sections([r | {"exact": exact} for r in records]))
+        assert (note in shown) is not exact
+    older = [{k: v for k, v in r.items() if k != "exact"} | {"native": False} for r in records]
+    assert note in report.markdown(report.sections(older))
 
 
 def test_the_report_rebuilds_the_medians(speed, tmp_path):
@@ -336,7 +347,7 @@ def test_steps_are_timed_and_shown(folder, tmp_path):
     found = measure(folder, tmp_path / "s.jsonl", "--task", "steps", "--context", "300,600", "--repeat", "2")
     names = [r["method"] for r in found if r["context"] == 300]
     assert names[0] == "plain" and {"verify 8 rows", "draft at 7%", "choose and copy 7%"} <= set(names)
-    assert all(len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 for r in found)
+    assert all(len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 and "exact" in r for r in found)
     path = report.write(record.load([tmp_path / "s.jsonl"]), tmp_path)
     text = path.read_text()
     assert "Cost of a step" in text and "of a round of vegas" in text and "| 600 | plain |" in text.replace("  ", " ")

@@ -15,10 +15,12 @@ import torch
 from place import BRIEF, SHORT, words
 
 import longdraft
-from longdraft import loading
+from longdraft import fast, loading
 from longdraft.cli import COMMANDS, job
+from longdraft.cli.show import verdict
 from longdraft.loading import load
 from longdraft.methods import METHODS
+from longdraft.ops.native import library
 from longdraft.parts import Parts
 from longdraft.rules import end_tokens
 from longdraft.train import tokenizer as bpe
@@ -26,7 +28,7 @@ from longdraft.train import tokenizer as bpe
 KEYS = {
     "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s",
     "mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device",
-    "dtype", "versions", "options", "git_sha",
+    "dtype", "versions", "options", "git_sha", "exact",
 }  # fmt: skip
 
 
@@ -45,6 +47,19 @@ def test_a_true_process(place):
     done = subprocess.run(argv, input=words(30, 1).encode(), env=env, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout)["new_tokens"] == 24
+
+
+def test_a_seed_gives_one_text_in_every_process(place):
+    """Off the native step, in bfloat16, at its own pace, whatever Python's hashes are."""
+    source, found = str(Path(longdraft.__path__[0]).parent), []
+    argv = [sys.executable, "-m", "longdraft", "generate", "-m", "tiny", "--json", "--prompt-file", "a.txt"]
+    argv += ["--method", "auto", "--temperature", "1", "--seed", "3", "--ignore-eos", "--max-new-tokens", "64"]
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONPATH": source, "LONGDRAFT_NATIVE": "0", "PYTHONHASHSEED": seed}
+        done = subprocess.run([*argv, "--threads", "1"], env=env, capture_output=True, check=True)
+        found.append(json.loads(done.stdout))
+    assert found[0]["token_ids"] == found[1]["token_ids"] and found[0]["exact"] is False
+    assert found[0]["verify_steps"] == found[1]["verify_steps"]
 
 
 def test_one_row(record):
@@ -87,6 +102,24 @@ def test_compare(record, method, sampling):
     assert found["equal"] is True and found["first_difference"] is None
     assert found["speedup"] == pytest.approx(found["tokens_per_s"] / found["plain"]["tokens_per_s"])
     assert found["plain"]["bandwidth_share"] > 0 and found["plain"]["verify_steps"] == 23
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_record_and_a_comparison_say_what_is_promised(record, cli, monkeypatch, native):
+    if not native:
+        monkeypatch.setattr(fast, "fits", lambda hf, windows: False)
+    elif library() is None:
+        pytest.skip("the native kernels are not built")
+    found = record("--prompt-file", "a.txt", "--compare")
+    assert found["exact"] is found["native"] is native and found["equal"] is True
+    _, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare")
+    assert err.rstrip().endswith("equal: yes" if native else "equal: yes (not guaranteed on this backend)")
+
+
+def test_a_difference_too_says_what_is_promised():
+    parted = {"row": 0, "position": 4, "top2_gap": 0.0}
+    assert verdict(parted, True) == "no: new token 5, where the target's best two are 0 apart"
+    assert verdict(parted, False) == verdict(parted, True) + " (not guaranteed on this backend)"
 
 
 @pytest.mark.parametrize("drafter", ["--random-drafter", "--drafter=tiny"])

@@ -19,7 +19,7 @@ from test_pace import Prophet
 from longdraft import Pace, build, generate, match, reject
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
 from longdraft.drafters.costs import LEVEL, NODE, SCORES, Counted, Measured, bytes_read, fitting, keys_read, weights_of
-from longdraft.drafters.ledger import ANY
+from longdraft.drafters.ledger import ANY, Ledger
 from longdraft.model import LM, Taps
 from longdraft.ops import native
 from longdraft.sequences import Sequences
@@ -281,3 +281,19 @@ def test_auto_keeps_the_best_by_counts():
     drafter = Auto([Pace(part, Counted(lm)) for part in parts], rounds=12)
     assert generate(lm, tiny.prompts(70), drafter, **options) == rows
     assert drafter.now.inner is parts[1] and not drafter.trying and parts[1].depths[-3] == 7
+
+
+def test_a_part_that_goes_on_is_judged_by_its_own_rounds_alone(monkeypatch):
+    """The round between two trials drafts nothing: it is no refused draft of the part that comes next."""
+    noted, note = [], Ledger.note
+
+    def spy(self, depth, *rest):
+        noted.append(depth)
+        note(self, depth, *rest)
+
+    monkeypatch.setattr(Ledger, "note", spy)
+    lm, rows = tiny.target("llama-loops"), plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
+    parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
+    drafter = Auto([Pace(part, Counted(lm)) for part in parts], rounds=12)
+    generate(lm, tiny.prompts(70), drafter, max_new_tokens=400, sampler=SAMPLERS["T=1"], seed=SEED)
+    assert sum(depth > 0 for depth in noted) == sum(depth > 0 for part in parts for depth in part.depths)
