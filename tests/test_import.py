@@ -220,7 +220,7 @@ def test_fields_of_another_kind_are_one_line(tmp_path):
     odd += [{"rope_scaling": {"type": ["x"]}}, {"intermediate_size": {}}, {"rms_norm_eps": "small"}]
     for i, field in enumerate(odd):
         weights, config = r.eagle3(LM, "midlayer", 40, None)
-        refuse("config.json|hidden_size", tmp_path / str(i), weights, {**config, **field})
+        refuse("config.json|hidden_size|rope type", tmp_path / str(i), weights, {**config, **field})
 
 
 def test_a_vocabulary_that_points_outside_is_refused(tmp_path):
