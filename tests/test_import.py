@@ -215,6 +215,14 @@ def test_a_layer_of_another_make_is_refused(tmp_path, words, field):
     refuse(words, tmp_path, w, config | field)
 
 
+def test_fields_of_another_kind_are_one_line(tmp_path):
+    odd = [{"transformer_layer_config": [1]}, {"hidden_size": "64"}, {"num_attention_heads": 0}, {"rope_parameters": 7}]
+    odd += [{"rope_scaling": {"type": ["x"]}}, {"intermediate_size": {}}, {"rms_norm_eps": "small"}]
+    for i, field in enumerate(odd):
+        weights, config = r.eagle3(LM, "midlayer", 40, None)
+        refuse("config.json|hidden_size|rope type", tmp_path / str(i), weights, {**config, **field})
+
+
 def test_a_vocabulary_that_points_outside_is_refused(tmp_path):
     w, config = r.eagle3(LM)
     refuse("d2t does not name", tmp_path, w | {"d2t": w["d2t"] + 60}, config)

@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longdraft import InputError, parts, saved
+from longdraft.bench import audit_log, record
+from longdraft.importers.released import Released
 from longdraft.model import LM as Model
 from longdraft.parts import PARTS, TRAINED, Parts
+from longdraft.train import checkpoint, data, plot
 
 LM = tiny.target("llama")
 each_kind = pytest.mark.parametrize("kind", saved.KINDS)
@@ -105,6 +108,99 @@ def test_another_targets_drafter_is_refused_unless_asked_for(folder):
     assert equal(saved.load("glide", str(folder), other(), anyhow=True), PARTS["glide"](LM, 3))
     with pytest.raises(InputError, match="whose hidden_size is 64; here it is 48"):
         saved.load("glide", str(folder), other("llama-6of3"), anyhow=True)
+
+
+DEEP = '{"longdraft": ' * 100_000 + "1" + "}" * 100_000
+ODD_FILES = {
+    "deep": (DEEP, "nested too deeply"),
+    "a deep list": ("[" * 100_000, "nested too deeply"),
+    "a list": ("[1, 2]", "no JSON object"),
+    "a number": ("7", "no JSON object"),
+    "not a number": ('{"longdraft": NaN}', "NaN is not a number in JSON"),
+    "infinite": ('{"longdraft": -Infinity}', "-Infinity is not a number in JSON"),
+    "cut short": ('{"longdraft": {"kind"', "unreadable"),
+    "bytes": ("\ud800", "unreadable"),
+    "a string for ours": ('{"longdraft": "glide"}', "not in longdraft's layout"),
+    "large": (" " * (1 << 24) + "{}", "16 MB"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_FILES)
+def test_odd_configs_are_one_line(case, folder):
+    text, words = ODD_FILES[case]
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    readers = [lambda: saved.load("glide", str(folder), LM), lambda: Released.of(folder)]
+    readers = readers[:1] if "layout" in words else readers
+    for read in readers:
+        with pytest.raises(InputError, match=words) as error:
+            read()
+        assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+ODD_FIELDS = {
+    "kind": ([["glide"], {}, 7, None], "holds a drafter of kind"),
+    "options": ([{"window": [3]}, {"window": "x"}, {"depth": 1}, {"window": 1e400}], "bad options"),
+    "target": ([{"hidden_size": [64]}], "whose"),
+}
+
+
+@pytest.mark.parametrize("field", ODD_FIELDS)
+def test_odd_fields_are_one_line(field, folder):
+    for value in ODD_FIELDS[field][0]:
+        edit(folder, **{field: value})
+        with pytest.raises(InputError) as error:
+            saved.load("glide", str(folder), LM)
+        assert "\n" not in str(error.value)
+
+
+def test_an_odd_name_of_the_target_is_no_fault(folder):
+    """It is only said; who it was trained for is a matter of sizes and digest."""
+    file = folder / "config.json"
+    for odd in ([], "x", {"verifier": []}, {"verifier": {"name_or_path": None}}):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"speculators_config": odd}))
+        saved.load("glide", str(folder), LM)
+        with pytest.raises(InputError, match="trained for another target"):
+            saved.load("glide", str(folder), other())
+
+
+def test_auto_takes_an_odd_folder_for_what_it_would_be(folder):
+    """What `auto` is given is then read as a small model, or refused, by whoever reads that kind."""
+    for odd in ("x", ["glide"], {"kind": ["glide"]}, {"kind": "nope"}, {}):
+        (folder / "config.json").write_text(json.dumps({"longdraft": odd}))
+        assert Parts(str(folder))._offered() == ["budget"]
+    (folder / "config.json").write_text(DEEP)
+    with pytest.raises(InputError, match="nested too deeply"):
+        Parts(str(folder))._offered()
+
+
+def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
+    """Wherever else a file that somebody may have been given is read."""
+    file, deep = tmp_path / "x.json", "[" * 100_000
+    file.write_text(deep)
+    with pytest.raises(InputError, match="line 1: not JSON"):
+        record.load([file])
+    with pytest.raises(InputError, match="is no audit"):
+        audit_log._read(file)
+    file.write_text(json.dumps({"task": "audit", "runs": [3]}))
+    with pytest.raises(InputError, match="is no audit"):
+        audit_log._read(file)
+    (tmp_path / "log.jsonl").write_text(deep)
+    with pytest.raises(InputError, match="holds no run"):
+        plot.read(tmp_path)
+    (tmp_path / "log.jsonl").write_text('["event"]')
+    with pytest.raises(InputError, match="not the log"):
+        plot.read(tmp_path)
+    for text in (deep, "[1]"):
+        (tmp_path / "state.json").write_text(text)
+        with pytest.raises(InputError, match="unreadable checkpoint"):
+            checkpoint.load(tmp_path, None, [])
+    file.write_text('{"text": ' * 100_000)
+    with pytest.raises(InputError, match="want JSON lines"):
+        data.json_lines(file, "x")
+    monkeypatch.setattr(parts, "cached_file", lambda *a, **k: str(file))
+    assert parts._words(LM) == {}
+    file.write_text('{"model": {"vocab": {"a": [1]}}}')
+    assert parts._words(LM) == {}
 
 
 def test_bad_folders_are_explained(tmp_path, folder):

@@ -114,7 +114,8 @@ class Parts:
         if self.folder:
             config = Path(self.folder).expanduser() / saved.CONFIG
             found = read_json(config).get("longdraft")
-            return [found["kind"] if isinstance(found, dict) and found.get("kind") in TRAINED else "budget"]
+            kind = found.get("kind") if isinstance(found, dict) else None
+            return [kind if isinstance(kind, str) and kind in TRAINED else "budget"]
         return ["glide"] if self.random else [kind for kind in USED if self.beside(kind)]
 
     def origin(self, kind: str | None) -> str | None:

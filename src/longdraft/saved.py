@@ -38,6 +38,18 @@ class Kind:
     build: Callable[[LM, dict[str, Any]], nn.Module]
 
 
+FIELDS: dict[str, type] = {"window": int, "with_norm": bool, "heads": int, "eps": float, "own": bool, "vocab": int}
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Options whose values are of the right types. Raises ValueError."""
+    for name, value in options.items():
+        kind = FIELDS.get(name, dict)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{name} is {str(value)[:40]!r}, and must be a {kind.__name__}")
+    return options
+
+
 def _medusa(target: LM, o: dict[str, Any]) -> MedusaHeads:
     d, count = target.config.hidden_size, o["heads"]
     return MedusaHeads(d, count, torch.zeros(count, target.vocab, d) if o["own"] else None)
@@ -159,7 +171,7 @@ def load(kind: str, folder: str, target: LM, anyhow: bool = False) -> nn.Module:
     _same_target(folder, config, target, anyhow)
     weights = read_weights(place / WEIGHTS)
     try:
-        part = KINDS[kind].build(target, mine["options"])
+        part = KINDS[kind].build(target, _checked(mine["options"]))
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

@@ -7,11 +7,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 from longdraft.model import LM
+from longdraft.untrusted import OURS, neutral
 
 
 class _Clock(BaseStreamer):
@@ -33,8 +34,9 @@ class Stock:
         folder = target.hf.name_or_path
         options: dict[str, Any] = {"dtype": target.dtype, "attn_implementation": "sdpa"}
         if folder:
-            options |= {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
-            self.hf: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+            kept = {"trust_remote_code": False, "local_files_only": True}
+            options |= {"use_safetensors": True, **kept, "config": neutral(AutoConfig.from_pretrained(folder, **kept))}
+            self.hf: Any = AutoModelForCausalLM.from_pretrained(folder, **OURS | options)
         else:
             config = deepcopy(target.hf.config)
             self.hf = AutoModelForCausalLM.from_config(config, **options)

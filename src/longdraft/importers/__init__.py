@@ -29,7 +29,13 @@ def read(folder: Path, target: LM, anyhow: bool = False) -> tuple[str, nn.Module
             f"{folder} is no drafter that longdraft knows (its weights: {some}): give a GLIDE block of LongSpec,"
             " heads of TokenSwift or Medusa, or a layer of EAGLE-2 or EAGLE-3"
         )
-    kind, part = reader.read(source, target)
+    try:
+        kind, part = reader.read(source, target)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        what = f"{type(error).__name__}: {str(error)[:160]}"
+        raise InputError(f"{folder}/config.json has a field of another kind than released drafters ({what})") from None
     return kind, part.eval().requires_grad_(False)
 
 
