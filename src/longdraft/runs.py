@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from longdraft.drafters.base import Drafter
 from longdraft.engine import Stats, Step, check, decode, prefill
 from longdraft.model import LM
+from longdraft.rounds import clock
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -37,9 +37,9 @@ class Prefilled:
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
         self.sampler, self.seed, self.eos = sampler or Sampler(), seed, eos
-        begin = perf_counter()
+        begin = clock(target.device)
         self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos).cache
-        self.prefill_s = perf_counter() - begin
+        self.prefill_s = clock(target.device) - begin
         self._start = self.cache.length.clone()
 
     def decode(
