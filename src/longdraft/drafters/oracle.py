@@ -11,7 +11,6 @@ from longdraft.sequences import Sequences
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
-
 GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly over a step, for any number of rows
 
 
