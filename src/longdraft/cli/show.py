@@ -35,8 +35,10 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def verdict(difference: dict[str, Any] | None) -> str:
-    """Whether an output equals plain decoding's, in words."""
+def verdict(difference: dict[str, Any] | None, damage: str | None = None) -> str:
+    """Whether an output equals plain decoding's, in words. damage: what the method changed that is not its own."""
+    if damage:
+        return f"NO: the method changed {damage}"
     if difference is None:
         return "yes"
     gap = difference["top2_gap"]
@@ -60,5 +62,5 @@ def figures(record: dict[str, Any]) -> str:
     if record.get("speedup") is not None:
         words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f}")
     if "equal" in record:
-        words.append(f"equal: {verdict(record['first_difference'])}")
+        words.append(f"equal: {verdict(record['first_difference'], record.get('damage'))}")
     return "; ".join(words)
