@@ -52,7 +52,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 @each_dtype
 @each_model
 def test_a_pass(model, dtype):
-    """Rows of unequal lengths, one past a block of keys; trees and chains; whole and under a view; and what is tapped."""
+    """Rows of unequal lengths, one past a block of keys; trees and chains; whole and under a view; with taps."""
     lm, lengths = lm_of(model, dtype), (1100, 41, 300) if model == "wide" else (400, 41, 133)
     cache = lm.new_cache(3, max(lengths) + 64)
     prompts = tiny.prompts(*lengths)
