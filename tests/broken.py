@@ -64,6 +64,18 @@ def unverified(tree: Tree, logits, seqs: Sequences) -> Verdict:
     return Verdict(steps.expand_as(emitted), tree.last + 1, emitted)
 
 
+def lenient(tree: Tree, logits, seqs: Sequences) -> Verdict:
+    """Any draft that scores within 0.25 of the best is accepted: in bfloat16 it looks like rounding."""
+    scores = seqs.sampler.scores(logits, tree, seqs)
+    chosen, least = scores.argmax(-1), scores.amax(-1) - 0.25
+    for b, parents in enumerate(tree.parent.tolist()):
+        for node in range(tree.size - 1, 0, -1):
+            above, token = parents[node], tree.tokens[b, node]
+            if above >= 0 and scores[b, above, token] >= least[b, above]:
+                chosen[b, above] = token
+    return verify.walk(tree, chosen)
+
+
 def verdict_of(rows: list[tuple[list[int], list[int]]]) -> Verdict:
     """[(path, emitted)] of unequal lengths -> a Verdict padded with its last entries."""
     most = max(len(path) for path, _ in rows)
@@ -200,6 +212,54 @@ def corrupting_draft(mp: MonkeyPatch) -> None:
     mp.setattr(SelfDrafter, "grow", grow)
 
 
+def _at_start(patch: MonkeyPatch, fault) -> None:
+    """A drafter does this to the rows it is given before it starts."""
+    good = SelfDrafter.start
+
+    def start(self, seqs):
+        fault(seqs)
+        good(self, seqs)
+
+    patch.setattr(SelfDrafter, "start", start)
+
+
+def _zero(seqs: Sequences) -> None:
+    for layer in seqs.cache.layers:
+        for x in seqs.cache.read(layer, 0):
+            x[:, 2:20] = 0
+
+
+def zeroed_prompt(mp: MonkeyPatch) -> None:
+    """The drafter zeroes slots of the prompt."""
+    _at_start(mp, _zero)
+
+
+def zeroed_once(mp: MonkeyPatch) -> None:
+    """The first drafter that starts zeroes slots of the prompt: where methods are warmed up, nothing is wrong later."""
+    count = iter(range(1 << 30))
+    _at_start(mp, lambda seqs: _zero(seqs) if next(count) == 0 else None)
+
+
+def other_seeds(mp: MonkeyPatch) -> None:
+    """The drafter draws with other seeds, and so does the target after it."""
+    _at_start(mp, lambda seqs: seqs.seed.add_(1000))
+
+
+def other_sampler(mp: MonkeyPatch) -> None:
+    """The drafter drafts greedily by setting the rows' own sampler."""
+    _at_start(mp, lambda seqs: setattr(seqs, "sampler", Sampler(0.0 if seqs.sampler.temperature else 1.0)))
+
+
+def other_ends(mp: MonkeyPatch) -> None:
+    """The drafter has end tokens of its own and gives them to the rows."""
+    _at_start(mp, lambda seqs: setattr(seqs, "eos", [tuple(range(0, 400, 2))] * len(seqs.eos)))
+
+
+def other_tokens(mp: MonkeyPatch) -> None:
+    """The drafter edits what was said: penalties count it."""
+    _at_start(mp, lambda seqs: seqs.tokens[:, :-1].copy_(seqs.tokens[:, 1:].clone()))
+
+
 def middle_stays(mp: MonkeyPatch) -> None:
     """What the middle level committed to the target's cache is not taken back."""
     good = Hierarchical.grow
@@ -316,6 +376,22 @@ def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences) -> Tree:
         parent = torch.arange(start, start + logits.shape[1])[:, None].expand_as(tokens)
         tree, start = tree.grow(parent.reshape(len(tokens), -1), tokens.reshape(len(tokens), -1)), tree.size
     return tree
+
+
+def favoured(mp: MonkeyPatch) -> None:
+    """A pass that verifies drafts adds 0.2 to the logits of what was drafted: it is chosen in that very pass."""
+    good = LM.__call__
+
+    def call(self, tree, cache, start=0, view=None, taps=None, logits=0):
+        out = good(self, tree, cache, start, view, taps, logits)
+        if view is None and start == 0 and not logits:
+            for b, parents in enumerate(tree.parent.tolist()):
+                for node, above in enumerate(parents):
+                    if above >= 0:
+                        out[b, above, tree.tokens[b, node]] += 0.2
+        return out
+
+    mp.setattr(LM, "__call__", call)
 
 
 def double_counting(mp: MonkeyPatch) -> None:

@@ -233,8 +233,10 @@ def check_noise_is_pure() -> None:
 
 def check_draws_are_independent() -> None:
     """Draws of neighbouring rows and positions from one law, jointly: each token has its own noise."""
-    even = torch.zeros(4, 4)
-    found = run_toy(verify.match, Drafter(), even, SAMPLERS["T=1"], 3000, 3)
-    a, b = found[:-1, 1:], found[1:, :-1]  # row b at position p+1, row b+1 at p
-    for x, y in ((found[:, 0], found[:, 1]), (found[:-1], found[1:]), (a, b)):
+    even, rows = torch.zeros(4, 4), torch.arange(3000)
+    found = run_toy(verify.match, Drafter(), even, SAMPLERS["T=1"], 3000, 3)  # seeds of rows are mixed
+    seeds = noise.gumbel(rows, torch.tensor([[1, 2, 3]]).expand(3000, 3), 4).argmax(-1)
+    pairs = [(found[:, 0], found[:, 1]), (found[:-1], found[1:])]
+    pairs += [(x[:-1, 1:], x[1:, :-1]) for x in (found, seeds)]  # row or seed b at position p+1, b+1 at p
+    for x, y in pairs:
         check_counts(torch.bincount((x * 4 + y).flatten(), minlength=16), torch.ones(16), "neighbouring draws")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import comb
 from pathlib import Path
 
 import broken
@@ -17,10 +18,12 @@ from test_broken import PLANTED as EVERY
 from longdraft import InputError, Sampler, build, match
 from longdraft.bench.audit import WINDOW, Audit, Prompt, Way, ways, windows
 from longdraft.bench.audit_log import AuditLog, sentences
+from longdraft.bench.ties import FALSE_ALARM, Replay, chance, default_tolerance, most_ties
 from longdraft.cli import main
 from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
 from longdraft.methods import METHODS
 from longdraft.model import LM
+from longdraft.ops import native
 from longdraft.parts import Parts
 from longdraft.verify import Verdict
 from longdraft.views import Full, Guided, SinkWindow
@@ -79,6 +82,97 @@ def test_nothing_is_found_where_nothing_is_wrong(name, model):
         assert sum(r["accepted"] for r in runs) > 0
 
 
+def half(model: str, native: bool) -> LM:
+    lm = LM(tiny.stock(model, dtype=torch.bfloat16), model)
+    lm.native = lm.native if native else None
+    return lm
+
+
+@pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", GOOD)
+def test_where_passes_are_exact_nothing_is_tolerated_and_nothing_is_found(name, dtype):
+    """New tokens' keys and values included: they too are plain decoding's bits."""
+    lm = tiny.target("llama") if dtype == "float32" else half("llama", True)
+    assert default_tolerance(lm) == 0
+    prompts = [Prompt("p", tiny.prompts(70)[0], N)]
+    runs = run(Audit(lm, lambda: GOOD[name](lm), prompts, ways(None, 1, 3), default_tolerance(lm)))
+    assert all((r["tokens"], r["differences"], r["control_tokens"]) == (N, 0, 0) for r in runs)
+
+
+def test_what_ties_by_default():
+    assert default_tolerance(tiny.target("gpt-oss")) == default_tolerance(tiny.target("llama-torch")) == 1e-3
+    assert default_tolerance(half("gpt-oss", True)) == default_tolerance(half("llama", False)) == 0.25
+
+
+def totals(lm: LM, make, tokens: int, verify=None) -> dict:
+    """An audit's record, by default tolerance."""
+    prompts = [Prompt(f"p{i}", p, tokens) for i, p in enumerate(tiny.prompts(70, 31))]
+    job = Audit(lm, lambda: make(lm), prompts, [Way(Sampler(), 0)], 0.25, verify)
+    log = AuditLog(None, {}, 2, False)
+    for r in run(job):
+        log.add(r)
+    return log.record()
+
+
+def test_ties_by_rounding_are_as_many_as_the_controls():
+    """In bfloat16 by torch a pass of one token rounds otherwise than wider ones; random weights make ties common."""
+    found = totals(half("llama", False), GOOD["vegas"], 100)
+    assert found["failures"] == 0 and not found["too_many_ties"]
+    assert found["ties"] > 0 and found["control_ties"] > 0 and found["control_tokens"] == found["tokens"] == 200
+    assert found["tie_rate"] == found["ties"] / 200 <= found["tie_bound"] < 0.25
+    assert found["control_rate"] == found["control_ties"] / 200
+    assert "would be too many" in sentences(found, 0.25)[-2]
+
+
+@pytest.mark.parametrize("fault", ["drafts are favoured by a little", "drafts near the best are accepted"])
+def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch):
+    """All of it lies within the tolerance. (That a lenient verifier accepts what its own pass did not choose is not
+    looked at where a verifier is given.)"""
+    lm, verifier = half("gpt-oss", False), broken.lenient
+    honest = totals(lm, GOOD["vegas"], 40)
+    assert (honest["failures"], honest["too_many_ties"]) == (0, False)
+    if "favoured" in fault:
+        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)  # or the control would be favoured too
+        broken.favoured(monkeypatch)
+        verifier = None
+    found = totals(lm, GOOD["vegas"], 200, verifier)
+    assert found["failures"] == 0 and found["ties"] >= 20 and found["too_many_ties"]
+    assert "TOO MANY" in sentences(found, 0.25)[-2]
+    broken.caught(fault, "the rate of ties")
+
+
+def test_a_lenient_verifier_is_flagged_by_what_its_own_pass_says(monkeypatch):
+    """Though the tolerance would excuse every token of it, and after the first of them."""
+    plant_verifier("match", broken.lenient)(monkeypatch)
+    found = totals(half("gpt-oss", False), GOOD["vegas"], 60)
+    assert found["failures"] == 2 and all("did not choose" in r["found"][-1]["why"] for r in found["runs"])
+
+
+def exactly(n: int, k: int, p: float) -> float:
+    return comb(n, k) * p**k * (1 - p) ** (n - k)
+
+
+@pytest.mark.parametrize(("tokens", "control"), [(200, 200), (300, 120), (60, 400)])
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.05, 0.2])
+def test_the_false_alarm_rate_of_the_bound(tokens, control, rate):
+    """Method and control tie with the same probability: an alarm is rarer than stated, by enumeration."""
+    alarm = 0.0
+    for c in range(control + 1):
+        most = most_ties(tokens, c, control)
+        alarm += exactly(control, c, rate) * sum(exactly(tokens, k, rate) for k in range(most + 1, tokens + 1))
+    assert alarm < FALSE_ALARM
+
+
+def test_the_bound_on_ties():
+    assert most_ties(720, 0, 720) == 19 and most_ties(10, 0, 10) == 10  # 20 of 720 where the control has none
+    assert most_ties(720, 5, 720) < 37  # what a verifier that accepts within 0.25 was once passed with
+    assert most_ties(100_000, 1000, 100_000) == 2000  # significance alone would forbid a little more than 1200
+    found = [most_ties(720, c, 720) for c in range(100)]
+    assert found == sorted(found) and most_ties(720, 720, 720) == 720
+    assert chance(20, 0, 0.5) == pytest.approx(0.5**20) and chance(0, 3, 0.5) == pytest.approx(1)
+
+
 # fault: (plant, drafter, model)
 PLANTED = {
     "one draw per path (TokenSwift)": (plant_verifier("match", broken.per_path_draws), tree, "gpt-oss"),
@@ -94,6 +188,14 @@ PLANTED = {
     "the middle level's slots stay committed (TriForce)": (broken.middle_stays, triforce, "llama"),
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, triforce, "llama"),
     "noise by place in the batch": (broken.noise_by_place, chain, "llama"),
+    "drafts near the best are accepted": (plant_verifier("match", broken.lenient), tree, "llama"),
+    "drafts are favoured by a little": (broken.favoured, tree, "llama"),
+    "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain, "llama"),
+    "the drafter zeroes slots of the prompt once": (broken.zeroed_once, chain, "llama"),
+    "the drafter changes the rows' seeds": (broken.other_seeds, chain, "llama"),
+    "the drafter changes the sampler": (broken.other_sampler, chain, "llama"),
+    "the drafter changes the end tokens": (broken.other_ends, chain, "llama"),
+    "the drafter edits the rows' tokens": (broken.other_tokens, chain, "llama"),
 }
 
 
@@ -272,17 +374,21 @@ def place(tmp_path_factory) -> Path:
         if p.dim() > 1:
             torch.nn.init.normal_(p, std=0.25)
     model.save_pretrained(root / "m")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.1)
+    model.save_pretrained(root / "flat")  # its best tokens score much alike
     text = " ".join(f"word{i * i % 97} of {i % 13}" for i in range(900))
-    bpe.save(bpe.train([text], 320), root / "m", tiny.BASE["max_position_embeddings"])
+    for name in ("m", "flat"):
+        bpe.save(bpe.train([text], 320), root / name, tiny.BASE["max_position_embeddings"])
     (root / "a.txt").write_text(text)
     (root / "b.txt").write_text(text[300:900])
     return root
 
 
-def command(place: Path, *words: str) -> int:
+def command(place: Path, *words: str, model: str = "m") -> int:
     files = ["--prompt-file", str(place / "a.txt"), "--prompt-file", str(place / "b.txt")]
     shape = ["--tokens", "20", "--prompt-tokens", "90", "--threads", "1"]
-    return main(["audit", "-m", str(place / "m"), *files, *shape, *words])
+    return main(["audit", "-m", str(place / model), *files, *shape, *words])
 
 
 def test_the_command(place, capsys, tmp_path):
@@ -310,6 +416,40 @@ def test_the_command_fails_on_a_fault(place, capsys, monkeypatch):
     broken.wrong_position(monkeypatch)
     assert command(place, "--method", "vegas", "--temperature", "1") == 1
     assert "FAILURES" in capsys.readouterr().out
+
+
+PLACES = {
+    "float32": ["--dtype", "float32"],
+    "bfloat16": ["--dtype", "bfloat16"],
+    "bfloat16 by torch": ["--dtype", "bfloat16"],
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(place, capsys, monkeypatch, where):
+    """At default settings, in float32 and in bfloat16, by the native step and by torch."""
+    if "torch" in where:
+        monkeypatch.setattr("longdraft.fast.fits", lambda hf, windows: False)
+    words = ["--method", "vegas", "-o", "floor=8", "--temperature", "0", "--tokens", "60", *PLACES[where], "--json"]
+    assert command(place, *words, model="flat") == 0
+    before = json.loads(capsys.readouterr().out)
+    assert (before["tolerance"] > 0) == ("torch" in where or native.library() is None)
+    assert (before["control_rate"] is None) == (before["tolerance"] == 0)
+    plant_verifier("match", broken.lenient)(monkeypatch)
+    assert command(place, *words, model="flat") == 1
+    assert json.loads(capsys.readouterr().out)["failures"] > 0
+
+
+def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
+    """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
+    broken.favoured(monkeypatch)
+    monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)
+    monkeypatch.setattr("longdraft.bench.passage.KEPT", 320)  # more than sixteen tokens score as close as that
+    words = ["--method", "vegas", "-o", "floor=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
+    assert command(place, *words, "--json", model="flat") == 1
+    record = json.loads(capsys.readouterr().out)
+    assert record["failures"] == 0 and record["too_many_ties"] and record["tie_rate"] > record["tie_bound"] > 0
+    assert record["control_rate"] == 0
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ narrow_law = partial(check_law, "reject", widths=(3, 6), sampler=SAMPLERS["T=0.7
 match_law = partial(check_law, "match", widths=(3, 6), limit=3, vocab=4)
 chain = partial(check_lossless, full_view, "llama", SAMPLERS["T=1"])
 tree = partial(check_lossless, vegas_tree, "gpt-oss", SAMPLERS["T=1"], (70, 31, 90))
+near = partial(check_lossless, vegas_tree, "llama", SAMPLERS["greedy"], (70, 31, 90), 24)
 penalised = partial(check_lossless, full_view, "mistral-window", PENALTY, (70, 31, 90), 24)
 levels = partial(check_lossless, triforce, "llama", SAMPLERS["T=1"], (70, 31, 90), 24)
 
@@ -73,6 +74,14 @@ PLANTED = {
     "the middle level's slots stay committed (TriForce) v cache": (broken.middle_stays, check_caches),
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, levels),
     "the middle level's keys stay (TriForce) v cache": (broken.middle_keys_stay, check_caches),
+    "drafts near the best are accepted": (plant_verifier("match", broken.lenient), near),
+    "drafts are favoured by a little": (broken.favoured, near),
+    "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain),
+    "the drafter zeroes slots of the prompt once": (broken.zeroed_once, chain),
+    "the drafter changes the rows' seeds": (broken.other_seeds, chain),
+    "the drafter changes the sampler": (broken.other_sampler, chain),
+    "the drafter changes the end tokens": (broken.other_ends, chain),
+    "the drafter edits the rows' tokens": (broken.other_tokens, penalised),
     "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
     "view counts slots twice": (broken.double_counting, structure.check_sink_window_pass),
     "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),

@@ -12,7 +12,7 @@ from longdraft.model import LM, Taps
 from longdraft.tree import Tree
 from longdraft.views import Chunks, SnapKV, View
 from longdraft.views.base import budget_of
-from longdraft.views.once import SCORERS
+from longdraft.views.once import OBSERVED, SCORERS
 
 MODELS = ["llama", "llama-torch", "llama-mha", "llama-6of3", "qwen3", "gpt-oss"]
 LENGTHS = (200, 90, 131, 40, 1)
@@ -120,6 +120,49 @@ def test_snapkv_keeps_what_the_window_voted_for(model, floor):
                 assert len(found) == budget - window
                 others = sorted(set(range(n - window)) - set(found))
                 assert pooled[found].min() >= pooled[others].max() - 1e-5  # neighbours share votes, so ties are common
+
+
+def every_row(model: LM, tokens: torch.Tensor, cache: KVCache, slots: int) -> dict[int, torch.Tensor]:
+    """obs_window by the long way: a row of weights for every query after `slots`, of all layers at once, then added."""
+    n, taps = int(cache.length[0]), Taps(rows="all", of="weights", split=True)
+    with cache.reopen(n - slots):
+        model(Tree.chain(tokens[:, slots : n + 1]), cache, taps=taps)
+    return {layer: s[0, -OBSERVED:, :, :slots].sum(0) for layer, s in taps.scores.items()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_means_of_the_window_pick_what_all_its_rows_pick(model, dtype):
+    lm = typed(model, dtype)
+    tokens, cache = filled(lm, LENGTHS)
+    for policy in (Chunks(96, 8), Chunks(60, 5), Chunks(40, 8), SnapKV(0.07, 41)):
+        policy.start(lm, tokens, cache)
+        found, policy.scorer = policy.view(cache), every_row
+        policy.start(lm, tokens, cache)
+        wanted = policy.view(cache)
+        assert found is not None and wanted is not None
+        assert torch.equal(found.picks, wanted.picks) and torch.equal(found.since, wanted.since)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", ["llama", "llama-torch"])
+@pytest.mark.parametrize("policy", [Chunks(60, 5), SnapKV(0.07, 80)], ids=["chunks", "snapkv"])
+def test_one_row_of_scores_is_held_for_a_layer(model, policy, monkeypatch):
+    """Not one for each of the 32 queries and more: at 128K tokens they came to 4.4 GB in a model of 32 layers."""
+    lm, shapes, call = tiny.target(model), [], LM.__call__
+
+    def watched(self, tree, cache, *args, taps=None, **others):
+        out = call(self, tree, cache, *args, taps=taps, **others)
+        shapes.extend((tree.size, tuple(s.shape)) for s in taps.scores.values())
+        return out
+
+    tokens, cache = filled(lm, (200,))
+    monkeypatch.setattr(LM, "__call__", watched)
+    policy.start(lm, tokens, cache)
+    assert len(shapes) == lm.config.num_hidden_layers
+    for nodes, shape in shapes:
+        assert nodes <= OBSERVED and shape == (1, 1, lm.config.num_key_value_heads, 200 - nodes + 1)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance, check_lossless, plain
 from listed import BUILD, FROM_TEXT, ROWS, each_method, each_model, each_rows, each_sampler
 
-from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed
+from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
 from longdraft.drafters import Drafter, LMDrafter, Lookup, Oracle, SelfDrafter
 from longdraft.views import Chunks, Full, Guided, RandomPicks, Recents, SinkWindow, SnapKV
 
@@ -116,6 +116,18 @@ def test_an_oracle_accepts_what_it_was_told(accept):
     rows = plain("llama", sampler, lengths, new)
     stats = check_lossless(lambda t: Oracle(BUILD["vegas"](t), rows, accept), "llama", sampler, lengths, new)
     assert stats.mean_acceptance_length == 1 + accept
+
+
+def test_an_oracles_rows_do_not_move_in_lockstep():
+    """At 1.5 of 4 a step the rows round up at different steps, and every row keeps its average."""
+    lengths, sampler, new = (70, 31, 50, 44), SAMPLERS["T=1"], 41
+    lm, rows, steps = tiny.target("llama"), plain("llama", sampler, lengths, new), []
+    oracle = Oracle(BUILD["vegas"](lm), rows, 1.5)
+    for out in stream(lm, tiny.prompts(*lengths), oracle, new, sampler, SEED):
+        steps.append([len(tokens) for tokens in out.tokens])
+    taken = [list(row) for row in zip(*steps[1:15], strict=True)]  # the first drafts nothing
+    assert len({tuple(row) for row in taken}) > 1
+    assert all(abs(sum(row) - 2.5 * len(row)) < 1 for row in taken)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import tiny
 import torch
 from checks import PENALTY, check_full_acceptance, check_lossless
 
-from longdraft import stream
+from longdraft import build, stream
 from longdraft.cache import KVCache
 from longdraft.drafters import LMDrafter, Lookup, SelfDrafter, Then
 from longdraft.drafters.lm import random_lm
@@ -45,16 +45,16 @@ def seen(view: View, layer: int, b: int) -> set[int]:
     return {int(p) for p in picks if p >= 0}
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_the_best_chunks_by_the_last_accepted_nodes_weights(last):
+@pytest.mark.parametrize("only", [None, 2, 0])
+def test_the_best_chunks_by_the_last_accepted_nodes_weights(only):
     roots, accepted = [42, 63, 11], [2, 0, 1]
-    taps, policy = scored(roots, accepted), Retrieval(0.01, 16, CHUNK, last=last)
+    taps, policy = scored(roots, accepted), Retrieval(0.01, 16, CHUNK, only=only)
     policy.update(cache_of([n + 1 + a for n, a in zip(roots, accepted, strict=True)]), taps)
     view = policy.view(cache_of(roots))
     for b, n in enumerate(roots):
         full = (n + 1) // CHUNK
         for layer in (0, 2):
-            weights = taps.scores[2 if last else layer][b, accepted[b], 0]
+            weights = taps.scores[layer if only is None else only][b, accepted[b], 0]
             means = [float(weights[c * CHUNK : (c + 1) * CHUNK].mean()) for c in range(full)]
             best = sorted(range(full), key=lambda c: -means[c])[: 16 // CHUNK]
             want = {c * CHUNK + i for c in best for i in range(CHUNK)} if n + 1 > 16 else set()
@@ -85,7 +85,7 @@ def test_beside_taps_of_every_round_it_still_waits():
 
 @pytest.mark.parametrize("kind", ["self", "cross"])
 def test_a_selection_ends_with_its_text(kind):
-    lm, policy = tiny.target("llama"), Retrieval(0.01, 16, CHUNK, every=1000, last=kind == "cross")
+    lm, policy = tiny.target("llama"), Retrieval(0.01, 16, CHUNK, every=1000, only=2 if kind == "cross" else None)
     drafter = SelfDrafter(lm, policy, [1]) if kind == "self" else LMDrafter(random_lm(lm, 1), policy, [1], lm.vocab)
     for length in (70, 40):
         shown = []
@@ -104,3 +104,21 @@ def test_a_budget_of_the_context_accepts_everything(model):
 def test_in_one_tree_with_a_lookup():
     policy = Retrieval(0.07, 16, CHUNK)
     check_lossless(lambda t: Then(SelfDrafter(t, policy, [2, 2]), Lookup(1, 3)), "llama", PENALTY, (70, 31))
+
+
+@pytest.mark.parametrize("model", ["llama", "llama-torch", "gpt-oss", "mistral-window"])
+def test_specextend_taps_the_one_layer_that_it_reads(model):
+    """Scores of the others would be a cost that the method does not have."""
+    lm, tapped = tiny.target(model), []
+    drafter = build("specextend", lm, {"floor": "16"}, random_lm(lm, 1))
+    observe = drafter.observe
+
+    def watched(seqs, tree, verdict, taps):
+        tapped.append(sorted(taps.scores))
+        observe(seqs, tree, verdict, taps)
+
+    drafter.observe = watched
+    for _ in stream(lm, tiny.prompts(70), drafter, 12):
+        pass
+    full = [i for i in range(lm.config.num_hidden_layers) if i not in lm.windows]
+    assert tapped[0] == full[-1:] and all(t in ([], full[-1:]) for t in tapped)

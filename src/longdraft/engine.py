@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from time import perf_counter
 
 import torch
 
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.model import LM
-from longdraft.rounds import play
+from longdraft.rounds import clock, play
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences
 from longdraft.verify import Verifier, match, reject
@@ -53,11 +52,11 @@ class Step:
 
 def step(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats, draft: bool = True) -> Step:
     """One round. Without a draft it is a plain decoding step that also fills the taps."""
-    begin, live, before = perf_counter(), (~seqs.done).tolist(), seqs.length.tolist()
+    begin, live, before = clock(target.device), (~seqs.done).tolist(), seqs.length.tolist()
     done = play(target, drafter, seqs, verify, draft=draft)
     count = done.count.tolist()
     stats.draft_s += done.draft_s
-    stats.verify_s += perf_counter() - begin - done.draft_s
+    stats.verify_s += clock(target.device) - begin - done.draft_s
     if draft:
         _count(stats, live, count, done.verdict.count.tolist())
     stats.emitted += sum(count)
@@ -139,9 +138,9 @@ def stream(
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)
-    begin = perf_counter()
+    begin = clock(target.device)
     seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos)
-    stats.prefill_s += perf_counter() - begin
+    stats.prefill_s += clock(target.device) - begin
     yield from decode(target, drafter, seqs, verify, stats)
 
 
@@ -150,16 +149,16 @@ def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stat
 
     What the drafter does before it (a prefill of its own, say) is stats.start_s, and counts against the method.
     """
-    begin = perf_counter()
+    begin = clock(target.device)
     with torch.inference_mode():
         drafter.start(seqs)
-    stats.start_s += perf_counter() - begin
+    stats.start_s += clock(target.device) - begin
     draft = False
     while not bool(seqs.done.all()):
-        begin = perf_counter()
+        begin = clock(target.device)
         with torch.inference_mode():
             out = step(target, drafter, seqs, verify, stats, draft)
-        stats.decode_s += perf_counter() - begin
+        stats.decode_s += clock(target.device) - begin
         draft = True
         yield out
 

@@ -30,6 +30,7 @@ from longdraft.options import ANY, Method, above_zero, at_least, one_of, share, 
 from longdraft.parts import PARTS as PARTS
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV
 from longdraft.views.once import SCORERS
+from longdraft.views.retrieval import last_layer
 
 
 def plain(target: LM) -> Drafter:
@@ -148,7 +149,8 @@ def specextend(
     """A small model drafts a tree, seeing chunks that the target's last accepted token attended to."""
     at_least(1, floor=floor, chunk=chunk, every=every)
     share(ratio=ratio)
-    return LMDrafter(small, Retrieval(ratio, floor, chunk, every, last=True), tree(widths=widths), target.vocab)
+    policy = Retrieval(ratio, floor, chunk, every, last_layer(target))
+    return LMDrafter(small, policy, tree(widths=widths), target.vocab)
 
 
 def triforce(

@@ -43,7 +43,7 @@ class Taps:
     rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
     "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all). of: "logits" or "weights". split: a score
     for each of the K key heads (means over its query heads), otherwise means over all heads. only: of one layer.
-    The native step takes "mean" of weights that it keeps as bf16: to 1/256 of themselves.
+    The native step takes "mean" of weights over all heads from weights that it keeps as bf16: to 1/256 of themselves.
     -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
     hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
     A round adds, for drafters: the target, logits [B,T,V] of its verify pass, accepted [B] the last node accepted.

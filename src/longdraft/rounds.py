@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from longdraft.drafters.base import Drafter
 
 
+def clock(device: torch.device) -> float:
+    """Seconds, read once the device has done what it was asked for: a GPU works on after a call has returned."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
+
+
 @dataclass
 class Round:
     """What one round did: count [B] tokens taken by each row, at most the verdict's."""
@@ -40,13 +47,13 @@ def play(
 
     Without a draft it is a plain decoding step that also fills the taps.
     """
-    begin = perf_counter()
+    begin = clock(target.device)
     tree = Tree.root(seqs.last)
     if verify is reject:
         tree = tree.with_law(0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device))
     if draft:
         tree = drafter.grow(tree, seqs)
-    drafted = perf_counter() - begin
+    drafted = clock(target.device) - begin
     taps = drafter.wants()
     logits = target(tree, seqs.cache, view=view, taps=taps)
     verdict = verify(tree, logits, seqs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from longdraft.drafters.base import Drafter
 from longdraft.engine import Stats, Step, check, decode, prefill
 from longdraft.model import LM
+from longdraft.rounds import clock
 from longdraft.rules import Rules
 from longdraft.sampling import Sampler
 from longdraft.sequences import Sequences
@@ -20,10 +20,38 @@ from longdraft.tree import Tree
 from longdraft.verify import Verdict, Verifier, match
 
 
+class Witness:
+    """What a drafter is lent and must leave as it is: the rows' tokens, their ends, their seeds and the sampler."""
+
+    def __init__(self, seqs: Sequences):
+        self.seqs, self.tokens, self.length = seqs, seqs.tokens.clone(), seqs.length.tolist()
+        self.same = {"sampler": seqs.sampler, "end tokens": list(seqs.eos)}
+        self.equal = {"seeds": seqs.seed.clone(), "limits": seqs.limit.clone(), "lengths": seqs.prompt.clone()}
+
+    def take(self, step: Step) -> None:
+        """What a step gave belongs to the text from now on."""
+        for b, tokens in enumerate(step.tokens):
+            n = self.length[b]
+            self.tokens[b, n : n + len(tokens)] = self.tokens.new_tensor(tokens)
+            self.length[b] = n + len(tokens)
+
+    def altered(self) -> str | None:
+        """What is no longer as it was given, in words."""
+        s = self.seqs
+        now = {"sampler": s.sampler, "end tokens": s.eos}
+        rows = {"seeds": s.seed, "limits": s.limit, "lengths": s.prompt}
+        found = [name for name, x in self.same.items() if now[name] != x]
+        found += [f"rows' {name}" for name, x in self.equal.items() if not torch.equal(rows[name], x)]
+        if any(not torch.equal(s.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
+            found.append("rows' tokens")
+        return f"the {found[0]}" if found else None
+
+
 class Prefilled:
     """Every decode starts from the prompts alone: what an earlier one wrote behind them is scratch.
 
-    Raises InputError before any work on bad arguments.
+    A drafter that changes more than scratch would spoil that for all that follows, plain decoding included: from
+    `seal` on, `altered` says so. Raises InputError before any work on bad arguments.
     """
 
     def __init__(
@@ -38,10 +66,32 @@ class Prefilled:
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
         self.sampler, self.seed, self.eos = (sampler or Sampler()).under(Rules.of(target)), seed, eos
-        begin = perf_counter()
+        begin = clock(target.device)
         self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos).cache
-        self.prefill_s = perf_counter() - begin
+        self.prefill_s = clock(target.device) - begin
         self._start = self.cache.length.clone()
+        self._sealed: list[Tensor] | None = None
+        self._altered: str | None = None
+
+    def seal(self) -> None:
+        """Remember the prompts' keys and values as they are now."""
+        self._sealed = self._sums()
+
+    def altered(self) -> str | None:
+        """What a drafter changed since `seal` that is not its own, in words. Between decodes."""
+        if self._altered is None and self._sealed is not None:
+            same = all(torch.equal(a, b) for a, b in zip(self._sealed, self._sums(), strict=True))
+            self._altered = None if same else "the prompt's keys and values"
+        return self._altered
+
+    def _sums(self) -> list[Tensor]:
+        """Of every layer and row, for each committed slot of the prompt, the sum of its bits read as whole numbers."""
+        kinds, found = {2: torch.int16, 4: torch.int32, 8: torch.int64}, []
+        for b, n in enumerate(self._start.tolist()):
+            for layer in self.cache.layers:
+                for x in self.cache.read(layer, b):
+                    found.append(x[:, :n].contiguous().view(kinds[x.element_size()]).sum((0, 2)))
+        return found
 
     def decode(
         self,
@@ -55,7 +105,11 @@ class Prefilled:
             self.cache.length.copy_(self._start)
         limit = min(limit or self.limit, self.limit)
         seqs = Sequences.on(self.target, self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
-        yield from decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats())
+        witness = Witness(seqs)
+        for step in decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats()):
+            witness.take(step)
+            yield step
+        self._altered = self._altered or witness.altered()
 
     def rows(
         self, drafter: Drafter | None = None, stats: Stats | None = None, limit: int | None = None
@@ -72,12 +126,15 @@ def first_difference(runs: Prefilled, plain: list[list[int]], other: list[list[i
     """Where two outputs part first: {row, position among the new tokens, top2_gap}, or None where they are equal.
 
     top2_gap: by how much plain decoding preferred its token over the next best there (greedy: in logits; sampled: in
-    log-probability plus noise). Rounding explains a difference only where it is tiny.
+    log-probability plus noise). Rounding explains a difference only where it is tiny. None where it cannot be known:
+    plain decoding had ended, or the keys and values that it would read were changed.
     """
     found = [(_parting(a, b), row) for row, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b]
     if not found:
         return None
     position, row = min(found)
+    if runs.altered():
+        return {"row": row, "position": position, "top2_gap": None}
     gaps: list[float] = []
 
     def spy(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from longdraft import engine, verify
-from longdraft.bench.run import distinct
+from longdraft import engine
+from longdraft.bench.passage import Passage, Run
+from longdraft.bench.ties import WIDTH
 from longdraft.drafters import Drafter
-from longdraft.engine import Stats, decode
 from longdraft.errors import InputError
 from longdraft.model import LM
-from longdraft.runs import Prefilled
 from longdraft.sampling import Sampler
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
-from longdraft.verify import Verdict, Verifier, match
+from longdraft.verify import Verifier, match
 
-# Scores this close are a tie. In bfloat16 neighbouring numbers between 16 and 32, where logits lie, are 0.125 apart.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-ASTRAY = 1e-3  # of a layer's largest key or value in float32: a thousand times what rounding does
 WINDOW = 512  # new tokens per prompt at most, where the text has room for more prompts: long free-running text loops
-KEPT = 16  # best tokens of plain decoding whose scores are remembered
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,12 @@ def windows(name: str, text: list[int], size: int, new: int, positions: int) -> 
 
 @dataclass
 class Audit:
-    """What is decoded both ways. build: a new drafter for every run. tolerance: of a score, in logits."""
+    """What is decoded both ways. build: a new drafter for every run.
+
+    tolerance: how close two scores tie, in logits; 0: every difference is a failure. Where ties are allowed, plain
+    decoding's text is also compared with itself in passes of WIDTH tokens: the control, which says how often ties come
+    about by rounding alone (bench/ties.py).
+    """
 
     target: LM
     build: Callable[[], Drafter]
@@ -87,9 +82,13 @@ class Audit:
             engine.check(self.target, [p.tokens], p.new, Drafter(), match)
         self.build()
 
+    def cost(self, prompt: Prompt) -> int:
+        """Steps of a prompt decoded one way, as far as they are known beforehand."""
+        return 2 * prompt.new + (-(-prompt.new // WIDTH) if self.tolerance else 0)
+
     @property
     def steps(self) -> int:
-        return 2 * len(self.ways) * sum(p.new for p in self.prompts)
+        return len(self.ways) * sum(map(self.cost, self.prompts))
 
     def run(self, tick: Callable[[int, str], None], known: Callable[[int, str], bool]) -> Iterator[dict[str, Any]]:
         """One record per prompt and way; those that are known already are passed over.
@@ -100,7 +99,7 @@ class Audit:
             passage: Passage | None = None
             for way in self.ways:
                 if known(i, str(way)):
-                    tick(2 * prompt.new, "")
+                    tick(self.cost(prompt), "")
                     continue
                 tick(0, f"{prompt.name} {way}")
                 if passage is None or passage.damaged:
@@ -113,153 +112,3 @@ class Audit:
                 yield one.record()
                 if one.interrupted:
                     raise KeyboardInterrupt
-
-
-@dataclass
-class Run:
-    """One prompt decoded one way: `tokens` of `plain` were compared so far, and `found` has every difference."""
-
-    prompt: Prompt
-    index: int
-    way: Way
-    tokens: int = 0
-    plain: list[int] = field(default_factory=list)
-    found: list[dict[str, Any]] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
-    interrupted: bool = False
-
-    def record(self) -> dict[str, Any]:
-        ties = sum(d["kind"] == "tie" for d in self.found)
-        return {
-            "index": self.index,
-            "prompt": self.prompt.name,
-            "prompt_tokens": len(self.prompt.tokens),
-            "way": str(self.way),
-            "sampler": asdict(self.way.sampler),
-            "seed": self.way.seed,
-            "tokens": self.tokens,
-            "differences": len(self.found),
-            "ties": ties,
-            "failures": len(self.found) - ties,
-            "found": self.found,
-            "verify_steps": self.stats.steps,
-            "accepted": sum(self.stats.accepted),
-            "mean_acceptance_length": self.stats.mean_acceptance_length,
-            "acceptance_per_position": self.stats.acceptance_per_position,
-            **{f"distinct_{n}": distinct([self.plain], n) for n in range(1, 5)},
-            **({"interrupted": True} if self.interrupted else {}),
-        }
-
-
-class Passage:
-    """A prompt whose keys and values no drafter may change: `damaged` when one did, and then all that follows is void.
-
-    Plain decoding's own keys are kept, so that after a tie the method goes on exactly from where plain decoding was.
-    """
-
-    def __init__(self, audit: Audit, prompt: Prompt):
-        self.audit, self.damaged = audit, False
-        self.runs = Prefilled(audit.target, [prompt.tokens], prompt.new, eos=())
-        self.begin = int(self.runs.cache.length[0])
-        self.sums = self._sums()
-
-    def _sums(self) -> list[Tensor]:
-        """Per layer and committed slot of the prompt, the sum of its bits as numbers."""
-        kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-        found = []
-        for layer in self.runs.cache.layers:
-            for x in self.runs.cache.read(layer, 0):
-                bits = x[:, : self.begin].contiguous().view(kinds[x.element_size()])
-                found.append(bits.sum((0, 2)))
-        return found
-
-    def _reference(self, run: Run, tick: Callable[[int], None]) -> list[tuple[list[int], list[float]]]:
-        """Decode plainly; the best tokens and scores of every step."""
-        best = []
-
-        def spy(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
-            top = seqs.sampler.scores(logits, tree, seqs)[0, 0].topk(min(KEPT, logits.shape[-1]))
-            best.append((top.indices.tolist(), top.values.tolist()))
-            return match(tree, logits, seqs)
-
-        self.runs.sampler, self.runs.seed = run.way.sampler, run.way.seed
-        for step in self.runs.decode(verify=spy):
-            run.plain += step.tokens[0]
-            tick(len(step.tokens[0]))
-        cache, end = self.runs.cache, self.begin + len(run.plain)
-        self.keys = {n: [x[:, self.begin : end].clone() for x in cache.read(n, 0)] for n in cache.layers}
-        return best
-
-    @torch.inference_mode()
-    def _from(self, run: Run, at: int) -> Sequences:
-        """Plain decoding's state after its first `at` tokens, to the bit."""
-        cache = self.runs.cache
-        for layer, saved in self.keys.items():
-            for x, old in zip(cache.read(layer, 0), saved, strict=True):
-                x[:, self.begin : self.begin + old.shape[1]] = old
-        cache.length.fill_(self.begin + at)
-        text, left = run.prompt.tokens + run.plain[:at], len(run.plain) - at
-        seqs = Sequences.on(self.audit.target, [text], left, cache, run.way.sampler, run.way.seed, eos=())
-        seqs.prompt.fill_(len(run.prompt.tokens))  # the model's rules may count from its end
-        seqs.limit.fill_(len(run.plain))
-        return seqs
-
-    def _astray(self) -> bool:
-        """Whether the new tokens' keys and values are other than plain decoding's, beyond rounding.
-
-        Not asked in bfloat16, where rounding may choose another expert and with it other keys.
-        """
-        if self.audit.target.dtype != torch.float32:
-            return False
-        pairs = [
-            (x[:, self.begin : self.begin + old.shape[1]], old)
-            for layer, saved in self.keys.items()
-            for x, old in zip(self.runs.cache.read(layer, 0), saved, strict=True)
-        ]
-        return not all(bool((new - old).abs().max() <= ASTRAY * old.abs().max()) for new, old in pairs)
-
-    def compare(self, run: Run, tick: Callable[[int], None]) -> None:
-        """Decode both ways. After a tie the method goes on from plain decoding's text; a failure ends the run."""
-        best = self._reference(run, tick)
-        while run.tokens < len(run.plain) and not any(d["kind"] == "failure" for d in run.found):
-            at = self._walk(run, tick)
-            if at is None:
-                break
-            run.found.append(self._judge(run, *at, *best[at[0]]))
-            run.tokens += 1
-        why = None
-        if any(not torch.equal(a, b) for a, b in zip(self.sums, self._sums(), strict=True)):
-            self.damaged, why = True, "the prompt's keys and values were changed"
-        elif not any(d["kind"] == "failure" for d in run.found) and self._astray():
-            why = "the new tokens' keys and values are not plain decoding's"
-        if why:
-            run.found.append({"kind": "failure", "position": None, "why": why})
-
-    def _walk(self, run: Run, tick: Callable[[int], None]) -> tuple[int, int | None] | None:
-        """Decode by the method from run.tokens on, up to a difference: (position, the token it said there)."""
-        audit, seqs = self.audit, self._from(run, run.tokens)
-        for step in decode(audit.target, audit.build(), seqs, audit.verify or verify.match, run.stats):
-            for token in step.tokens[0]:
-                if token != run.plain[run.tokens]:
-                    return run.tokens, token
-                run.tokens += 1
-            tick(len(step.tokens[0]))
-        return (run.tokens, None) if run.tokens < len(run.plain) else None
-
-    def _judge(
-        self, run: Run, position: int, token: int | None, tokens: list[int], scores: list[float]
-    ) -> dict[str, Any]:
-        """A tie: plain decoding preferred its own token over this one by no more than the tolerance."""
-        T = run.way.sampler.temperature
-        within = self.audit.tolerance / (min(T, 1.0) or 1.0)  # a low temperature magnifies rounding
-        gap = scores[0] - scores[tokens.index(token)] if token in tokens else None
-        tie = gap is not None and gap <= within
-        apart = scores[0] - scores[1]
-        return {
-            "kind": "tie" if tie else "failure",
-            "position": position,
-            "plain": run.plain[position],
-            "method": token,
-            "gap": gap,
-            "top2_gap": apart if apart < float("inf") else None,
-        }

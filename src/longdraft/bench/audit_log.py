@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from longdraft.bench.ties import most_ties
 from longdraft.errors import InputError
 from longdraft.files import parse
 
@@ -47,15 +48,16 @@ class AuditLog:
         self.write()
 
     def record(self) -> dict[str, Any]:
-        totals = {
-            k: sum(r[k] for r in self.runs) for k in ("tokens", "differences", "ties", "failures", "verify_steps")
-        }
+        counted = ("tokens", "differences", "ties", "failures", "verify_steps")
+        counted += ("control_tokens", "control_ties", "control_failures")
+        totals = {k: sum(r[k] for r in self.runs) for k in counted}
         accepted = sum(r["accepted"] for r in self.runs)
         gaps = [d["gap"] for r in self.runs for d in r["found"] if d["kind"] == "tie"]
         return {
             "task": "audit",
             **totals,
             "largest_tie": max(gaps, default=None),
+            **_rates(totals),
             "mean_acceptance_length": 1 + accepted / max(totals["verify_steps"], 1),
             "complete": len(self.runs) == self.expected and not any(r.get("interrupted") for r in self.runs),
             "settings": self.settings,
@@ -73,6 +75,18 @@ class AuditLog:
             os.replace(part, self.path)
         except OSError as error:
             raise InputError(f"cannot write {self.path} ({error.strerror}): give another --out") from None
+
+
+def _rates(totals: dict[str, int]) -> dict[str, Any]:
+    """How often the method and the control tied, and the rate up to which the method's is no reason for alarm."""
+    tokens, ties, control = (totals[k] for k in ("tokens", "ties", "control_tokens"))
+    most = most_ties(tokens, totals["control_ties"], control) if control else 0
+    return {
+        "tie_rate": ties / tokens if tokens else 0.0,
+        "control_rate": totals["control_ties"] / control if control else None,
+        "tie_bound": most / tokens if tokens else 0.0,
+        "too_many_ties": ties > most,
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -120,9 +134,26 @@ def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
         lines.append(f"... and {len(found) - FIRST} more")
     if record["verify_steps"] and record["mean_acceptance_length"] == 1:
         lines.append("No draft was ever accepted: only the target's own tokens were compared.")
+    if record["control_failures"]:
+        lines.append(
+            f"Plain decoding differs from itself by more than {tolerance:g} when several tokens are computed in one"
+            f" pass: {record['control_failures']} times."
+        )
+    if record["ties"]:
+        lines.append(_about_ties(record))
     ties = f"{record['ties']} ties (gap up to {tolerance:g})" if record["ties"] else "no tie"
     wrong = f"{record['failures']} FAILURES" if record["failures"] else "no failure"
     if record.get("exact") is False:
         lines.append("This backend is not bit-exact: rounding depends on what is drafted, so ties can fall either way.")
     lines.append(f"{record['tokens']} tokens compared: {ties}, {wrong}.")
     return lines
+
+
+def _about_ties(record: dict[str, Any]) -> str:
+    """The rates side by side, and whether the method's is too high."""
+    rates = f"Ties: {record['tie_rate']:.2%} of the method's tokens"
+    if record["control_rate"] is not None:
+        rates += f"; {record['control_rate']:.2%} of plain decoding's own, computed several in a pass"
+    if record["too_many_ties"]:
+        return f"{rates}. TOO MANY: rounding explains at most {record['tie_bound']:.2%}."
+    return f"{rates}; more than {record['tie_bound']:.2%} would be too many."

@@ -124,6 +124,8 @@ def _run(work: Callable[[record.Log, Callable[[str], None]], Iterator[dict[str, 
     if stopped:
         typer.echo(f"interrupted; what was measured is {'in ' + str(out) if out else 'shown above'}", err=True)
         raise typer.Exit(130)
+    if any("damage" in r for r in found):
+        raise typer.Exit(1)
 
 
 def _contexts(text: str) -> list[int]:

@@ -78,8 +78,6 @@ def _speed(records: list[Record]) -> Section:
     drafting = [r["options"] for r in records if {"gamma", "widths"} & r["options"].keys()]
     gammas = sorted({o.get("gamma") or o["widths"].count("1") for o in drafting})
     for context, label, same in _cells(records):
-        equal = sum(r["equal"] for r in same)
-        gaps = [r["first_difference"]["top2_gap"] for r in same if r["first_difference"]]
         rows.append(
             [
                 f"{context}",
@@ -87,7 +85,7 @@ def _speed(records: list[Record]) -> Section:
                 _spread([r["tokens_per_s"] for r in same], "{:.1f}"),
                 *(_spread(ratios(same, records, name), "{:.2f}x") for name in rates.SPEEDUPS),
                 f"{fmean(r['mean_acceptance_length'] for r in same):.2f}",
-                "yes" if equal == len(same) else f"{equal} of {len(same)}, top-2 gap {max(gaps):.3g}",
+                _equal(same),
                 f"{len(same)}",
             ]
         )
@@ -214,6 +212,17 @@ def _steps(records: list[Record]) -> Section:
 def _gain(a: list[list[int]], b: list[list[int]]) -> str:
     mean, simple, clustered = mean_and_errors(paired(a, b))
     return f"{mean:+.3f} ± {_plus(clustered if clustered is not None else simple)}"
+
+
+def _equal(same: list[Record]) -> str:
+    """Whether every text was plain decoding's; if not, by how much the target preferred its own token at most."""
+    damage = next((r["damage"] for r in same if "damage" in r), None)
+    if damage:
+        return f"NO: it changed {damage}"
+    equal = sum(r["equal"] for r in same)
+    gaps = [r["first_difference"]["top2_gap"] for r in same if r["first_difference"]]
+    size = "unbounded" if None in gaps else f"{max(gaps, default=0):.3g}"
+    return "yes" if equal == len(same) else f"{equal} of {len(same)}, top-2 gap {size}"
 
 
 def _plus(error: float | None) -> str:

@@ -56,14 +56,23 @@ class Speed:
 
 
 class Cell:
-    """One text at one context: the prompts, their cache, and what plain decoding says."""
+    """One text at one context: the prompts, their cache, and what plain decoding says before any drafter has run.
+
+    damage: what a method, by its label, changed that is not its own. The prompts are then read anew.
+    """
 
     def __init__(self, job: Speed, target: LM, stock: Stock | None, text: Text, context: int):
         self.job, self.target, self.stock = job, target, stock
-        self.ours = Prefilled(target, text.prompts(context, job.batch), job.new_tokens, job.sampler, job.seed, eos=())
+        self.damage: dict[str, str] = {}
+        self.ours = self._prefill(text.prompts(context, job.batch))
         self.plain = self.ours.rows()
         kinds = [e.name for e in job.entries if e.stock]
         self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}
+
+    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
+        runs = Prefilled(self.target, prompts, self.job.new_tokens, self.job.sampler, self.job.seed, eos=())
+        runs.seal()
+        return runs
 
     def run(self, entry: Entry, limit: int) -> tuple[list[list[int]], dict[str, Any]]:
         """The new tokens of each row, and the figures of `generate --json`."""
@@ -78,7 +87,11 @@ class Cell:
             drafter = Oracle(entry.build(self.target), self.plain, accept)
         else:
             drafter = entry.paced(self.target)
-        return self.ours.rows(drafter, stats, limit), outcome(stats, entry.gamma or 0)
+        rows = self.ours.rows(drafter, stats, limit)
+        if damage := self.ours.altered():
+            self.damage[entry.label] = damage
+            self.ours = self._prefill(self.ours.prompts)
+        return rows, outcome(stats, entry.gamma or 0)
 
 
 def distinct(rows: list[list[int]], n: int = 3) -> float:
@@ -145,7 +158,7 @@ def _describe(
         "prompt_tokens": [len(p) for p in cell.ours.prompts],
         "new_tokens": [len(row) for row in rows],
     }
-    difference = first_difference(cell.ours, cell.plain, rows)
+    difference, damage = first_difference(cell.ours, cell.plain, rows), cell.damage.get(entry.label)
     found = {
         "task": "speed",
         "method": entry.name,
@@ -160,8 +173,9 @@ def _describe(
         "temperature": job.sampler.temperature,
         **figures,
         **diversity(rows),
-        "equal": difference is None,
+        "equal": difference is None and damage is None,
         "first_difference": difference,
+        **({"damage": damage} if damage else {}),
     }
     if "score" in entry.options:
         found["score"] = entry.options["score"]

@@ -35,7 +35,11 @@ def audit(
     ] = 2048,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     tolerance: Annotated[
-        float | None, typer.Option(help="How close two scores tie; 0.001 in float32 and 0.25 in bfloat16 if unset.")
+        float | None,
+        typer.Option(
+            help="How close two scores tie; 0: none do. Unset: 0 where the native step runs, which promises the same"
+            " bits; elsewhere 0.001 in float32 and 0.25 in bfloat16."
+        ),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; unset: both greedy and 1.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds a sampled text is decoded with.")] = 1,
@@ -47,14 +51,16 @@ def audit(
 ) -> None:
     """Decode each text plainly and by the method, and explain every difference: a tie within rounding, or a failure.
 
-    Exit status 1 if there is a failure. What follows a tie is compared too: the method goes on from the plain text.
+    Exit status 1 if there is a failure, or if there are more ties than plain decoding has with itself in wider passes.
+    What follows a tie is compared too: the method goes on from the plain text.
     """
     from hashlib import sha256
 
-    from longdraft.bench.audit import TOLERANCE, Audit, ways, windows
+    from longdraft.bench.audit import Audit, ways, windows
     from longdraft.bench.audit_log import AuditLog, sentences, table
     from longdraft.bench.entries import Entry
     from longdraft.bench.record import provenance, relative
+    from longdraft.bench.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
     from longdraft.loading import load, quiet
     from longdraft.methods import find
@@ -74,13 +80,14 @@ def audit(
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
         for t, row in zip(texts, rows, strict=True)
     ]
-    limit = TOLERANCE[dtype] if tolerance is None else tolerance
+    limit = default_tolerance(target) if tolerance is None else tolerance
     job = Audit(target, lambda: entry.build(target), [p for found in cut for p in found], chosen, limit)
     job.check()
     shared = provenance(target, seed)
     digest = sha256(json.dumps([(p.tokens, p.new) for p in job.prompts]).encode()).hexdigest()
     settings = {"model": shared["model"], "weights_sha256": shared["weights_sha256"], "dtype": dtype, "method": method}
     settings |= {"options": entry.options, **entry.origin, "tolerance": limit, "ways": [str(w) for w in chosen]}
+    settings["control_width"] = WIDTH if limit else None
     log = AuditLog(out, settings | {"prompts_sha256": digest}, len(job.prompts) * len(chosen), resume)
     log.shared = {"method": method, "options": entry.options, **entry.origin, "tolerance": limit, **shared}
     interrupted = watch(job, log)
@@ -96,8 +103,9 @@ def audit(
             console.print(line, soft_wrap=True, markup=False)
         if interrupted:
             console.print("Interrupted: this is what there is" + (f"; --resume goes on from {out}." if out else "."))
-    if interrupted or record["failures"]:
-        raise typer.Exit(1 if record["failures"] else 130)
+    wrong = record["failures"] or record["too_many_ties"]
+    if interrupted or wrong:
+        raise typer.Exit(1 if wrong else 130)
 
 
 def watch(job: Any, log: Any) -> bool:

@@ -49,25 +49,29 @@ def demo(
     console.print(f"  {', '.join(files)}")
     console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Reading the prompt ...", end=" ", soft_wrap=True)
     runs = Prefilled(target, [ids], max_new_tokens, sampler, seed, eos=())
+    runs.seal()
     console.print(f"{runs.prefill_s:.1f} s")
 
     def paced(name: str) -> Drafter:
         return Drafter() if name == "plain" else Pace(build(name, target))
 
-    for name in METHODS:
-        runs.rows(paced(name), limit=WARM)
     console.print(f"[{DRAFTED}]This colour[/]: drafted, then accepted. [{OWN}]This one[/]: the target's own.")
     found: dict[str, Any] = {}
     for name in METHODS:
         console.rule(name, align="left")
+        runs.rows(paced(name), limit=WARM)  # plain decoding is over before a drafter runs at all
         found[name] = Run([[]])
         printer = Painter(console, tokenizer)
         for step in runs.decode(paced(name), found[name].stats):
             found[name].take(step)
             printer.step(step.tokens[0])
         printer.end()
+        if runs.altered():  # what comes after reads it, plain decoding as well
+            break
     differences = {name: first_difference(runs, found["plain"].rows, run.rows) for name, run in found.items()}
-    console.print(table(found, differences, target.exact))
+    console.print(table(found, differences, target.exact, runs.altered()))
+    if runs.altered():
+        raise typer.Exit(1)
     footnotes(console, found["plain"], traffic(runs, found["plain"]))
 
 
@@ -91,7 +95,8 @@ class Painter:
             self.console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 
 
-def table(found: dict[str, Any], differences: dict[str, Any], exact: bool) -> Any:
+def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damage: str | None) -> Any:
+    """damage: what the last of the methods changed that is not its own."""
     from rich.table import Table
 
     from longdraft.cli.show import verdict
@@ -101,10 +106,12 @@ def table(found: dict[str, Any], differences: dict[str, Any], exact: bool) -> An
         shown.add_column(column, justify="right")
     shown.add_column("equal")
     plain = found["plain"].tokens_per_s
+    last = list(found)[-1]
     for name, run in found.items():
         speed = run.tokens_per_s
         length = f"{run.stats.mean_acceptance_length:.2f}"
-        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", verdict(differences[name], exact))
+        equal = verdict(differences[name], exact, damage if name == last else None)
+        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", equal)
     return shown
 
 

@@ -65,6 +65,11 @@ class Outcome:
     record: dict[str, Any]
     interrupted: bool
 
+    @property
+    def damaged(self) -> bool:
+        """Whether the method changed what is not its own, so that its text proves nothing."""
+        return "damage" in self.record
+
 
 @dataclass
 class Job:
@@ -94,16 +99,21 @@ class Job:
     def run(
         self, prompts: list[list[int]], limit: int, eos: tuple[int, ...] | None, compare: bool, printer: Printer | None
     ) -> Outcome:
-        """Decode; plain decoding comes first where it is asked for. A keyboard interrupt ends it with what there is."""
+        """Decode; plain decoding comes first where it is asked for. A keyboard interrupt ends it with what there is.
+
+        Plain decoding is over before the method runs at all, its warming up included: what a faulty drafter does to the
+        prompt's keys and values must not reach the text that it is compared with.
+        """
         runs = Prefilled(self.target, prompts, limit, self.sampler, self.seed, eos)
         main, plain, interrupted = Run([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:
-                for drafter in (Drafter(), self.drafter()):
-                    runs.rows(drafter, limit=WARM)
+                runs.seal()
+                runs.rows(Drafter(), limit=WARM)
                 plain = Run([[] for _ in prompts])
                 for step in runs.decode(Drafter(), plain.stats):
                     plain.take(step)
+                runs.rows(self.drafter(), limit=WARM)
             drafter = self.drafter()
             if self.accept is not None and plain is not None:
                 drafter = Oracle(drafter, plain.rows, self.accept)
@@ -142,11 +152,13 @@ class Job:
 
     def _comparison(self, runs: Prefilled, run: Run, plain: Run) -> dict[str, Any]:
         plain.stats.prefill_s += runs.prefill_s
+        damage = runs.altered()
         return {
             "plain": {"new_tokens": sum(map(len, plain.rows))} | outcome(plain.stats, 0) | traffic(runs, plain),
             **speedups(timings(run.stats), [timings(plain.stats)]),
-            "equal": run.rows == plain.rows,
+            "equal": run.rows == plain.rows and damage is None,
             "first_difference": first_difference(runs, plain.rows, run.rows),
+            **({"damage": damage} if damage else {}),
         }
 
 

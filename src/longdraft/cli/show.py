@@ -35,8 +35,13 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def verdict(difference: dict[str, Any] | None, exact: bool) -> str:
-    """Whether an output equals plain decoding's, in words; exact: whether it must (LM.exact)."""
+def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None = None) -> str:
+    """Whether an output equals plain decoding's, in words; exact: whether it must (LM.exact).
+
+    damage: what the method changed that is not its own.
+    """
+    if damage:
+        return f"NO: the method changed {damage}"
     promise = "" if exact else " (not guaranteed on this backend)"
     if difference is None:
         return f"yes{promise}"
@@ -65,5 +70,5 @@ def figures(record: dict[str, Any]) -> str:
         more = f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} steady"
         words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f} ({more})")
     if "equal" in record:
-        words.append(f"equal: {verdict(record['first_difference'], record['exact'])}")
+        words.append(f"equal: {verdict(record['first_difference'], record['exact'], record.get('damage'))}")
     return "; ".join(words)

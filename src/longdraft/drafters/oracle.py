@@ -11,10 +11,15 @@ from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 
+GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly over a step, for any number of rows
+
 
 class Oracle(Drafter):
     """Does the inner drafter's work, then replaces its chain by the plain output with an error placed so that
     `accept` drafts a step are accepted on average. A figure of cost, never of acceptance.
+
+    Where `accept` is no whole number, each row rounds it up at steps of its own: in a real batch, too, the rows do not
+    all accept the same number at once.
     """
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
@@ -50,11 +55,16 @@ class Oracle(Drafter):
         gamma = drafted.size - 1
         if int(drafted.depth.max()) != gamma:
             raise InputError("--accept needs a method that drafts a chain")
-        good = int((self.steps + 1) * self.accept) - int(self.steps * self.accept)
-        self.steps += 1
         rows, texts = drafted.tokens.tolist(), [self.plain[i] for i in self._texts]
-        for row, plain, at in zip(rows, texts, (seqs.length - seqs.prompt).tolist(), strict=True):
+        for b, (row, plain, at) in enumerate(zip(rows, texts, (seqs.length - seqs.prompt).tolist(), strict=True)):
+            good = self._good(self._texts[b])
             for i, token in enumerate(plain[at : at + gamma]):
                 row[i + 1] = token if i < good else int(token == 0)
+        self.steps += 1
         tokens = torch.tensor(rows, device=drafted.tokens.device)
         return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.law)
+
+    def _good(self, b: int) -> int:
+        """How many drafts of row b are right at this step; over any number of steps the sum is within 1 of the mean."""
+        offset = b * GOLDEN % 1
+        return int((self.steps + 1) * self.accept + offset) - int(self.steps * self.accept + offset)

@@ -20,23 +20,27 @@ Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
 
 
 def _again(model: LM, tokens: Tensor, cache: KVCache, since: int, taps: Taps) -> dict[int, Tensor]:
-    """Run the tokens from slot `since` to the root once more and commit nothing -> {layer: [R,K,S]}, summed later."""
+    """Run the tokens from slot `since` to the root once more and commit nothing -> {layer: [K,S]}. taps: of one row."""
     n = int(cache.length[0])
     with cache.reopen(n - since):
         model(Tree.chain(tokens[:, since : n + 1]), cache, taps=taps)
-    return {layer: scores[0] for layer, scores in taps.scores.items()}
+    return {layer: scores[0, 0] for layer, scores in taps.scores.items()}
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """Softmax weights of the last queries, those after `slots`, summed (SnapKV; BudgetDraft's words)."""
-    scores = _again(model, tokens, cache, slots, Taps(rows="all", of="weights", split=True))
-    return {layer: s[-OBSERVED:, :, :slots].sum(0) for layer, s in scores.items()}
+    """Mean softmax weights of the last queries, of those after `slots` (SnapKV; BudgetDraft sums them).
+
+    The pass runs these queries alone and keeps their mean, so one row of scores is held for a layer.
+    """
+    first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
+    scores = _again(model, tokens, cache, first, Taps(rows="mean", of="weights", split=True))
+    return {layer: s[:, :slots] for layer, s in scores.items()}
 
 
 def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last query times each key: over a chunk their mean is the query times the mean key (TriForce)."""
     scores = _again(model, tokens, cache, int(cache.length[0]), Taps(rows="first", of="logits", split=True))
-    return {layer: s[0, :, :slots] for layer, s in scores.items()}
+    return {layer: s[:, :slots] for layer, s in scores.items()}
 
 
 def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:

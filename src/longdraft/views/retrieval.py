@@ -9,16 +9,21 @@ from longdraft.model import LM, Taps
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
+def last_layer(model: LM) -> int | None:
+    """The last layer that sees the whole text; None if every layer has a window."""
+    return max(set(range(model.config.num_hidden_layers)) - set(model.windows), default=None)
+
+
 class Retrieval(Policy):
     """Chunks of `chunk` slots ranked by the mean weight that the last accepted node gave them, chosen every n rounds.
 
     Weights are means over heads (SpecExtend sec. 4.2). Chunks that were not full then, and all later ones, are seen
-    too, so new text joins of itself. last: the last layer's weights choose for all layers, of another model's cache if
-    need be (cross-model retrieval); otherwise each layer chooses for itself.
+    too, so new text joins of itself. only: the one layer whose weights are asked for and choose for all layers, of
+    another model's cache if need be (cross-model retrieval); None: each layer chooses for itself.
     """
 
-    def __init__(self, ratio: float = 0.07, floor: int = 256, chunk: int = 32, every: int = 4, last: bool = False):
-        self.ratio, self.floor, self.chunk, self.every, self.last = ratio, floor, chunk, every, last
+    def __init__(self, ratio: float = 0.07, floor: int = 256, chunk: int = 32, every: int = 4, only: int | None = None):
+        self.ratio, self.floor, self.chunk, self.every, self.only = ratio, floor, chunk, every, only
         self._forget()
 
     def _forget(self) -> None:
@@ -34,7 +39,7 @@ class Retrieval(Policy):
 
     def wants(self) -> Taps:
         """All rows: which node is the last accepted one is known only afterwards. Nothing between two choices."""
-        return Taps(rows="all", of="weights") if self._rounds % self.every == 0 else Taps()
+        return Taps(rows="all", of="weights", only=self.only) if self._rounds % self.every == 0 else Taps()
 
     def update(self, cache: KVCache, taps: Taps) -> None:
         due, self._rounds = self._rounds % self.every == 0, self._rounds + 1
@@ -44,7 +49,7 @@ class Retrieval(Policy):
 
     def _choose(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:
         """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b] of each row."""
-        layers = [max(scores)] if self.last else list(scores)
+        layers = list(scores) if self.only is None else [self.only]
         rows, since = [], []
         for b, n in enumerate(covered):
             weights = stack([scores[layer][b, int(accepted[b]), 0] for layer in layers])
@@ -56,7 +61,7 @@ class Retrieval(Policy):
             first = means.topk(wanted).indices.sort().values * self.chunk
             rows.append((first[..., None] + arange(self.chunk, device=first.device)).flatten(1))
             since.append(0 if everything else full * self.chunk)
-        places = None if self.last else {layer: i for i, layer in enumerate(layers)}
+        places = {layer: i for i, layer in enumerate(layers)} if self.only is None else None
         return pad_rows(rows, since, weights.device, places)
 
     def seen(self, lengths: list[int]) -> list[int]:

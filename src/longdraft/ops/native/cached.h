@@ -50,7 +50,8 @@ static void blocks(const Model& m, const Pass& p, int64_t layer, int64_t b, int6
 // Chunks of a tapped row: PER to a block.
 constexpr int64_t PER = BLOCK / CHUNK;
 static int64_t chunks(const Pass& p) { return (p.most + p.start + p.nodes + BLOCK - 1) / BLOCK * PER; }
-static bool shares(const Pass& p) { return p.weights && p.pooled; }  // many rows for one: kept small
+// A mean over all heads is taken every round, so what it is made of is kept small; one for each key head is taken once.
+static bool shares(const Pass& p) { return p.weights && p.pooled && !p.split; }
 static int64_t stride(const Pass& p) { return chunks(p) * CHUNK + 16; }  // a row's places: its blocks, each from its begin
 
 // Where the scores of a row's node go, from this slot on; slots are counted from `lo`, where the unit begins.
