@@ -11,7 +11,7 @@ SRC = Path(longdraft.__file__).parent
 FLOORS = [
     {"errors", "memory", "ops", "options", "threads"},
     {"tree", "cache", "sampling"},
-    {"model", "fast", "graphs", "verify", "sequences", "rounds", "loading"},
+    {"model", "fast", "stock", "graphs", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},
     {"engine"},
     {"methods", "parts", "saved", "importers", "train", "runs", "continuous", "controls"},

@@ -23,7 +23,7 @@ class NativeBlock:
     def __init__(self, block: Glide):
         self.block, self._pins = block, Pins()
         self.step: Any = block.host.target.native
-        whole, pins, none = self.step.model, self._pins, native.Linear(None, None)
+        whole, pins, none = self.step.model, self._pins, native.Linear(None, None, 0, 0)
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
             linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
@@ -35,8 +35,8 @@ class NativeBlock:
         cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
         self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
         self.model = native.Model(
-            2, whole.d, block.heads, block.heads // block.host.keys, block.host.dim, block.gate_proj.out_features,
-            whole.vocab, block.self_norm.eps, block.host.dim**-0.5, whole.rope_scale, whole.inv_freq, whole.embed,
+            2, whole.d, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
+            block.gate_proj.out_features, whole.vocab, whole.turns, block.self_norm.eps, block.host.dim**-0.5, whole.rope_scale, whole.inv_freq, whole.embed,
             whole.head, whole.norm if block.with_norm else None, self.layers,
         )  # fmt: skip
 
