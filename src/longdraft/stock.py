@@ -17,7 +17,10 @@ ACTIVATIONS = {nn.SiLU, type(ACT2FN["silu"])}  # of those that the native step c
 
 
 def refuse(hf: Any, windows: dict[int, int]) -> None:
-    """Raises InputError for a model whose shapes contradict each other, whatever computes it."""
+    """Raises InputError for a model whose shapes contradict each other, whatever computes it.
+
+    Of shapes that only Transformers' own modules have, those of stock models of FAMILY are compared.
+    """
     c = hf.config.get_text_config()
     kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
     if not c.num_hidden_layers or c.vocab_size < 1:
@@ -31,7 +34,7 @@ def refuse(hf: Any, windows: dict[int, int]) -> None:
     for layer, window in windows.items():
         if isinstance(window, int) and window < 1:
             raise InputError(f"this {kind} has a sliding_window of {window} in layer {layer}: it must be 1 or more")
-    if not _of_family(hf):
+    if not is_stock(hf):
         return
     for name, found, expected in _shapes(hf):
         if found != expected:
@@ -81,29 +84,25 @@ def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
 
 def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if type(module) not in PLAIN and len(shape) > 1:
-        return  # an adapter or a quantised weight is not computed from its shape
     if weight is not None:
         yield name, tuple(weight.shape), shape
     if bias is not None:
         yield f"{name}.bias", tuple(bias.shape), shape[:1]
 
 
-def _of_family(hf: Any) -> bool:
-    return type(hf).__name__ in FAMILY and type(hf).__module__.startswith("transformers.models.")
-
-
 def is_stock(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch, and nothing is hung on it that changes what it computes.
+    """Whether every module is Transformers' own or plain torch, with nothing hung on it that changes what it computes.
 
     An adapter (LoRA), a quantised weight, a hook or a parametrization in any place makes it another model.
     """
-    if not _of_family(hf):
+    kind = type(hf)
+    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False
-    own, layers = sys.modules[type(hf).__module__], hf.model.layers
+    own = sys.modules[kind.__module__]
+    if not all(_known(m, own) and not _changed(m) for m in hf.modules()):
+        return False
     norms = {m.variance_epsilon for m in hf.modules() if hasattr(m, "variance_epsilon")}
-    alike = norms == {hf.config.rms_norm_eps} and len({layer.self_attn.scaling for layer in layers}) == 1
-    return alike and all(_known(m, own) and not _changed(m) for m in hf.modules())
+    return norms <= {hf.config.rms_norm_eps} and len({layer.self_attn.scaling for layer in hf.model.layers}) == 1
 
 
 def _known(module: nn.Module, own: Any) -> bool:

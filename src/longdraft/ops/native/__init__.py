@@ -94,7 +94,7 @@ class Chain(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL | None:
-    """The best build that runs here, or None. LONGDRAFT_NATIVE=0: none; =amx, =avx512, =avx2: that one or InputError."""
+    """The best build that runs here, or None. LONGDRAFT_NATIVE=0: none; amx, avx512, avx2: that one, or InputError."""
     return _library(os.environ.get("LONGDRAFT_NATIVE", ""))
 
 
