@@ -100,12 +100,13 @@ class KVCache:
 
     def _check(self, x: Tensor, heads: int, dim: int, dtype: torch.dtype) -> None:
         """Raises InputError unless a buffer holds this many heads of this width for all rows, side by side."""
-        found = x.shape[1], x.shape[3], x.dtype
-        if found != (heads, dim, dtype) or len(x) < self._first + len(self.length) or not x.is_contiguous():
+        if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
             raise InputError(
-                f"this cache holds {found[0]} key heads of {found[1]} {found[2]} numbers, the model has {heads} of {dim}"
-                f" {dtype}: give each model a cache of its own"
+                f"this cache holds {x.shape[1]} key heads of {x.shape[3]} numbers in {x.dtype}, where the model has"
+                f" {heads} of {dim} in {dtype}: give each model a cache of its own"
             )
+        if len(x) < self._first + len(self.length) or not x.is_contiguous():
+            raise ValueError(f"a buffer of the cache is {tuple(x.shape)}: too few rows, or not side by side")
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         """[layers,4] `pointers` of every layer and a zero, on the device."""

@@ -37,13 +37,13 @@ def fits(hf: Any, windows: dict[int, int]) -> bool:
         and hf.model.layers[0].self_attn.head_dim in DIMS
         and c.vocab_size >= 16
         and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
-        and c.hidden_act == "silu"
+        and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
         and rope in ROPES
         and all(isinstance(w, int) for w in windows.values())
     )
 
 
-def _sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
+def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
     """Only addresses go to the kernels: what lies there must be of these shapes."""
     for x, shape in zip(tensors, shapes, strict=True):
         if x.shape != shape or not x.is_cpu or x.dtype not in (torch.long, torch.bool):
@@ -81,7 +81,7 @@ class Draws:
         """Draw with this model, from the pass that ops/native/step.cpp's longdraft_chain describes -> [B,count]."""
         drawn, logits = torch.empty(p.rows, self.count, dtype=torch.long), torch.empty(p.rows, step.vocab)
         seed, position = self.seed.contiguous(), self.position.contiguous()
-        _sized([seed, position], *[(p.rows,)] * 2)
+        sized([seed, position], *[(p.rows,)] * 2)
         how = native.Chain(self.count, self.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr())
         p.logits, p.only = logits.data_ptr(), -1
         step.lib.longdraft_chain(model, p, step.work, step.half, how)
@@ -153,7 +153,7 @@ class NativeStep:
         arrays = [
             x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
         ]
-        _sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
+        sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.logits, longest = logits.data_ptr(), self._keys(p, cache, tree.size, view)
         L = self.model.layers
@@ -182,7 +182,7 @@ class NativeStep:
     def chain(self, cache: KVCache, view: Any, reach: int, first: Tensor, start: int, draws: Draws) -> Tensor:
         """Run first [B] as node `start` of a chain and each token drawn after it but the last -> drawn [B,count]."""
         first = first.contiguous()
-        _sized([first, cache.length], *[(len(first),)] * 2)
+        sized([first, cache.length], *[(len(first),)] * 2)
         p = native.Pass(len(first), 1, start, first.data_ptr(), None, cache.length.data_ptr())
         self._keys(p, cache, start + draws.count, view)
         return draws.run(self, self.model, p, reach)
@@ -202,7 +202,7 @@ class NativeStep:
         p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
         if view is not None:
             picks = self.picked(view, cache, range(L), B)
-            _sized([view.since], (B,))
+            sized([view.since], (B,))
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
         return longest
 

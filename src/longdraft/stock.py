@@ -13,7 +13,7 @@ from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList}
-ACTIVATIONS = {nn.SiLU, type(ACT2FN["silu"])}  # of those that the native step computes
+SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
 
 def refuse(hf: Any, windows: dict[int, int]) -> None:
@@ -107,7 +107,8 @@ def is_stock(hf: Any) -> bool:
 
 def _known(module: nn.Module, own: Any) -> bool:
     kind = type(module)
-    return kind in PLAIN or kind in ACTIVATIONS or getattr(own, kind.__name__, None) is kind
+    activation = kind.__module__ in ("torch.nn.modules.activation", "transformers.activations")
+    return activation or kind in PLAIN or getattr(own, kind.__name__, None) is kind
 
 
 def _changed(module: nn.Module) -> bool:
