@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
-.PHONY: help setup demo test lint fix bench clean
+.PHONY: help setup demo test test-all lint fix bench clean
 help:
 	@echo "make demo    a long prompt by plain decoding, vegas and lookup, side by side (under 3 minutes)"
 	@echo "make test    all tests"
+	@echo "make test-all  these, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make lint    ruff and pyright; make fix mends what ruff can"
 	@echo "make bench   the published figures, into runs/ (hours)"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
@@ -36,6 +37,11 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest
+
+# What `make test` runs comes first; the rest runs no test the same way again.
+test-all: test
+	@$(BIN)/python tests/harder.py haswell
+	@$(BIN)/python tests/harder.py asan
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test uses the network
 
@@ -21,12 +23,21 @@ settings.register_profile("suite", deadline=None, derandomize=True, database=Non
 settings.load_profile("suite")
 
 
-@pytest.fixture(params=[kind for kinds in native.BUILDS.values() for kind in kinds])
+# Builds that lie elsewhere (tests/asan.py), to be tested instead of the installed ones.
+if folder := os.environ.get("LONGDRAFT_TEST_BUILDS"):
+    native.FOLDER = Path(folder)
+RAN, LEFT_OUT = Counter(), Counter()  # tests of each build
+
+
+@pytest.fixture(params=list(native.NEEDS))
 def build(request, monkeypatch):
-    """Each build of the native kernels in its turn, where this processor runs it."""
+    """Each build of the native kernels in its turn, where it runs here; the summary counts them."""
     if (library := native.opened(request.param)) is None:
-        pytest.skip(f"{request.param} was not built or cannot run on this processor")
+        LEFT_OUT[request.param] += 1
+        pytest.skip(native.lacking(request.param))
+    RAN[request.param] += 1
     monkeypatch.setattr(native, "library", lambda: library)
+    return library
 
 
 def pytest_collection_finish(session) -> None:
@@ -43,8 +54,20 @@ def pytest_sessionfinish(session) -> None:
         test_gpu.RUNNING.kill()
 
 
+def count_builds(terminalreporter) -> None:
+    terminalreporter.section("builds of the native kernels")
+    best = next((kind for kind in native.NEEDS if native.opened(kind) is not None), None)
+    wish = os.environ.get("LONGDRAFT_NATIVE") or (best[1:] if best else "none")
+    terminalreporter.write_line(f"tests that choose none ran on: {wish}")
+    for kind in native.NEEDS:
+        why = f", {LEFT_OUT[kind]} skipped: {native.lacking(kind)}" if native.opened(kind) is None else ""
+        terminalreporter.write_line(f"{kind[1:]:<7} {RAN[kind]} tests ran{why}")
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     import broken
+
+    count_builds(terminalreporter)
 
     if not broken.CAUGHT:
         return

@@ -11,7 +11,7 @@ SRC = Path(longdraft.__file__).parent
 FLOORS = [
     {"errors", "files", "memory", "ops", "options", "threads"},
     {"tree", "cache", "processors", "rules", "sampling"},
-    {"model", "decoder", "fast", "graphs", "wide", "verify", "sequences", "rounds", "loading", "untrusted"},
+    {"model", "decoder", "fast", "stock", "graphs", "wide", "verify", "sequences", "rounds", "loading", "untrusted"},
     {"views", "drafters"},
     {"engine"},
     {"methods", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},

@@ -180,6 +180,58 @@ def test_what_it_does_not_compute_it_refuses():
     assert not fits(model, {})
 
 
+class Adapted(torch.nn.Module):
+    """What an adapter does: the product, and something beside it."""
+
+    def __init__(self, whole: torch.nn.Module):
+        super().__init__()
+        self.whole, self.weight, self.bias = whole, getattr(whole, "weight", None), getattr(whole, "bias", None)
+
+    def forward(self, x):
+        out = self.whole(x)
+        return out + 0.5 * out.flip(-1)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+WRAPS = {
+    "head": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
+    "embedding": lambda m: setattr(m.model, "embed_tokens", Adapted(m.model.embed_tokens)),
+    "norm": lambda m: setattr(m.model, "norm", Adapted(m.model.norm)),
+    "layer norm": lambda m: setattr(m.model.layers[1], "input_layernorm", Adapted(m.model.layers[1].input_layernorm)),
+    "mlp": lambda m: setattr(m.model.layers[0], "mlp", Adapted(m.model.layers[0].mlp)),
+    "hook": lambda m: m.model.layers[1].mlp.register_forward_hook(lambda module, args, out: 2 * out),
+    "hook before": lambda m: m.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],)),
+    "parametrization": lambda m: torch.nn.utils.parametrize.register_parametrization(m.lm_head, "weight", Twice()),
+    "forward": lambda m: setattr(m.model.norm, "forward", lambda x: 2 * x),
+    "activation": lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("what", WRAPS)
+def test_what_is_hung_on_a_model_is_computed(what):
+    """An adapter or a hook in any place: the native step, which would not see it, is not taken."""
+    with torch.inference_mode(False):
+        model, stock = tiny.stock("llama"), tiny.stock("llama")
+        WRAPS[what](model)
+    ids = torch.tensor([[5, 6, 7]])
+    wanted, other = model(input_ids=ids, use_cache=False).logits, stock(input_ids=ids, use_cache=False).logits
+    assert not torch.allclose(wanted, other, atol=1e-3)
+    lm = LM(model)
+    torch.testing.assert_close(lm(Tree.chain(ids), lm.new_cache(1, 8)), wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_hooks_that_only_record_leave_a_model_as_it_is():
+    model = tiny.stock("llama")
+    model(input_ids=torch.tensor([[5]]), output_hidden_states=True, output_attentions=True)
+    assert any(m._forward_hooks for m in model.modules()) and fits(model, {})
+
+
 @torch.inference_mode()
 def test_a_wrong_weight_shows():
     """The comparison above can fail: a native step over other weights differs."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from longdraft.errors import InputError
 
 
 @dataclass
@@ -42,7 +45,7 @@ class KVCache:
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
         self._store, self._first = _Store(batch, slots), 0
 
-    _places: tuple[int, list[tuple[int, int, int]]] | None = None
+    _places: tuple[tuple[Any, ...], list[tuple[int, int, int]]] | None = None
     _table: tuple[list[tuple[int, int, int]], Tensor] | None = None
 
     def row(self, b: int) -> KVCache:
@@ -85,12 +88,26 @@ class KVCache:
 
         Found anew only where a buffer has moved: the list is the same one until then.
         """
-        if self._places is None or self._places[0] != self._store.made or end > self._store.slots:
+        wanted = layers, heads, dim, dtype
+        if self._places is None or self._places[0] != (self._store.made, *wanted) or end > self._store.slots:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
             buffers = [self._store.room(layer, max(end, self._store.slots), like, like) for layer in range(layers)]
             at = self._first
-            self._places = self._store.made, [(k[at].data_ptr(), v[at].data_ptr(), k.shape[2]) for k, v in buffers]
+            for x in (x for pair in buffers for x in pair):
+                self._check(x, heads, dim, dtype)
+            places = [(k[at].data_ptr(), v[at].data_ptr(), k.shape[2]) for k, v in buffers]
+            self._places = (self._store.made, *wanted), places
         return self._places[1]
+
+    def _check(self, x: Tensor, heads: int, dim: int, dtype: torch.dtype) -> None:
+        """Raises InputError unless a buffer holds this many heads of this width for all rows, side by side."""
+        if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
+            raise InputError(
+                f"this cache holds {x.shape[1]} key heads of {x.shape[3]} numbers in {x.dtype}, where the model has"
+                f" {heads} of {dim} in {dtype}: give each model a cache of its own"
+            )
+        if len(x) < self._first + len(self.length) or not x.is_contiguous():
+            raise ValueError(f"a buffer of the cache is {tuple(x.shape)}: too few rows, or not side by side")
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         """[layers,4] `pointers` of every layer and a zero, on the device."""

@@ -12,44 +12,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft import ops
+from longdraft import ops, stock
 from longdraft.cache import KVCache
 from longdraft.ops import native
 from longdraft.tree import Tree
 
-FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not change with the length
 DIMS = {16, 32, 64, 96, 128, 256}
 NODES = 128  # wider passes are prefill: there torch's matrix products win
 
 
 def fits(hf: Any, windows: dict[int, int]) -> bool:
-    """Whether the native step computes this model: its family, shape, dtype and place."""
+    """Whether the native step computes this model: its family, shape, dtype and place.
+
+    Raises InputError where its shapes contradict each other: then nothing computes it.
+    """
+    stock.refuse(hf, windows)
     c = hf.config
-    if type(hf).__name__ not in FAMILY or native.library() is None:
+    if not stock.is_stock(hf) or native.library() is None:
         return False
     rope = getattr(hf.model.rotary_emb, "rope_type", "default")
     same = {(p.dtype, p.device.type) for p in hf.parameters()}
-    # A wrapped projection (an adapter, a quantised weight) is not the plain product computed here.
-    plain = all(type(p) is torch.nn.Linear for layer in hf.model.layers for p in _projections(layer))
-    widths = (c.hidden_size, c.intermediate_size, c.vocab_size)
-    dim = hf.model.layers[0].self_attn.head_dim
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        and plain
-        and dim in DIMS
-        and all(w >= 16 for w in widths)
-        and c.hidden_size % 16 == 0
-        and c.intermediate_size % 16 == 0
-        and c.hidden_act == "silu"
+        and hf.model.layers[0].self_attn.head_dim in DIMS
+        and c.vocab_size >= 16
+        and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
+        and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
         and rope in ROPES
         and all(isinstance(w, int) for w in windows.values())
     )
 
 
-def _projections(layer: Any) -> list[Any]:
-    a, mlp = layer.self_attn, layer.mlp
-    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
+    """Only addresses go to the kernels: what lies there must be of these shapes."""
+    for x, shape in zip(tensors, shapes, strict=True):
+        if x.shape != shape or not x.is_cpu or x.dtype not in (torch.long, torch.bool):
+            raise ValueError(f"a native pass wants {shape} of int64 or bool, not {tuple(x.shape)} of {x.dtype}")
 
 
 class Pins:
@@ -67,7 +66,7 @@ class Pins:
         return None if x is None else self.raw(x.float())
 
     def linear(self, module: Any) -> native.Linear:
-        return native.Linear(self.raw(module.weight), self.float(module.bias))
+        return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
 
 
 @dataclass
@@ -83,6 +82,7 @@ class Draws:
         """Draw with this model, from the pass that ops/native/step.cpp's longdraft_chain describes -> [B,count]."""
         drawn, logits = torch.empty(p.rows, self.count, dtype=torch.long), torch.empty(p.rows, step.vocab)
         seed, position = self.seed.contiguous(), self.position.contiguous()
+        sized([seed, position], *[(p.rows,)] * 2)
         how = native.Chain(self.count, self.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr())
         p.logits, p.only = logits.data_ptr(), -1
         with step.lock:
@@ -121,10 +121,12 @@ class NativeStep:
             c.num_hidden_layers,
             c.hidden_size,
             c.num_attention_heads,
+            c.num_key_value_heads,
             c.num_attention_heads // c.num_key_value_heads,
             attention.head_dim,
             c.intermediate_size,
             c.vocab_size,
+            len(model.rotary_emb.inv_freq),
             c.rms_norm_eps,
             attention.scaling,
             model.rotary_emb.attention_scaling,
@@ -144,7 +146,7 @@ class NativeStep:
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
         weights = [self._pins.float(None if n is None else n.weight) for n in norms]
-        return native.Layer(*[self._pins.linear(p) for p in _projections(layer)], *weights, window)
+        return native.Layer(*[self._pins.linear(p) for p in stock.projections(layer).values()], *weights, window)
 
     def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32, tapped scores in `taps`."""
@@ -153,11 +155,12 @@ class NativeStep:
         arrays = [
             x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
         ]
+        sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.logits, longest = logits.data_ptr(), self._keys(p, cache, tree.size, view)
         L = self.model.layers
         if taps.rows is not None:
-            keep, columns = taps.kept(tree), self.heads if taps.split else 1
+            keep, columns = taps.kept(tree).contiguous(), self.heads if taps.split else 1
             pooled = taps.rows == "mean"
             scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
             for b, n in enumerate(cache.length.tolist()):
@@ -170,7 +173,7 @@ class NativeStep:
             taps.scores = {layer: scores[layer] for layer in tapped if layer not in self.windows}
             arrays += [keep, scores]
         if taps.hidden:
-            which = torch.tensor(taps.hidden)
+            which = torch.tensor(taps.hidden, dtype=torch.long)
             states = torch.empty(len(which), B, W, self.model.d)
             p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
             taps.states = {i: states[n] for n, i in enumerate(taps.hidden)}
@@ -182,6 +185,7 @@ class NativeStep:
     def chain(self, cache: KVCache, view: Any, reach: int, first: Tensor, start: int, draws: Draws) -> Tensor:
         """Run first [B] as node `start` of a chain and each token drawn after it but the last -> drawn [B,count]."""
         first = first.contiguous()
+        sized([first, cache.length], *[(len(first),)] * 2)
         p = native.Pass(len(first), 1, start, first.data_ptr(), None, cache.length.data_ptr())
         self._keys(p, cache, start + draws.count, view)
         return draws.run(self, self.model, p, reach)
@@ -201,6 +205,7 @@ class NativeStep:
         p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
         if view is not None:
             picks = self.picked(view, cache, range(L), B)
+            sized([view.since], (B,))
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
         return longest
 
@@ -210,7 +215,15 @@ class NativeStep:
         missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
         if missing:
             view.copy([(layer, b, *cache.read(layer, b)) for layer, b in missing])
+            self._check_copies([view.copied[place] for place in missing])
         return [self._place(view.copied.get(place)) for place in where]
+
+    def _check_copies(self, pairs: list[tuple[Tensor, Tensor] | None]) -> None:
+        """Keys and values lie in the same way, a head's slots side by side."""
+        for k, v in filter(None, pairs):
+            same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == self.dtype
+            if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, self.dim, self.dim, 1):
+                raise ValueError(f"a view copied keys as {tuple(k.shape)} of {k.dtype}: not this model's")
 
     def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Picked:
         if pair is None:

@@ -34,7 +34,8 @@ def pin() -> bool:
     ):
         return False
     own = torch.tensor(allowed)
-    lib.longdraft_pin(threads, own.data_ptr())
+    if lib.longdraft_pin(threads, own.data_ptr()):
+        return False  # more processors than a set of them holds
     _before.extend(allowed)
     return True
 

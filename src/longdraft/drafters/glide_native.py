@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.cache import KVCache
 from longdraft.drafters.glide_block import Glide
-from longdraft.fast import Draws, Pins
+from longdraft.fast import Draws, Pins, sized
 from longdraft.ops import native
 from longdraft.tree import Tree
 
@@ -23,7 +23,7 @@ class NativeBlock:
     def __init__(self, block: Glide):
         self.block, self._pins = block, Pins()
         self.step: Any = block.host.target.native
-        whole, pins, none = self.step.model, self._pins, native.Linear(None, None)
+        whole, pins, none = self.step.model, self._pins, native.Linear(None, None, 0, 0)
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
             linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
@@ -35,9 +35,10 @@ class NativeBlock:
         cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
         self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
         self.model = native.Model(
-            2, whole.d, block.heads, block.heads // block.host.keys, block.host.dim, block.gate_proj.out_features,
-            whole.vocab, block.self_norm.eps, block.host.dim**-0.5, whole.rope_scale, whole.inv_freq, whole.embed,
-            whole.head, whole.norm if block.with_norm else None, self.layers,
+            2, whole.d, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
+            block.gate_proj.out_features, whole.vocab, whole.turns, block.self_norm.eps, block.host.dim**-0.5,
+            whole.rope_scale, whole.inv_freq, whole.embed, whole.head, whole.norm if block.with_norm else None,
+            self.layers,
         )  # fmt: skip
 
     def __call__(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
@@ -46,6 +47,7 @@ class NativeBlock:
         B, W = position.shape
         seen = ring.visible(tree, start).contiguous()
         arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position)]
+        sized([*arrays, seen], (B, W), (B, tree.size), (B,), (B, W), (B, W, ring.window + tree.size))
         logits = torch.empty(B, W, step.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         self._keys(p, tree.size, ring, cache, view)
@@ -59,6 +61,12 @@ class NativeBlock:
         last, as after a call for each."""
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
+        sized(
+            [root, cache.length, seen],
+            (len(root), 1),
+            (len(root),),
+            (len(root), draws.count, ring.window + draws.count),
+        )
         p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
         self._keys(p, draws.count, ring, cache, view)
         p.seen = seen.data_ptr()
@@ -70,11 +78,16 @@ class NativeBlock:
         """Say where keys and values lie: the ring's, with room for so many nodes, and the target's."""
         step, layer = self.step, self.block.host.layer
         ring.room(nodes)
+        if {ring.k.dtype, ring.v.dtype} != {step.dtype} or ring.v.shape != ring.k.shape or len(ring.k) != p.rows:
+            raise ValueError(
+                f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
+            )
         k, v, slots = step.places(cache, 0)[layer]
         p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
         p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
         p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
         if view is not None:
+            sized([view.since], (p.rows,))
             nothing = [native.Picked(None, None, 0, 0)] * p.rows
             picks = nothing + step.picked(view, cache, [layer], p.rows)
             p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * p.rows))(*picks)

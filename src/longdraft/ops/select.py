@@ -31,6 +31,8 @@ def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 
         best = lend(torch.stack(list(scores)), reach, share).sort(stable=True, dim=-1, descending=True)
         return best.indices[..., :count].sort(-1).values
     rows = [s if s.stride(0) == 1 else s.contiguous() for s in scores]
+    if any(len(s) != len(rows[0]) or s.dtype != torch.float32 for s in rows):
+        raise ValueError("scores to choose from are float32, as many in every row")
     picks = torch.empty(len(rows), count, dtype=torch.long)
     places = (ctypes.c_void_p * len(rows))(*[s.data_ptr() for s in rows])
     lib.longdraft_choose(places, len(rows), len(rows[0]), reach, share, count, picks.data_ptr())
@@ -48,7 +50,7 @@ def take(x: Tensor, slots: Tensor) -> Tensor:
     out = x.new_empty(len(x), slots.shape[-1], x.shape[-1])
     size = x.element_size()
     lib.longdraft_take(
-        x.data_ptr(), len(x), x.stride(0) * size, x.shape[-1] * size,
+        x.data_ptr(), len(x), x.shape[1], x.stride(0) * size, x.shape[-1] * size,
         slots.data_ptr(), slots.shape[-1], slots.dim() - 1, out.data_ptr(),
     )  # fmt: skip
     return out
@@ -73,17 +75,21 @@ class Compact:
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
         """What the kernel is to do; once it is done, the slots that are held, and where."""
-        (K, _, D), n, size = k.shape, len(slots), k.element_size()
+        (K, S, D), n, size = k.shape, len(slots), k.element_size()
         if self._k.shape[::2] != (K, D) or self._k.shape[1] < n or self._k.dtype != k.dtype:
             self._k, self._v = (x.new_empty(K, n + ROOM, D) for x in (k, v))
             self._slots = self._places = slots[:0]
         slots, places = slots.contiguous(), torch.empty_like(slots)
         job = native.Copy(
-            k.data_ptr(), v.data_ptr(), K, k.stride(0) * size, D * size, slots.data_ptr(), n,
+            k.data_ptr(), v.data_ptr(), K, S, k.stride(0) * size, D * size, slots.data_ptr(), n,
             self._slots.data_ptr(), self._places.data_ptr(), len(self._slots),
-            self._k.data_ptr(), self._v.data_ptr(), self._k.stride(0) * size, places.data_ptr(),
+            self._k.data_ptr(), self._v.data_ptr(), self._k.shape[1], self._k.stride(0) * size, places.data_ptr(),
         )  # fmt: skip
         return job, slots, places
+
+    def forget(self) -> None:
+        """The kernel may have stopped half-way: nothing is held."""
+        self._slots = self._places = self._slots[:0]
 
     def hold(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """What the kernel has put there."""
@@ -102,7 +108,12 @@ def refill(asked: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tupl
     jobs = [copy.change(*what) if fits(*what) else None for copy, *what in asked]
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
-        lib.longdraft_retake((native.Copy * len(ready))(*ready), len(ready))
+        try:
+            lib.longdraft_retake((native.Copy * len(ready))(*ready), len(ready))
+        except BaseException:
+            for copy, *_ in asked:
+                copy.forget()
+            raise
     return [
         copy.hold(*job[1:]) if job else (take(k, slots), take(v, slots))
         for (copy, k, v, slots), job in zip(asked, jobs, strict=True)

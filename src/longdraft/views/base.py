@@ -50,12 +50,12 @@ class View:
         """`compact` of many (layer, row, k, v) together."""
         places, asked = [], []
         for layer, b, k, v in rows:
-            self.copied[layer, b] = None
             if self._counts[b]:
                 slots = self.picks[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
                 places.append((layer, b))
                 asked.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
-        self.copied.update(zip(places, refill(asked), strict=True))
+        copies = dict(zip(places, refill(asked), strict=True))
+        self.copied.update({(layer, b): copies.get((layer, b)) for layer, b, *_ in rows})
 
     def without(self, row: int) -> View:
         """The view of the rows that remain when this one leaves and the last one takes its place, copies included."""

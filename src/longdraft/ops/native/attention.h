@@ -2,8 +2,8 @@
 #pragma once
 #include <algorithm>
 #include <limits>
-#include <vector>
 
+#include "room.h"
 #include "simd.h"
 
 constexpr int64_t BLOCK = 1024;  // slots of one unit of work: a multiple of it starts every block, whoever computes it
@@ -48,8 +48,6 @@ static inline void hide(float* s, const Queries& x, int64_t r, int64_t first, in
         }
     }
 }
-
-static inline float* aligned(float* p) { return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t(63)); }
 
 // Asks for the keys and values of the next chunk, some with each step of the work on this one, so that reading and
 // computing go on side by side. Into the second cache: the first would hold neither them nor as many requests at once.
@@ -179,16 +177,22 @@ static inline void nothing(Part out, int64_t R, int64_t D) {
     std::memset(out.o, 0, sizeof(float) * R * D);
 }
 
+// What a thread needs for attend_keys of R rows.
+template <typename Products>
+struct KeysRoom {
+    float *s, *keep, *products;
+    KeysRoom(Cut& cut, int64_t R) : s(cut.take<float>(R * CHUNK)), keep(cut.take<float>(R)), products(cut.take<float>(Products::room(R))) {}
+};
+
 // Go on with n keys k, v [n,D] at slots first and on, a multiple of CHUNK after those before (first < 0: picked keys, which
 // every row sees). taps, if given, has one of each row, for these keys.
 template <typename E, int ND, typename Products>
 static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Part out, const Tap* taps,
-                        std::vector<float>& work) {
+                        const KeysRoom<Products>& room) {
     constexpr int D = 16 * ND;
     const int64_t R = x.R;
-    work.resize(R * (CHUNK + 1) + Products::room(R) + 16);
-    float *s = aligned(work.data()), *keep = s + R * CHUNK + Products::room(R);
-    Products products(x, s + R * CHUNK);
+    float *s = room.s, *keep = room.keep;
+    Products products(x, room.products);
     for (int64_t c = 0; c < n; c += CHUNK) {
         const int64_t len = n - c < CHUNK ? n - c : CHUNK, padded = (len + 15) / 16 * 16;
         const bool masked = first >= 0 && (x.window || first + c + len > x.length);

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "room.h"
 #include "tiles.h"
 #include "types.h"
 
@@ -19,8 +20,9 @@ template <typename E>
 struct VectorLinear {
     const float* x;
     int64_t T, in;
-    std::vector<float> wide;
-    VectorLinear(const float* x, int64_t T, int64_t in) : x(x), T(T), in(in), wide(T > 1 && sizeof(E) == 2 ? 16 * in : 0) {}
+    float* wide;  // [16,in]: the weights as floats, if that pays
+    VectorLinear(const float* x, int64_t T, int64_t in, Cut cut) : x(x), T(T), in(in), wide(room(cut, T, in)) {}
+    static float* room(Cut& cut, int64_t T, int64_t in) { return T > 1 && sizeof(E) == 2 ? cut.take<float>(16 * in) : nullptr; }
 
     template <typename W, typename Sink>
     void rows(const W* w, Sink sink) {
@@ -40,11 +42,9 @@ struct VectorLinear {
     }
     template <typename Sink>
     void block(const E* w, Sink sink) {
-        for (size_t i = 0; i < wide.size(); i += 16) store(wide.data() + i, load(w + i));
-        if (wide.size())
-            rows(wide.data(), sink);
-        else
-            rows(w, sink);
+        if (!wide) return rows(w, sink);
+        for (int64_t i = 0; i < 16 * in; i += 16) store(wide + i, load(w + i));
+        rows(wide, sink);
     }
 };
 
@@ -54,12 +54,10 @@ struct TileLinear {
     int64_t T, in;
     float *packed, *sums;
     Shapes shapes;
-    TileLinear(const float* x, int64_t T, int64_t in) : T(T), in(in), shapes(T) {
-        static thread_local std::vector<float> room;  // kept: to ask for memory costs as much as a small product
-        room.resize((T + TILE - 1) / TILE * TILE * in / 2 + TILE * TILE + 16);
-        sums = aligned(room.data()), packed = sums + TILE * TILE;
+    TileLinear(const float* x, int64_t T, int64_t in, Cut cut) : T(T), in(in), packed(room(cut, T, in)), sums(cut.take<float>(TILE * TILE)), shapes(T) {
         pack(x, T, in, packed);
     }
+    static float* room(Cut& cut, int64_t T, int64_t in) { return cut.take<float>((T + TILE - 1) / TILE * TILE * in / 2); }
     // Two blocks at a time: each product of tiles waits for the one before it, but not for another block's.
     template <typename Sink>
     void outputs(const bf16* w, int64_t apart, Sink sink) {
@@ -111,11 +109,24 @@ static void outputs(const Linear& f, How how, int64_t in, int64_t out, float* y,
     }
 }
 
+// Bytes that a thread needs for products of T rows of `in` numbers.
 template <typename E>
-static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64_t out, float* y, bool add) {
+static int64_t linear_room(int64_t T, int64_t in) {
+    Cut cut;
+    VectorLinear<E>::room(cut, T, in);
+#ifdef __AMX_BF16__
+    TileLinear::room(cut, T, in);
+    cut.take<float>(TILE * TILE);
+#endif
+    return cut.bytes();
+}
+
+// own: memory of this thread, linear_room bytes.
+template <typename E>
+static void linear(const Linear& f, const float* x, int64_t T, int64_t in, int64_t out, float* y, bool add, void* own) {
 #ifdef __AMX_BF16__
     if constexpr (sizeof(E) == 2)
-        if (in % 32 == 0) return outputs<E>(f, TileLinear(x, T, in), in, out, y, add);
+        if (in % 32 == 0) return outputs<E>(f, TileLinear(x, T, in, Cut(own)), in, out, y, add);
 #endif
-    outputs<E>(f, VectorLinear<E>(x, T, in), in, out, y, add);
+    outputs<E>(f, VectorLinear<E>(x, T, in, Cut(own)), in, out, y, add);
 }

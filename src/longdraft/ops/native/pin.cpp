@@ -4,8 +4,12 @@
 #include <omp.h>
 #include <sched.h>
 
+#include "codes.h"
+
 // Thread i of the pool may run on processor cpus[i] alone.
-extern "C" void longdraft_pin(int64_t threads, const int64_t* cpus) {
+extern "C" int longdraft_pin(int64_t threads, const int64_t* cpus) {
+    for (int64_t i = 0; i < threads; i++)
+        if (!from_to(cpus[i], 0, CPU_SETSIZE - 1)) return NODES;  // more processors than a set holds
 #pragma omp parallel num_threads(threads)
     {
         cpu_set_t set;
@@ -13,5 +17,6 @@ extern "C" void longdraft_pin(int64_t threads, const int64_t* cpus) {
         CPU_SET(cpus[omp_get_thread_num()], &set);
         sched_setaffinity(0, sizeof set, &set);
     }
+    return DONE;
 }
 #endif

@@ -1,10 +1,16 @@
 // From scores to a compact copy of the best keys: what stands between a verify pass and the next draft.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <vector>
+
+#include <omp.h>
+
+#include "codes.h"
+#include "room.h"
+#include "types.h"
 
 constexpr int64_t BLOCK = 64;  // places that are passed over together where none of them is wanted
 
@@ -17,20 +23,18 @@ static inline uint32_t ordered(float x) {
 
 // The key of the count-th largest of n (count >= 1), and how many are above it. A sample says between which two keys it
 // lies; one pass counts those above and collects the few between. Where the sample misled, everything is between.
-static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& above) {
-    constexpr int64_t EACH = 16;
-    static thread_local std::vector<uint32_t> sample, between;
+// sample: room for n / EACH, between: for n + 1.
+constexpr int64_t EACH = 16;
+static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& above, uint32_t* sample, uint32_t* between) {
     const int64_t size = n / EACH, place = count / EACH, margin = 8 + 4 * static_cast<int64_t>(std::sqrt(place));
     uint32_t high = ~0u, low = 0;
-    sample.resize(size);
     for (int64_t i = 0; i < size; i++) sample[i] = keys[i * EACH + i * 7 % EACH];
     const auto ranked = [&](int64_t rank) {
-        std::nth_element(sample.begin(), sample.begin() + rank, sample.end(), std::greater<uint32_t>());
+        std::nth_element(sample, sample + rank, sample + size, std::greater<uint32_t>());
         return sample[rank];
     };
     if (place + margin < size) low = ranked(place + margin);
     if (place - margin > 0 && place - margin < size) high = ranked(place - margin);
-    between.resize(n + 1);
     for (;;) {
         int64_t found = 0;
         above = 0;
@@ -45,77 +49,87 @@ static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_
             }
         }
         if (above < count && count <= above + found) {
-            const auto at = between.begin() + (count - above - 1);
-            std::nth_element(between.begin(), at, between.begin() + found, std::greater<uint32_t>());
+            uint32_t* at = between + (count - above - 1);
+            std::nth_element(between, at, between + found, std::greater<uint32_t>());
             const uint32_t least = *at;
-            for (auto x = between.begin(); x != at; ++x) above += *x > least;
+            for (const uint32_t* x = between; x != at; ++x) above += *x > least;
             return least;
         }
         low = 0, high = ~0u;
     }
 }
 
-// A compact copy of `had` slots that is to hold n others. k, v [heads, slots, bytes], pitch bytes between heads; out_k, out_v
-// [heads, room, bytes] with out_pitch between heads. slots [n], ascending, are wanted; those of the copy are held [had],
-// ascending, at places held_at -> place [n] of each wanted slot.
-struct Copy {
-    const char *k, *v;
-    int64_t heads, pitch, bytes;
-    const int64_t* slots;
-    int64_t n;
-    const int64_t *held, *held_at;
-    int64_t had;
-    char *out_k, *out_v;
-    int64_t out_pitch;
-    int64_t* place;
-};
-
 // A slot to copy, and to which place.
 struct Move {
     int64_t from, to;
 };
 
+// What one copy is to do: its moves, `count` of them; and room for places that are free.
+struct Plan {
+    Move* moves;
+    int64_t* free;
+    int64_t count;
+};
+
 struct Part {
     const Copy* copy;
-    const std::vector<Move>* moves;
+    const Plan* plan;
     int64_t head;
     bool value;
 };
 
-static std::vector<Move> changes(const Copy& c) {
-    std::vector<int64_t> free, fresh;
-    for (int64_t i = c.had; i < c.n; i++) free.push_back(i);
-    int64_t h = 0;
+static int64_t most_free(const Copy& c) { return std::max(c.n, c.had); }
+
+static bool fits(const Copy& c) {
+    return from_to(c.n, 0, std::min(c.room, c.size)) && from_to(c.had, 0, c.room) && from_to(c.heads, 1, MANY) && from_to(c.bytes, 1, MANY);
+}
+
+// Whether all slots are there, and each is wanted and held once.
+static bool sound(const Copy& c) {
+    bool good = !c.n || (c.slots[0] >= 0 && c.slots[c.n - 1] < c.size);
+    for (int64_t i = 1; i < c.n; i++) good &= c.slots[i - 1] < c.slots[i];
+    for (int64_t i = 1; i < c.had; i++) good &= c.held[i - 1] < c.held[i];
+    for (int64_t i = 0; i < c.had; i++) good &= c.held_at[i] >= 0 && c.held_at[i] < c.room;
+    return good;
+}
+
+// Fills the plan of a sound copy -> whether there was a place for everything.
+static bool changes(const Copy& c, Plan& plan) {
+    int64_t h = 0, open = 0, fresh = 0;
+    for (int64_t i = c.had; i < c.n; i++) plan.free[open++] = i;
+    const auto lose = [&](int64_t at) {
+        if (at < c.n && open < most_free(c)) plan.free[open++] = at;
+    };
     for (int64_t i = 0; i < c.n; i++) {
-        for (; h < c.had && c.held[h] < c.slots[i]; h++)
-            if (c.held_at[h] < c.n) free.push_back(c.held_at[h]);
+        for (; h < c.had && c.held[h] < c.slots[i]; h++) lose(c.held_at[h]);
         const bool here = h < c.had && c.held[h] == c.slots[i];
         if (here && c.held_at[h] < c.n)
             c.place[i] = c.held_at[h];
         else
-            fresh.push_back(i);
+            plan.moves[fresh++].to = i;
         h += here;
     }
-    for (; h < c.had; h++)
-        if (c.held_at[h] < c.n) free.push_back(c.held_at[h]);
-    std::vector<Move> moves;
-    moves.reserve(fresh.size());
-    for (size_t j = 0; j < fresh.size(); j++) {
-        c.place[fresh[j]] = free[j];
-        moves.push_back({c.slots[fresh[j]], free[j]});
+    for (; h < c.had; h++) lose(c.held_at[h]);
+    if (fresh > open) return false;
+    for (int64_t j = 0; j < fresh; j++) {
+        const int64_t i = plan.moves[j].to;
+        c.place[i] = plan.free[j];
+        plan.moves[j] = {c.slots[i], plan.free[j]};
     }
-    return moves;
+    plan.count = fresh;
+    return true;
 }
 
 // Copy one head's keys or values. They lie far apart: many are asked for ahead of time.
 static void carry(const Part& part) {
-    constexpr size_t AHEAD = 24;
+    constexpr int64_t AHEAD = 24;
     const Copy& c = *part.copy;
-    const std::vector<Move>& moves = *part.moves;
+    const Move* moves = part.plan->moves;
+    const int64_t count = part.plan->count;
     const char* from = (part.value ? c.v : c.k) + part.head * c.pitch;
     char* to = (part.value ? c.out_v : c.out_k) + part.head * c.out_pitch;
-    for (size_t j = 0; j < moves.size(); j++) {
-        if (j + AHEAD < moves.size())
+    for (int64_t j = 0; j < count; j++) {
+        if (j + AHEAD < count)
             for (int64_t b = 0; b < c.bytes; b += 64) {
                 __builtin_prefetch(from + moves[j + AHEAD].from * c.bytes + b, 0, 2);
                 __builtin_prefetch(to + moves[j + AHEAD].to * c.bytes + b, 1, 2);
@@ -124,56 +138,118 @@ static void carry(const Part& part) {
     }
 }
 
-extern "C" {
-// The count best of each row of n scores, in ascending order of place: picks [rows,count].
-// A score lends `share` of itself to each of the next `reach` places. Of equals the earlier are taken.
-void longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count, int64_t* picks) {
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t row = 0; row < rows; row++) {
-        const float* s = scores[row];
-        static thread_local std::vector<float> lent;  // kept: fresh memory of this size costs more than the work
-        static thread_local std::vector<uint32_t> keys;
-        lent.assign(n, 0.0f), keys.resize(n);
-        for (int64_t j = 1; j <= reach; j++)
-            for (int64_t i = j; i < n; i++) lent[i] += s[i - j];
-        for (int64_t i = 0; i < n; i++) keys[i] = ordered(s[i] + share * lent[i]);
-        int64_t above, at = 0;
-        const uint32_t least = threshold(keys.data(), n, count, above);
-        int64_t equal = count - above;
-        int64_t* out = picks + row * count;
-        for (int64_t block = 0; block < n && at < count; block += BLOCK) {
-            const int64_t end = std::min(n, block + BLOCK);
-            uint32_t some = 0;
-            for (int64_t i = block; i < end; i++) some |= keys[i] >= least;
-            for (int64_t i = block; some && i < end && at < count; i++) {
-                const bool tie = keys[i] == least && equal > 0;
-                out[at] = i;
-                at += keys[i] > least || tie;
-                equal -= tie;
-            }
+// What a thread needs to choose of n.
+struct ChooseRoom {
+    float* lent;
+    uint32_t *keys, *sample, *between;
+    ChooseRoom(Cut& cut, int64_t n) : lent(cut.take<float>(n)), keys(cut.take<uint32_t>(n)), sample(cut.take<uint32_t>(n / EACH)), between(cut.take<uint32_t>(n + 1)) {}
+};
+
+static void choose(const float* s, int64_t n, int64_t reach, float share, int64_t count, int64_t* out, const ChooseRoom& t) {
+    std::fill(t.lent, t.lent + n, 0.0f);
+    for (int64_t j = 1; j <= reach; j++)
+        for (int64_t i = j; i < n; i++) t.lent[i] += s[i - j];
+    for (int64_t i = 0; i < n; i++) t.keys[i] = ordered(s[i] + share * t.lent[i]);
+    int64_t above, at = 0;
+    const uint32_t least = threshold(t.keys, n, count, above, t.sample, t.between);
+    int64_t equal = count - above;
+    for (int64_t block = 0; block < n && at < count; block += BLOCK) {
+        const int64_t end = std::min(n, block + BLOCK);
+        uint32_t some = 0;
+        for (int64_t i = block; i < end; i++) some |= t.keys[i] >= least;
+        for (int64_t i = block; some && i < end && at < count; i++) {
+            const bool tie = t.keys[i] == least && equal > 0;
+            out[at] = i;
+            at += t.keys[i] > least || tie;
+            equal -= tie;
         }
     }
 }
 
-// Every copy becomes one of other slots: what is wanted and held stays where it is.
-void longdraft_retake(const Copy* copies, int64_t count) {
-    std::vector<std::vector<Move>> moves(count);
-    std::vector<Part> parts;
-#pragma omp parallel
-    {
-#pragma omp for schedule(static, 1)
-        for (int64_t i = 0; i < count; i++) moves[i] = changes(copies[i]);
-#pragma omp single
-        for (int64_t i = 0; i < count; i++)
-            for (int64_t head = 0; head < copies[i].heads; head++)
-                for (const bool value : {false, true}) parts.push_back({&copies[i], &moves[i], head, value});
-#pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < parts.size(); i++) carry(parts[i]);
+// The plans of some copies, and a part for each head's keys and values.
+struct RetakeRoom {
+    Plan* plans;
+    Part* parts;
+    int64_t total = 0;
+    RetakeRoom(Cut& cut, const Copy* copies, int64_t count) : plans(cut.take<Plan>(count)) {
+        for (int64_t i = 0; i < count; i++) {
+            Move* moves = cut.take<Move>(copies[i].n);
+            int64_t* free = cut.take<int64_t>(most_free(copies[i]));
+            if (plans) plans[i] = {moves, free, 0};
+            total += 2 * copies[i].heads;
+        }
+        parts = cut.take<Part>(total);
     }
+};
+
+// Kept by each thread that calls: fresh memory of this size costs more than the work. Threads of the pool have their parts.
+template <typename Kind>
+static Buffer<char>& kept_room() {
+    static thread_local Buffer<char> room;
+    return room;
+}
+constexpr int64_t KEPT = int64_t{64} << 20;  // a wider call gives its memory back
+
+template <typename Kind, typename Call>
+static int with_room(Call call) noexcept {
+    Buffer<char>& room = kept_room<Kind>();
+    const int code = guarded([&] { return call(room); });
+    if (room.bytes() > KEPT) room.clear();
+    return code;
 }
 
-// Rows x [heads, slots, bytes] at slots [n], or [heads,n] where `apart`: out [heads,n,bytes]. pitch: bytes between heads.
-void longdraft_take(const char* x, int64_t heads, int64_t pitch, int64_t bytes, const int64_t* slots, int64_t n, int64_t apart, char* out) {
+extern "C" {
+// The count best of each row of n scores, in ascending order of place: picks [rows,count].
+// A score lends `share` of itself to each of the next `reach` places. Of equals the earlier are taken.
+int longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count, int64_t* picks) {
+    if (!from_to(rows, 1, MANY) || !from_to(n, 1, MANY) || !from_to(count, 1, n) || !from_to(reach, 0, MANY)) return SCORES;
+    return with_room<ChooseRoom>([&](Buffer<char>& room) {
+        Cut size;
+        ChooseRoom(size, n);
+        const int threads = omp_get_max_threads();
+        char* own = room.room(threads * size.bytes());
+#pragma omp parallel num_threads(threads)
+        {
+            Cut cut(own + omp_get_thread_num() * size.bytes());
+            const ChooseRoom mine(cut, n);
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t row = 0; row < rows; row++) choose(scores[row], n, reach, share, count, picks + row * count, mine);
+        }
+        return DONE;
+    });
+}
+
+// Every copy becomes one of other slots: what is wanted and held stays where it is.
+int longdraft_retake(const Copy* copies, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (!fits(copies[i])) return COPIES;
+    return with_room<Plan>([&](Buffer<char>& room) {
+        Cut size;
+        RetakeRoom(size, copies, count);
+        Cut cut(room.room(size.bytes()));
+        const RetakeRoom t(cut, copies, count);
+        for (int64_t i = 0, at = 0; i < count; i++)
+            for (int64_t head = 0; head < copies[i].heads; head++)
+                for (const bool value : {false, true}) t.parts[at++] = {&copies[i], &t.plans[i], head, value};
+        std::atomic<bool> whole{true};
+#pragma omp parallel
+        {
+#pragma omp for schedule(static, 1)
+            for (int64_t i = 0; i < count; i++)
+                if (!sound(copies[i]) || !changes(copies[i], t.plans[i])) whole = false;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < t.total; i++)
+                if (whole) carry(t.parts[i]);
+        }
+        return whole ? DONE : COPIES;
+    });
+}
+
+// Rows x [heads, size, bytes] at slots [n], or [heads,n] where `apart`: out [heads,n,bytes]. pitch: bytes between heads.
+int longdraft_take(const char* x, int64_t heads, int64_t size, int64_t pitch, int64_t bytes, const int64_t* slots, int64_t n, int64_t apart, char* out) {
+    bool good = true;
+    for (int64_t i = 0; i < (apart ? heads : 1) * n; i++) good &= slots[i] >= 0 && slots[i] < size;
+    if (!good) return COPIES;
     const int64_t slice = 128, slices = (n + slice - 1) / slice;
 #pragma omp parallel for schedule(static)
     for (int64_t unit = 0; unit < heads * slices; unit++) {
@@ -185,5 +261,6 @@ void longdraft_take(const char* x, int64_t heads, int64_t pitch, int64_t bytes, 
             std::memcpy(out + (h * n + i) * bytes, x + h * pitch + from[i] * bytes, bytes);
         }
     }
+    return DONE;
 }
 }

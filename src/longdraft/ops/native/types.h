@@ -3,8 +3,9 @@
 #include <cstdint>
 
 struct Linear {
-    const void* w;   // [out,in]
+    const void* w;   // [out,in], or null: there is none
     const float* b;  // [out] or null
+    int64_t out, in;
 };
 
 struct Layer {
@@ -19,9 +20,10 @@ struct Layer {
 enum { WHOLE, OWN, CROSS };
 
 struct Model {
-    int64_t layers, d, heads, groups, dim, mlp, vocab;  // groups: query heads per key head
+    int64_t layers, d, heads, keys, groups, dim, mlp, vocab;  // keys: key heads; groups: query heads per key head
+    int64_t turns;                                            // how many numbers inv_freq has: dim/2
     float eps, scale, rope_scale;
-    const float* inv_freq;  // [dim/2]
+    const float* inv_freq;
     const void* embed;      // [vocab,d]
     Linear head;
     const float* norm;  // null: none before the head
@@ -63,4 +65,19 @@ struct Chain {
     const int64_t *seed, *at; // [B]: of the noise; position of the first draw's
     int64_t reach;            // positions that the model knows
     int64_t* drawn;           // [B,count]
+};
+
+// A compact copy of `had` slots that is to hold n others. k, v [heads, size, bytes], pitch bytes between heads; out_k, out_v
+// [heads, room, bytes] with out_pitch between heads. slots [n], ascending, are wanted; those of the copy are held [had],
+// ascending, at places held_at -> place [n] of each wanted slot.
+struct Copy {
+    const char *k, *v;
+    int64_t heads, size, pitch, bytes;
+    const int64_t* slots;
+    int64_t n;
+    const int64_t *held, *held_at;
+    int64_t had;
+    char *out_k, *out_v;
+    int64_t room, out_pitch;
+    int64_t* place;
 };

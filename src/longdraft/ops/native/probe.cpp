@@ -1,0 +1,66 @@
+// Which builds this processor and operating system can run. Compiled for any processor of its kind, and asked before a build
+// is loaded: nothing of a build may run where the answer is no.
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#define X86
+#endif
+#if defined(X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#ifdef X86
+struct Features {
+    unsigned basic, extended, more, amx;  // leaf 1 ecx; leaf 7: ebx, eax of its first sub-leaf, edx
+    uint64_t saved;                       // which registers the system keeps for a program
+};
+
+static Features features() {
+    Features f = {};
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d)) f.basic = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        f.extended = b, f.amx = d;
+        if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) f.more = a;
+    }
+    if (f.basic & 1u << 27) {  // the system has turned xgetbv on
+        unsigned low, high;
+        __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+        f.saved = static_cast<uint64_t>(high) << 32 | low;
+    }
+    return f;
+}
+
+static bool has(uint64_t word, uint64_t bits) { return (word & bits) == bits; }
+
+// -mavx2 -mfma, and what they imply: AVX, SSE4.2, POPCNT
+static bool avx2(const Features& f) {
+    return has(f.saved, 0x6) && has(f.basic, 1u << 12 | 1u << 20 | 1u << 23 | 1u << 28) && has(f.extended, 1u << 5);
+}
+// -mavx512f -mavx512dq -mavx512bw -mavx512vl
+static bool avx512(const Features& f) {
+    return avx2(f) && has(f.saved, 0xe6) && has(f.extended, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31);
+}
+// -mavx512bf16 -mamx-bf16 -mamx-tile; Linux gives the tiles' registers to a process that asks for them
+static bool amx(const Features& f) {
+    if (!avx512(f) || !has(f.saved, 0x60000) || !has(f.more, 1u << 5) || !has(f.amx, 1u << 22 | 1u << 24)) return false;
+#ifdef __linux__
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
+// 1 where the build of this name can run.
+extern "C" int longdraft_runs(const char* build) {
+#ifdef X86
+    const Features f = features();
+    if (!std::strcmp(build, "_avx2")) return avx2(f);
+    if (!std::strcmp(build, "_avx512")) return avx512(f);
+    if (!std::strcmp(build, "_amx")) return amx(f);
+#endif
+    return 0;
+}

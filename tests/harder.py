@@ -1,0 +1,92 @@
+"""The native part of the suite where it is harder: `haswell`, a processor with AVX2 and no more; `asan`, AddressSanitizer.
+
+Each says what it used. What a machine has no tools for is left out with a line that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+NATIVE = ROOT / "src" / "longdraft" / "ops" / "native"
+ASAN = ROOT / "build" / "asan"
+# Haswell, without what the emulator does not have and would warn of.
+EMULATOR = ("qemu-x86_64", "-cpu", "Haswell-noTSX,pcid=off,x2apic=off,tsc-deadline=off,invpcid=off")
+# An emulated test takes some twenty times as long: choosing a build, a step, a chain, a tree, a method.
+EMULATED = [
+    "tests/test_builds.py",
+    "tests/test_native.py::test_equals_transformers[llama-None-logits]",
+    "tests/test_native.py::test_a_chain_is_bit_for_bit_plain_decoding[1-qwen3-dtype1]",
+    "tests/test_native_trees.py::test_in_every_build",
+    "tests/test_chain.py::test_one_call_drafts_what_node_by_node_does[guided-llama-1.0]",
+    "tests/test_select.py::test_a_copy_follows_its_choices",
+    "tests/test_bounds.py::test_a_call_that_does_not_fit_is_refused",
+]
+MASKED = [f"tests/test_{name}.py" for name in ("builds", "native", "native_trees", "chain", "select", "bounds")]
+SANITIZED = [
+    f"tests/test_{name}.py" for name in ("asan", "bounds", "out_of_memory", "select", "native", "native_trees")
+]
+SANITIZED.append("tests/test_chain.py::test_one_call_drafts_what_node_by_node_does")
+
+
+def pytest(tests: list[str], before: tuple[str, ...] = (), **environment: str) -> int:
+    words = [*before, sys.executable, "-m", "pytest", "--timeout", "900", *tests]
+    return subprocess.run(words, cwd=ROOT, env={**os.environ, **environment}).returncode
+
+
+def say(text: str) -> None:
+    print(f"\n=== {text}", flush=True)
+
+
+def emulates_avx2() -> bool:
+    """Whether the emulator is here, and its Haswell has AVX2: older ones have not."""
+    probe = next(NATIVE.glob("_probe.*so"), None)
+    if shutil.which(EMULATOR[0]) is None or probe is None:
+        return False
+    code = f"import ctypes, sys; sys.exit(not ctypes.CDLL({str(probe)!r}).longdraft_runs(b'_avx2'))"
+    return subprocess.run([*EMULATOR, sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def haswell() -> int:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        say("AVX2 alone: left out, this is no x86 machine")
+        return 0
+    if emulates_avx2():
+        say(f"AVX2 alone: emulated by {' '.join(EMULATOR)}")
+        return pytest(EMULATED, EMULATOR, LONGDRAFT_EMULATED="1")
+    say(
+        f"AVX2 alone: MASKED by LONGDRAFT_CPU=haswell, since there is no {EMULATOR[0]} with AVX2; wider code would run unseen"
+    )
+    return pytest(MASKED, LONGDRAFT_CPU="haswell", ATEN_CPU_CAPABILITY="avx2")
+
+
+def asan() -> int:
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        say(f"AddressSanitizer: left out, there is no compiler {compiler}")
+        return 0
+    asked = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True)
+    runtime = Path(asked.stdout.strip())
+    if not runtime.is_absolute():
+        say(f"AddressSanitizer: left out, {compiler} has no libasan.so")
+        return 0
+    say(f"AddressSanitizer: building into {ASAN.relative_to(ROOT)}")
+    flags = "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED"
+    words = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(ASAN), "--build-temp", f"{ASAN}-objects"]
+    done = subprocess.run(words, cwd=ROOT, env={**os.environ, "CFLAGS": flags, "LDFLAGS": "-fsanitize=address"})
+    builds = ASAN / NATIVE.relative_to(ROOT / "src")
+    if done.returncode or not list(builds.glob("_probe.*so")):
+        say("AddressSanitizer: the build failed")
+        return 1
+    options = "detect_leaks=0:allocator_may_return_null=1"
+    return pytest(SANITIZED, LD_PRELOAD=str(runtime), ASAN_OPTIONS=options, LONGDRAFT_TEST_BUILDS=str(builds))
+
+
+if __name__ == "__main__":
+    sys.exit({"haswell": haswell, "asan": asan}[sys.argv[1]]())
