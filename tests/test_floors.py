@@ -14,7 +14,7 @@ FLOORS = [
     {"model", "fast", "graphs", "verify", "sequences", "rounds", "loading"},
     {"views", "drafters"},
     {"engine"},
-    {"methods", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},
+    {"methods", "small_models", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},
     {"bench", "serve", "integrations"},
     {"cli", "__init__", "__main__"},
 ]

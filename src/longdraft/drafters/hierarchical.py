@@ -43,9 +43,11 @@ class Hierarchical(Drafter):
         self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
         self.inner.leave(seqs, row)
 
-    @property
-    def caches(self) -> list:
-        return self.inner.caches
+    def rewind(self, seqs: Sequences) -> None:
+        self.inner.rewind(seqs)
+
+    def ready(self, seqs: Sequences) -> None:
+        self.inner.ready(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         left = (
@@ -58,8 +60,7 @@ class Hierarchical(Drafter):
             view = self.policy.view(seqs.cache)
             while not bool(middle.done.all()):
                 play(self.target, self.inner, middle, view=view)
-        for cache in self.inner.caches:
-            cache.length.copy_(torch.minimum(cache.length, seqs.length - 1))
+        self.inner.rewind(seqs)
         tokens, count = middle.since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]
         return tree.graft(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])

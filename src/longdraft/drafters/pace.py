@@ -6,7 +6,6 @@ from collections.abc import Callable
 from math import ceil
 from time import perf_counter
 
-from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.ledger import ANY, Ledger, ranks
 from longdraft.model import Taps
@@ -48,9 +47,11 @@ class Pace(Drafter):
     def leave(self, seqs: Sequences, row: int) -> None:
         self.inner.leave(seqs, row)
 
-    @property
-    def caches(self) -> list[KVCache]:
-        return self.inner.caches
+    def rewind(self, seqs: Sequences) -> None:
+        self.inner.rewind(seqs)
+
+    def ready(self, seqs: Sequences) -> None:
+        self.inner.ready(seqs)
 
     @property
     def blind(self) -> bool:
@@ -61,8 +62,10 @@ class Pace(Drafter):
         return Taps() if self.blind else self.inner.wants()
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        self.began, (self.asked, self.width) = self.clock(), self._shape()
-        self.depth = 0
+        self.asked, self.width = self._shape()
+        if self.asked > 0:
+            self.inner.ready(seqs)  # a prompt is read once: no shape of draft is to blame for it
+        self.began, self.depth = self.clock(), 0
         if self.asked > 0:
             self.live, seqs.most, seqs.wide = (~seqs.done).tolist(), self.asked, self.width
             try:
