@@ -118,20 +118,21 @@ class GlideDrafter(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
         self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
-        self.ring.refresh(seqs.tokens, seqs.length - 1)  # the prompt's end: no cost of the first draft
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.policy.enter(self.block.host.target, seqs.tokens, seqs.cache, row)
         self.ring.enter()
-        self.ring.refresh(seqs.tokens, seqs.length - 1)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self.policy.leave(self.block.host.target, seqs.tokens, seqs.cache, row)
         self.ring.leave(row)
 
+    def ready(self, seqs: Sequences) -> None:
+        self.ring.refresh(seqs.tokens, seqs.length - 1)
+
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)
-        self.ring.refresh(seqs.tokens, seqs.length - 1)
+        self.ready(seqs)
         chain = self.chain(tree, seqs, view)
         return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, chain)
 
