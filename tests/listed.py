@@ -73,6 +73,14 @@ BUILD = dict(METHODS_UNDER_TEST)
 FROM_TEXT = {"lookup", "suffix", "suffix over texts", "recycle"}  # random text gives them next to nothing to find
 ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
 
+
+def exact(model: str) -> str:
+    """The model's name; skips the test where its passes depend on what is computed beside them."""
+    if model.endswith("-bf16") and tiny.target(model).native is None:
+        pytest.skip("no native step here: bfloat16 is bit for bit the same on that path alone")
+    return model
+
+
 each_method = pytest.mark.parametrize("method", BUILD)
 each_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)

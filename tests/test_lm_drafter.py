@@ -262,3 +262,19 @@ def test_bad_options(case):
     options, words = BAD[case]
     with pytest.raises(InputError, match=words):
         build("budgetdraft", tiny.target("llama"), options, tiny.target("llama"))
+
+
+@torch.inference_mode()
+def test_a_round_without_a_draft_does_not_commit_the_last_ones_nodes():
+    """Such rounds are observed too (Pace, and rows that enter beside it); the scratch is of the round before."""
+    target, drafter = tiny.target("llama"), LMDrafter(often_right(), Full(), [1] * 3)
+    seqs = prefill(target, tiny.prompts(40), 40, Sampler(), SEED, ())
+    drafter.start(seqs)
+    for n in range(12):
+        play(target, drafter, seqs, draft=n % 2 == 1)
+        cached = int(drafter.cache.length[0])
+        fresh = drafter.small.new_cache(1, 128)
+        drafter.small.prefill(seqs.tokens[0, :cached].tolist(), fresh)
+        for layer in fresh.layers:
+            for x, y in zip(drafter.cache.read(layer, 0), fresh.read(layer, 0), strict=True):
+                close(x[:, :cached], y[:, :cached])

@@ -109,8 +109,10 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
 
 @cache
 def target(name: str) -> LM:
-    lm = LM(stock(name), name)
-    if name.endswith("-torch"):
+    """The model of this name; with "-bf16" behind it in bfloat16."""
+    plain = name.removesuffix("-bf16")
+    lm = LM(stock(plain, dtype=torch.float32 if plain == name else torch.bfloat16), name)
+    if plain.endswith("-torch"):
         lm.native = None
     return lm
 
@@ -140,7 +142,7 @@ def taught_glide(target: LM, seed: int = 0, **options) -> Glide:
     block.gate_proj.weight.copy_(4 * keys)
     block.up_proj.weight.copy_(keys)
     said = torch.nn.functional.silu(block.gate_proj(block.mlp_norm(embedded))) * block.up_proj(block.mlp_norm(embedded))
-    block.down_proj.weight.copy_(torch.linalg.lstsq(said, wanted - embedded).solution.T)
+    block.down_proj.weight.copy_(torch.linalg.lstsq(said.float(), (wanted - embedded).float()).solution.T)
     return block
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -13,10 +13,14 @@ from longdraft.cache import KVCache
 from longdraft.sampling import Sampler
 from longdraft.verify import Verdict
 
-Rows = TypeVar("Rows", Tensor, list)
+T = TypeVar("T")
 
 
-def without(rows: Rows, row: int) -> Rows:
+@overload
+def without(rows: Tensor, row: int) -> Tensor: ...
+@overload
+def without(rows: list[T], row: int) -> list[T]: ...
+def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
     """A tensor or list with an entry per row, less this row's: the last row takes its place."""
     last = len(rows) - 1
     order = [last if b == row else b for b in range(last)]

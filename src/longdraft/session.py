@@ -275,8 +275,9 @@ class Places:
         """Free row b -> the request that was in it."""
         s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
         if b != last:
-            for rows in (s.tokens, s.length, s.limit, s.seed, s.eos, s.prompt, s.done):
+            for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
+            s.eos[b] = s.eos[last]
             s.cache.move(last, b)
         self.requests = without(self.requests, b)
         self.seqs = s.first(last)

@@ -151,7 +151,7 @@ class Suffix(Drafter):
     @staticmethod
     def _match(memory: Recent, text: list[int]) -> tuple[int, int]:
         """The longest suffix of a text that occurs in what is remembered."""
-        found = (0, 0)
+        found: tuple[int, int] = 0, 0
         for token in text:
             found = memory.index.follow(*found, token)
         return found

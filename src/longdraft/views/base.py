@@ -60,8 +60,8 @@ class View:
     def without(self, row: int) -> View:
         """The view of the rows that remain when this one leaves and the last one takes its place, copies included."""
         picks, since = without(self.picks.transpose(0, 1), row).transpose(0, 1), without(self.since, row)
-        tables = (table_without(t, row, len(since)) for t in (self.copies, self.copied))
-        return View(picks, since, self.layers, *tables)
+        copies, copied = table_without(self.copies, row, len(since)), table_without(self.copied, row, len(since))
+        return View(picks, since, self.layers, copies, copied)
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None

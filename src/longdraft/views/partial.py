@@ -35,9 +35,10 @@ class Partial(Policy):
             self._order.append(self._order[0][..., :0])
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        self._order, self._built, self._stale = (
-            without(rows, row) if rows else rows for rows in (self._order, self._built, self._stale)
-        )
+        if self._stale:
+            self._built, self._stale = without(self._built, row), without(self._stale, row)
+        if self._order:
+            self._order = without(self._order, row)
 
     def _forget(self) -> None:
         self._order: list[Tensor] = []  # per row [L,K,budget - sink or fewer]: ranked slots, best first

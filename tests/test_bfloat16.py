@@ -1,0 +1,35 @@
+"""In bfloat16 too, every method says what plain decoding says, and no row knows its neighbours.
+
+For serve see test_continuous, for requests that come and go test_session.
+"""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+from checks import SAMPLERS, SEED, check_lossless
+from listed import BUILD, ROWS, each_method, exact
+
+from longdraft import generate
+
+MODELS = ["llama-bf16", "qwen3-bf16"]
+NEW = 16
+
+
+@each_method
+@pytest.mark.parametrize("sampler", ["greedy", "T=1", "T=1 min-p penalty"])
+@pytest.mark.parametrize("model", MODELS)
+def test_one_row_is_plain_decoding(model, sampler, method):
+    stats = check_lossless(BUILD[method], exact(model), SAMPLERS[sampler], new=NEW)
+    assert stats.steps < NEW or method in ("lookup", "suffix", "suffix over texts", "recycle", "auto")
+
+
+@each_method
+@pytest.mark.parametrize("model", MODELS)
+def test_three_rows_say_what_each_says_alone(model, method):
+    lm, prompts = tiny.target(exact(model)), tiny.prompts(*ROWS["3 rows"])
+    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"]}
+    together = generate(lm, prompts, BUILD[method](lm), seed=SEED, **options)
+    for b, prompt in enumerate(prompts):
+        for drafter in (None, BUILD[method](lm)):
+            assert generate(lm, [prompt], drafter, seed=SEED + b, **options) == [together[b]]

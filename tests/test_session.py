@@ -1,0 +1,529 @@
+"""Requests that are submitted, cancelled and fail one by one, each with the text that it has alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from functools import cache
+from itertools import count
+from random import Random
+
+import pytest
+import tiny
+import torch
+from checks import SAMPLERS, SEED
+from hypothesis import given
+from hypothesis import strategies as st
+from listed import BUILD, each_method, exact
+from test_lossless import FULL_BUDGET
+
+from longdraft import Event, InputError, Pace, Session, Stats, generate, match, reject
+from longdraft.drafters import Drafter, LMDrafter, Lookup, SelfDrafter
+from longdraft.model import LM
+from longdraft.views import Chunks, Full, Guided
+
+SLOTS = 160
+# prompt tokens, new tokens, the place of a token in the text that is made an end token (None: the text has no end)
+REQUESTS = [(70, 14, None), (31, 3, None), (9, 20, 7), (50, 1, None), (1, 9, None), (44, 17, 4), (12, 6, None)]
+
+
+@cache
+def request(model: str, i: int, sampler: str = "T=1") -> tuple[dict, list[int]]:
+    """What is submitted, and what it gives alone."""
+    _, new, end = REQUESTS[i]
+    prompt = tiny.prompts(*(n for n, _, _ in REQUESTS))[i]
+    options = {"max_new_tokens": new, "seed": SEED + 1000 * i}
+    [text] = generate(tiny.target(model), [prompt], sampler=SAMPLERS[sampler], **options)
+    if end is not None:
+        text = text[: text.index(text[end]) + 1]
+        options["eos"] = (text[-1],)
+    return {"prompt": prompt, **options}, text
+
+
+def session(model: str, drafter: Drafter | None = None, batch: int = 3, sampler: str = "T=1", **more) -> Session:
+    return Session(tiny.target(model), drafter, batch, SLOTS, SAMPLERS[sampler], **more)
+
+
+class Ends:
+    """All events of a session: texts so far, how each request ended, and that none ends twice or goes on afterwards."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, list[int]] = {}
+        self.how: dict[int, str] = {}
+        self.errors: dict[int, BaseException] = {}
+
+    def take(self, events: list[Event]) -> None:
+        for e in events:
+            assert e.id not in self.how and (e.tokens or e.ended)
+            self.texts.setdefault(e.id, []).extend(e.tokens)
+            if e.ended:
+                self.how[e.id] = e.ended
+            if e.error is not None:
+                self.errors[e.id] = e.error
+            assert (e.error is not None) == (e.ended == "failed")
+
+
+def finish(s: Session, ends: Ends) -> Ends:
+    while s.running or s.waiting:
+        ends.take(s.step())
+    return ends
+
+
+@each_method
+@pytest.mark.parametrize("model", ["llama", "llama-bf16", "mistral-window"])
+def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
+    """Requests of different lengths, limits, seeds and ends enter and leave at staggered times."""
+    s, ends, ids = session(exact(model), BUILD[method](tiny.target(model))), Ends(), []
+    for i in range(len(REQUESTS)):
+        ids.append(s.submit(**request(model, i)[0]))
+        if i > 1:
+            ends.take(s.step())
+    finish(s, ends)
+    for i, id in enumerate(ids):
+        asked, text = request(model, i)
+        assert ends.texts[id] == text, f"request {i}"
+        assert ends.how[id] == ("eos" if "eos" in asked else "length")
+
+
+# A row's drafts do not suffer from its neighbours --------------------------------------------------------------------
+
+LONG = 48
+BUSY = {0: [(31, 3), (70, LONG), (20, 9)], 2: [(50, 1)], 4: [(9, 6), (60, 2)], 7: [(33, 5)]}
+ENTRIES = {step for step in BUSY if step}  # after which all rows take a plain step
+
+
+def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]]:
+    """Tokens of the long request's rounds: with others that come and go beside it, or alone with their plain steps."""
+    s, chunks, watched, step = session(model, drafter, 4, "greedy"), [], None, 0
+    while step == 0 or s.running:
+        for n, (length, new) in enumerate(BUSY.get(step, ())):
+            if busy or new == LONG:
+                id = s.submit(tiny.prompts(length, seed=10 * step + n)[0], new)
+                watched = id if new == LONG else watched
+        if step in ENTRIES:
+            s._tapped = False
+        chunks += [e.tokens for e in s.step() if e.id == watched]
+        step += 1
+    return chunks
+
+
+OTHERWISE = {
+    "specextend": "a row that enters makes every row choose its chunks anew",
+    "specextend by itself": "a row that enters makes every row choose its chunks anew",
+    "suffix over texts": "a row drafts from the texts that have left",
+    "auto": "how long its trials last depends on what all rows accept",
+}
+
+
+@pytest.mark.parametrize("method", sorted(set(BUILD) - set(OTHERWISE)))
+def test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method):
+    """Round by round the same tokens are accepted as without them: no state is lost, or goes to another row."""
+    lm = tiny.target("llama-loops" if method in ("lookup", "suffix", "recycle") else "llama")
+    alone, beside = (rounds(BUILD[method](lm), busy, lm.name) for busy in (False, True))
+    assert beside == alone
+    assert max(map(len, alone)) > 1
+
+
+@pytest.mark.parametrize("method", FULL_BUDGET)
+def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
+    """A draft under a view of everything is the target's: each round of each row accepts all of it."""
+    drafted = Counter()
+
+    def verify(tree, logits, seqs):
+        verdict = match(tree, logits, seqs)
+        drafted[tree.size > 1] += 1
+        if method != "all but one row's":  # its longer rows do not see everything
+            assert verdict.count.tolist() == [int(tree.depth.max()) + 1] * len(seqs.length)
+        return verdict
+
+    s, entered = session("llama", FULL_BUDGET[method](tiny.target("llama")), verify=verify), 0
+    ends, rest = Ends(), list(enumerate([(70, 60), (31, 9), (9, 25), (50, 33), (1, 17), (44, 48), (12, 6)]))
+    while rest or s.running:
+        if rest and s.running < 3:
+            i, (length, new) = rest.pop(0)
+            s.submit(tiny.prompts(length, seed=i)[0], new, seed=i)
+        entered += bool(s.waiting)
+        ends.take(s.step())
+    assert not ends.errors and sum(map(len, ends.texts.values())) == 198
+    assert drafted[False] <= entered + 1  # one at most had no room for a draft
+    assert drafted[True] >= 12
+
+
+def count_reads(monkeypatch, lm: LM) -> list[int]:
+    """Tokens of each prefill of this model."""
+    read, prefill = [], lm.prefill
+    monkeypatch.setattr(lm, "prefill", lambda tokens, *a, **o: (read.append(len(tokens)), prefill(tokens, *a, **o)))
+    return read
+
+
+@pytest.mark.parametrize("method", ["sd", "triforce", "budgetdraft tree, then lookup"])
+def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
+    drafter = BUILD[method](tiny.target("llama"))
+    inner = drafter
+    while not isinstance(inner, LMDrafter):
+        inner = getattr(inner, "inner", None) or inner.parts[0]
+    small = inner.small = LM(inner.small.hf, "small")  # not the target, which reads them too
+    read, s = count_reads(monkeypatch, small), session("llama", drafter)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    finish(s, Ends())
+    assert 0 < sum(read) <= sum(n - 1 for n, _, _ in REQUESTS)
+
+
+def test_the_pace_that_was_found_survives():
+    """Entries and exits neither empty the ledger nor begin the plan again."""
+    pace = Pace(BUILD["vegas"](tiny.target("llama")), clock=count().__next__)  # a second a round, whatever it drafts
+    s, ends = session("llama", pace), Ends()
+    s.submit(tiny.prompts(40)[0], 60)
+    for _ in range(9):
+        ends.take(s.step())
+    ledger, depth = pace.ledger, pace.asked
+    assert depth is not None and depth > 1 and not pace.plan
+    s.submit(tiny.prompts(30)[0], 4)
+    ends.take(s.step())
+    while s.running:
+        ends.take(s.step())
+        assert pace.ledger is ledger and pace.asked != 1 and not pace.plan
+    assert sorted(map(len, ends.texts.values())) == [4, 60]
+
+
+def keys_stay(mp) -> None:
+    """A row's keys and values in a small model's cache do not follow its text."""
+    leave = LMDrafter.leave
+
+    def wrong(self, seqs, row):
+        cache, last = self._whole_cache, len(seqs.length)
+        saved = {n: [x[row].clone() for x in buffers] for n, buffers in cache._store.layers.items()}
+        leave(self, seqs, row)
+        for n, buffers in saved.items():
+            for x, old in zip(cache._store.layers[n], buffers, strict=True):
+                x[row] = old if row != last else x[row]
+
+    mp.setattr(LMDrafter, "leave", wrong)
+
+
+def picks_swapped(mp) -> None:
+    """The first two rows swap what their views pick."""
+
+    def wrong(self, model, tokens, cache, row):
+        self._view = self._view and self._view.without(row)
+        if self._view is not None and len(cache.length) > 1:
+            self._view.picks[:, [0, 1]] = self._view.picks[:, [1, 0]]
+
+    mp.setattr(Guided, "leave", wrong)
+
+
+def rows_shifted(mp) -> None:
+    """Those behind the row that leaves move up, though only the last one has moved."""
+    mp.setattr(Lookup, "leave", lambda self, seqs, row: self.rows.pop(row))
+
+
+def ranks_forgotten(mp) -> None:
+    """As before: when a row leaves, everything starts anew."""
+    mp.setattr(Guided, "leave", lambda self, model, tokens, cache, row: self.start(model, tokens, cache))
+
+
+@pytest.mark.parametrize(
+    "fault,method",
+    [(keys_stay, "budgetdraft tree"), (picks_swapped, "vegas"), (rows_shifted, "lookup"), (ranks_forgotten, "vegas")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_state_of_the_wrong_row_is_harmless_and_caught(fault, method, monkeypatch):
+    """The planted faults: the text is the same, its rounds are not."""
+    fault(monkeypatch)
+    test_rows_that_come_and_go_say_what_they_say_alone("llama", method)
+    with pytest.raises(AssertionError):
+        test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method)
+
+
+# Requests that fail --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked,words",
+    [
+        ({"prompt": []}, "no tokens"),
+        ({"prompt": [5, 96]}, "prompt token 96 is not in the model's vocabulary of 96"),
+        ({"prompt": [-1]}, "prompt token -1"),
+        ({"prompt": ["5"]}, "lists of token numbers"),
+        ({"prompt": [1.5]}, "lists of token numbers"),
+        ({"prompt": [5] * 200}, "200 prompt tokens and 5 new ones need 205 slots, and a row has 160"),
+        ({"prompt": [5] * 510}, "exceed the model's 512 positions"),
+        ({"prompt": [5], "max_new_tokens": 0}, "max-new-tokens is 0"),
+        ({"prompt": [5], "seed": 1 << 63}, "63 bits"),
+        ({"prompt": [5], "eos": [None]}, "lists of token numbers"),
+    ],
+)
+def test_a_bad_request_is_refused_and_the_others_go_on(asked, words):
+    s = session("llama")
+    id = s.submit(**request("llama", 0)[0])
+    ends = Ends()
+    ends.take(s.step())
+    with pytest.raises(InputError, match=words):
+        s.submit(**{"max_new_tokens": 5, **asked})
+    assert finish(s, ends).texts == {id: request("llama", 0)[1]}
+
+
+def test_bad_sessions_are_refused():
+    lm = tiny.target("llama")
+    for asked, words in (
+        ({"batch": 0}, "batch is 0"),
+        ({"slots": 1}, "slots is 1"),
+        ({"drafter": Lookup(), "verify": reject}, "use match"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Session(lm, **asked)
+
+
+def others(ends: Ends, failed: dict[int, str], model: str = "llama") -> None:
+    """Requests 0.. have ids 1..; all but the failed ones have their texts."""
+    for i in range(len(REQUESTS)):
+        if i + 1 in failed:
+            assert failed[i + 1] in str(ends.errors[i + 1])
+        else:
+            assert ends.texts[i + 1] == request(model, i)[1] and ends.how[i + 1] != "failed", i
+    assert set(ends.errors) == set(failed)
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, InputError])
+@pytest.mark.parametrize("method", ["vegas", "sd", "eagle3"])
+def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
+    lm, s = tiny.target("llama"), None
+    prefill = lm.prefill
+
+    def no_room(tokens, cache, *more):
+        prefill(tokens[:20], cache, *more)
+        if len(tokens) == 49:  # request 3
+            raise error("no memory")
+        prefill(tokens[20:], cache, *more)
+
+    monkeypatch.setattr(lm, "prefill", no_room)
+    s = session("llama", BUILD[method](lm))
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    others(finish(s, Ends()), {4: "no memory"})
+
+
+@pytest.mark.parametrize("verb", ["enter", "leave"])
+@pytest.mark.parametrize("method", ["sd", "longspec", "eagle3", "vegas, then lookup", "tokenswift", "recycle"])
+def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
+    """A request whose drafter cannot take it in fails alone; a drafter that fails when a row leaves fails nobody."""
+    drafter, calls = BUILD[method](tiny.target("llama")), []
+    good = getattr(drafter, verb)
+
+    def bad(seqs, row):
+        good(seqs, row)
+        calls.append(row)
+        if len(calls) == 2:
+            raise MemoryError("no memory for a draft")
+
+    monkeypatch.setattr(drafter, verb, bad)
+    s = session("llama", drafter)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    others(finish(s, Ends()), {3: "no memory for a draft"} if verb == "enter" else {})  # the first one is its start
+
+
+@each_method
+def test_a_round_that_fails_fails_its_rows_and_no_later_ones(method, monkeypatch):
+    rounds = []
+
+    def verify(tree, logits, seqs):
+        rounds.append(len(logits))
+        if len(rounds) == 3:
+            raise MemoryError("no memory for a round")
+        return match(tree, logits, seqs)
+
+    s = session("llama", BUILD[method](tiny.target("llama")), 2, verify=verify)
+    for i in (0, 2, 4, 5):
+        s.submit(**request("llama", i)[0])
+    ends = finish(s, Ends())
+    assert ends.how == {1: "failed", 2: "failed", 3: "length", 4: "eos"} and rounds[2] == 2
+    for id, i in ((1, 0), (2, 2)):
+        assert ends.texts[id] and ends.texts[id] == request("llama", i)[1][: len(ends.texts[id])]
+    assert [ends.texts[3], ends.texts[4]] == [request("llama", i)[1] for i in (4, 5)]
+
+
+def test_an_interrupt_is_passed_on_and_no_request_is_lost():
+    def verify(tree, logits, seqs):
+        raise KeyboardInterrupt
+
+    s = session("llama", verify=verify)
+    id = s.submit([5, 6], 4)
+    with pytest.raises(KeyboardInterrupt):
+        s.step()
+    [event] = s.step()
+    assert (event.id, event.ended, s.running) == (id, "failed", 0)
+
+
+def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch):
+    """Room is counted only once it is there."""
+    cache = tiny.target("llama").new_cache(1, 8)
+    like = torch.zeros(1, 2, 0, 16)
+    cache._store.room(0, 8, like, like)
+    with monkeypatch.context() as mp:
+        mp.setattr(torch.Tensor, "new_zeros", lambda *a, **o: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            cache._store.room(0, 9, like, like)
+    assert cache._store.slots == 8
+
+
+# Cancelling, closing, and other threads ------------------------------------------------------------------------------
+
+
+def test_waiting_and_running_requests_are_cancelled():
+    s, ends = session("llama", BUILD["vegas"](tiny.target("llama")), 2), Ends()
+    ids = [s.submit(**request("llama", i)[0]) for i in (0, 2, 5, 4)]
+    assert (s.running, s.waiting) == (0, 4)
+    ends.take(s.step())
+    assert (s.running, s.waiting) == (2, 2)
+    assert s.cancel(ids[0]) and s.cancel(ids[2])
+    assert s.waiting == 1 and not s.cancel(ids[2]) and not s.cancel(99)
+    ends.take(s.step())
+    assert s.waiting == 0 and (ends.how[ids[0]], ends.how[ids[2]]) == ("cancelled", "cancelled")
+    assert not s.cancel(ids[0]) and ends.texts[ids[2]] == []
+    text = request("llama", 0)[1]
+    assert 0 < len(ends.texts[ids[0]]) < len(text) and text[: len(ends.texts[ids[0]])] == ends.texts[ids[0]]
+    finish(s, ends)
+    assert [ends.texts[ids[i]] for i in (1, 3)] == [request("llama", i)[1] for i in (2, 4)]
+    assert s.step() == []
+
+
+def test_closing_ends_everything():
+    with session("llama", batch=1) as s:
+        ids = [s.submit([5, 6], 9), s.submit([7], 9)]
+        s.step()
+        assert [(e.id, e.ended) for e in s.close()] == [(id, "cancelled") for id in ids]
+    assert s.step() == [] and s.running == s.waiting == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        s.submit([5], 9)
+
+
+def test_stats_are_of_all_rows():
+    stats = Stats()
+    s = session("llama", BUILD["sd"](tiny.target("llama")), stats=stats)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    finish(s, Ends())
+    assert stats.emitted == sum(len(request("llama", i)[1]) for i in range(len(REQUESTS)))
+    assert min(stats.prefill_s, stats.start_s, stats.draft_s, stats.verify_s) > 0
+    assert stats.decode_s >= stats.draft_s + stats.verify_s
+
+
+def test_two_threads_do_not_step_at_once():
+    inside, go_on = threading.Event(), threading.Event()
+
+    def verify(tree, logits, seqs):
+        inside.set()
+        go_on.wait(20)
+        return match(tree, logits, seqs)
+
+    s, events = session("llama", verify=verify), []
+    s.submit([5, 6], 1)
+    thread = threading.Thread(target=lambda: events.extend(s.step()))
+    thread.start()
+    assert inside.wait(20)
+    with pytest.raises(RuntimeError, match="one thread at a time"):
+        s.step()
+    later = s.submit([7], 1)  # not kept waiting by the round
+    go_on.set()
+    thread.join()
+    assert [e.ended for e in events] == ["length"]
+    assert [e.id for e in s.step()] == [later]
+
+
+def test_requests_come_from_many_threads():
+    """Three threads submit and cancel while a fourth steps."""
+    s, ends, asked, cancelled, lock = (
+        session("llama", BUILD["vegas"](tiny.target("llama"))),
+        Ends(),
+        {},
+        set(),
+        threading.Lock(),
+    )
+
+    def caller(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(12):
+            i = random.randrange(len(REQUESTS))
+            id = s.submit(**request("llama", i)[0])
+            with lock:
+                asked[id] = i
+                if random.random() < 0.3:
+                    s.cancel(id)
+                    cancelled.add(id)
+
+    for i in range(len(REQUESTS)):
+        request("llama", i)
+    threads = [threading.Thread(target=caller, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(t.is_alive() for t in threads) or s.running or s.waiting:
+        ends.take(s.step())
+    ends.take(s.step())
+    assert len(ends.how) == len(asked) == 36 and not ends.errors
+    for id, how in ends.how.items():
+        text = request("llama", asked[id])[1]
+        assert ends.texts[id] == text[: len(ends.texts[id])]
+        assert (how == "cancelled" and id in cancelled) or ends.texts[id] == text
+
+
+# Any order of things -------------------------------------------------------------------------------------------------
+
+DRAFTERS = {
+    "plain": lambda t: Drafter(),
+    "paced vegas": lambda t: Pace(SelfDrafter(t, Guided(0.07, 16), [1] * 3)),
+    "auto": BUILD["auto"],
+    "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
+    "small model": lambda t: LMDrafter(t, Chunks(40, every=3), [2, 2]),
+    "eagle3, then reuse": BUILD["eagle3, then reuse"],
+    "triforce": BUILD["triforce"],
+    "suffix over texts": BUILD["suffix over texts"],
+}
+ACTIONS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(0, len(REQUESTS) - 1)),
+    st.tuples(st.just("cancel"), st.integers(1, 12)),
+    st.tuples(st.just("step"), st.integers(1, 4)),
+    st.tuples(st.just("fail"), st.integers(1, 12)),
+)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@given(st.lists(ACTIONS, max_size=20), st.integers(1, 4))
+def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
+    rounds, failing = [0], set()
+
+    def verify(tree, logits, seqs):
+        rounds[0] += 1
+        if rounds[0] in failing:
+            raise RuntimeError("planned")
+        return match(tree, logits, seqs)
+
+    lm, ends, asked, cancelled = tiny.target("llama"), Ends(), {}, set()
+    s = session("llama", DRAFTERS[drafter](lm), batch, verify=verify)
+    for action, n in actions:
+        if action == "submit":
+            asked[s.submit(**request("llama", n)[0])] = n
+        elif action == "cancel":
+            alive = n in asked and n not in ends.how and n not in cancelled
+            assert s.cancel(n) or not alive
+            cancelled.add(n)
+        elif action == "fail":
+            failing.add(n)
+        else:
+            for _ in range(n):
+                ends.take(s.step())
+    finish(s, ends)
+    ends.take(s.step())
+    assert set(ends.how) == set(asked)
+    for id, i in asked.items():
+        text = request("llama", i)[1]
+        assert ends.texts[id] == text[: len(ends.texts[id])]
+        if ends.how[id] == "cancelled":
+            assert id in cancelled
+        elif ends.how[id] == "failed":
+            assert failing and str(ends.errors[id]) == "planned"
+        else:
+            assert ends.texts[id] == text
+    assert s.submit(**request("llama", 4)[0]) not in asked  # it still works
+    assert list(finish(s, Ends()).texts.values()) == [request("llama", 4)[1]] or failing
