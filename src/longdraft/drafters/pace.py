@@ -62,10 +62,10 @@ class Pace(Drafter):
         return Taps() if self.blind else self.inner.wants()
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        self.asked, self.width = self._shape()
+        (self.asked, self.width), self.depth = self._shape(), 0
         if self.asked > 0:
             self.inner.ready(seqs)  # a prompt is read once: no shape of draft is to blame for it
-        self.began, self.depth = self.clock(), 0
+        self.began = self.clock()
         if self.asked > 0:
             self.live, seqs.most, seqs.wide = (~seqs.done).tolist(), self.asked, self.width
             try:
