@@ -19,7 +19,6 @@ from test_lossless import FULL_BUDGET
 
 from longdraft import Event, InputError, Pace, Session, Stats, generate, match, reject
 from longdraft.drafters import Drafter, LMDrafter, Lookup, SelfDrafter
-from longdraft.model import LM
 from longdraft.views import Chunks, Full, Guided
 
 SLOTS = 160
