@@ -15,7 +15,7 @@ from longdraft.drafters.base import Drafter, beam
 from longdraft.errors import InputError
 from longdraft.fast import NODES, Draws, chain
 from longdraft.model import LM, KVView, Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 from longdraft.views.base import Policy
@@ -30,11 +30,11 @@ GROWTH = 1024  # slots for what is said after the prompt; the cache grows where 
 class LMDrafter(Drafter):
     """Its cache holds a prefix of each row's excerpt; what is missing of it runs in front of the next root.
 
-    An excerpt is what the small model reads of a text. Of a prompt that is longer than that, it is the first SINK
-    tokens, the last `tail` before the first draft, and all that is said later; tail 0: everything. A slot of the cache
-    is a place in the excerpt, so what was left out has no slot that a view could show, and positions are places in the
-    excerpt too: only how far away the first SINK tokens are differs from the text. Nothing is read before a row's
-    first draft. vocab: the target's, where padding makes it another than the small model's.
+    An excerpt is what the small model reads of a text: the first SINK tokens, the last `tail` of those that are there
+    at the row's first draft, and all that is said later (tail 0: everything). Nothing is read before that draft. A slot
+    of the cache is a place in the excerpt, so what was left out has no slot that a view could show. Positions are
+    places in the excerpt too: only the distance to the first SINK tokens is not that in the text. vocab: the target's,
+    where padding makes it another than the small model's.
     """
 
     keeps_law = True
@@ -62,11 +62,13 @@ class LMDrafter(Drafter):
         self._whole_cache = self.small.new_cache(seqs.capacity, slots + 128)
         self._whole_text = seqs.tokens.new_zeros(seqs.capacity, wide)
         self._whole_left = seqs.length.new_zeros(seqs.capacity)
+        self._copied = [0] * len(seqs.length)  # tokens of each excerpt that were copied from the text
         self._have_rows(seqs)
         self.policy.start(self.small, self._text, self.cache)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self._whole_cache.length[row] = self._whole_left[row] = 0
+        self._copied.append(0)
         self._have_rows(seqs)
         self.policy.enter(self.small, self._text, self.cache, row)
 
@@ -75,6 +77,7 @@ class LMDrafter(Drafter):
         if row != last:
             self._whole_cache.move(last, row)
             self._whole_text[row], self._whole_left[row] = self._whole_text[last], self._whole_left[last]
+        self._copied = without(self._copied, row)
         self._have_rows(seqs)
         self.policy.leave(self.small, self._text, self.cache, row)
 
@@ -93,23 +96,23 @@ class LMDrafter(Drafter):
 
     def ready(self, seqs: Sequences) -> None:
         """Rows that still draft read their prompts, if they have not, and what was said during a long pause."""
-        for b, (held, done) in enumerate(zip(self.cache.length.tolist(), seqs.done.tolist(), strict=True)):
+        places = zip(*(x.tolist() for x in (self.cache.length, seqs.length, self._left, seqs.done)), strict=True)
+        for b, (held, length, left, done) in enumerate(places):
             if done:
                 continue
             if not held and self.tail:
-                self._left[b] = (seqs.length[b] - SINK - self.tail).clamp(min=0)
-            self._copy(seqs, b)
-            if not held or int(self._root_of(seqs)[b]) - held > NEAR:
+                self._left[b] = left = max(length - SINK - self.tail, 0)
+            self._copy(seqs.tokens[b], b, min(held, self._copied[b]), length, left)
+            if not held or length - 1 - left - held > NEAR:
                 self._read(seqs, b)
 
-    def _copy(self, seqs: Sequences, b: int) -> None:
-        """Bring row b's excerpt up to its root, from where the cache ends."""
-        at, end, left = int(self.cache.length[b]), int(seqs.length[b]), int(self._left[b])
-        text, excerpt = self._known(seqs.tokens[b]), self._text[b]
-        if left and at < SINK:
-            excerpt[at:SINK] = text[at:SINK]
-            at = SINK
-        excerpt[at : end - left] = text[at + left : end]
+    def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
+        """Bring row b's excerpt up to its root; it holds what it should before place `at`."""
+        first = min(SINK, length - left)
+        if at < first:
+            self._text[b, at:first], at = self._known(text[at:first]), first
+        self._text[b, at : length - left] = self._known(text[at + left : length])
+        self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run what row b's cache lacks of its excerpt, all but the root, in passes of bounded width.
@@ -153,8 +156,6 @@ class LMDrafter(Drafter):
         if self._run:
             steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
             run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
-            for b in self._drafted.nonzero()[:, 0].tolist():
-                self._copy(seqs, b)
             lacking = self._root_of(seqs) - self.cache.length
             self.cache.keep(verdict.path, torch.minimum(run, lacking).masked_fill(~self._drafted, 0))
         self._run = 0  # a round that drafts nothing may come next
