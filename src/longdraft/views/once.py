@@ -99,10 +99,8 @@ class Once(Policy):
         if new or self._view is None:
             before, self._view = self._view, self._joined()
             if before is not None and self._view is not None:  # the other rows' copies are as good as they were
-                self._view.copies, self._view.copied = (
-                    {place: x for place, x in table.items() if place[1] not in new}
-                    for table in (before.copies, before.copied)
-                )
+                self._view.copies = {place: x for place, x in before.copies.items() if place[1] not in new}
+                self._view.copied = {place: x for place, x in before.copied.items() if place[1] not in new}
         return self._view
 
     def _choose(self, cache: KVCache, b: int) -> None:
