@@ -45,15 +45,15 @@ def run(
 
 
 class Watched(Eagle):
-    """Checks its cache after every round and its tree before every verification."""
+    """Checks its cache before every draft and its tree before every verification."""
 
     checked = 0
 
-    def observe(self, seqs, tree, verdict, taps):
-        super().observe(seqs, tree, verdict, taps)
-        for b in range(len(seqs.length)):
+    def ready(self, seqs):
+        super().ready(seqs)
+        for b in (~seqs.done).nonzero()[:, 0].tolist():
             n, first = int(seqs.cache.length[b]), int(self.first[b])
-            assert int(self.own.length[b]) == n - first and first == max(0, int(seqs.prompt[b]) - 1 - self.reach)
+            assert int(self.own.length[b]) == n - first and first <= max(0, n - self.reach)
             text = seqs.tokens[b, : n + 1].tolist()
             if n > first:
                 true = features(self.target, self.block, text[:-1])

@@ -14,7 +14,7 @@ FLOORS = [
     {"model", "decoder", "fast", "stock", "graphs", "wide", "verify", "sequences", "rounds", "loading", "untrusted"},
     {"views", "drafters"},
     {"engine"},
-    {"methods", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},
+    {"methods", "small_models", "parts", "saved", "importers", "train", "runs", "session", "continuous", "controls"},
     {"bench", "serve", "integrations"},
     {"cli", "__init__", "__main__"},
 ]

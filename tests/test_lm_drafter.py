@@ -52,6 +52,7 @@ def test_its_cache_is_that_of_the_committed_text(case, sampler):
     seqs = prefill(target, tiny.prompts(*lengths), 16, sampler, SEED, eos)
     drafter.start(seqs)
     play(target, drafter, seqs, draft=False)
+    drafter.ready(seqs)
     uneven = False
     while not bool(seqs.done.all()):
         missed = seqs.length - 1 - lm.cache.length

@@ -162,7 +162,7 @@ def widths_of(rank: int, each: float) -> list[int]:
     now = [0.0]
 
     def clock() -> float:
-        if pace.asked is not None:
+        if pace.asked is not None and inner.shapes:
             now[0] += PLAIN + each * (inner.shapes[-1][0] * inner.shapes[-1][1] if pace.asked > 0 else 0)
         return now[0]
 

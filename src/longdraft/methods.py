@@ -12,7 +12,6 @@ from longdraft.drafters import (
     Glide,
     GlideDrafter,
     Heads,
-    Hierarchical,
     LMDrafter,
     Lookup,
     Medusa,
@@ -28,8 +27,8 @@ from longdraft.errors import InputError
 from longdraft.model import LM
 from longdraft.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
 from longdraft.parts import PARTS as PARTS
-from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV
-from longdraft.views.once import SCORERS
+from longdraft.small_models import budgetdraft, sd, triforce
+from longdraft.views import Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV
 from longdraft.views.retrieval import last_layer
 
 
@@ -60,26 +59,6 @@ def recycle(target: LM, nodes: int = 24) -> Drafter:
     """A fixed tree filled with what the target last ranked highest after each token (published: 80 nodes)."""
     at_least(1, nodes=nodes)
     return Recycle(nodes)
-
-
-def sd(target: LM, small: LM, gamma: int = 7) -> Drafter:
-    """A small model drafts gamma tokens and sees all of its own cache."""
-    at_least(1, gamma=gamma)
-    return LMDrafter(small, Full(), [1] * gamma, target.vocab)
-
-
-def budgetdraft(
-    target: LM, small: LM, gamma: int = 7, budget: int = 256, chunk: int = 8, score: str = "obs_window", every: int = 0
-) -> Drafter:
-    """A small model drafts gamma tokens and sees `budget` slots of the prompt, the best chunks, and what came after.
-
-    every: picks anew every so many rounds (0: never).
-    """
-    at_least(1, gamma=gamma, chunk=chunk)
-    at_least(3 * chunk, budget=budget)
-    at_least(0, every=every)
-    one_of(tuple(SCORERS), score=score)
-    return LMDrafter(small, Chunks(budget, chunk, score, every=every), [1] * gamma, target.vocab)
 
 
 def magicdec_stream(target: LM, gamma: int = 7, sink: int = 4, ratio: float = 0.07, floor: int = 256) -> Drafter:
@@ -146,23 +125,11 @@ def specextend(
     chunk: int = 32,
     every: int = 4,
 ) -> Drafter:
-    """A small model drafts a tree, seeing chunks that the target's last accepted token attended to."""
+    """A small model that reads all drafts a tree, seeing chunks that the target's last accepted token attended to."""
     at_least(1, floor=floor, chunk=chunk, every=every)
     share(ratio=ratio)
     policy = Retrieval(ratio, floor, chunk, every, last_layer(target))
     return LMDrafter(small, policy, tree(widths=widths), target.vocab)
-
-
-def triforce(
-    target: LM, small: LM, gamma: int = 6, inner: int = 2, budget: int = 1024, sink: int = 16, window: int = 256
-) -> Drafter:
-    """The target drafts gamma tokens under `budget` slots of the prompt, `inner` at a time, which a small model drafts
-    for it seeing `window` slots (published: budget 4096, 1 at a time)."""
-    at_least(1, gamma=gamma, inner=inner, window=window)
-    at_least(0, sink=sink)
-    at_least(24, budget=budget)
-    drafter = LMDrafter(small, SinkWindow(sink, 0.0, window), [1] * inner, target.vocab)
-    return Hierarchical(target, Chunks(budget, 8, "last_query_mean_key"), drafter, gamma)
 
 
 def longspec(target: LM, block: Glide, widths: str = "4,16,16,16,16", window: int = 0) -> Drafter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.ledger import ANY
 from longdraft.drafters.pace import Pace
@@ -28,9 +27,12 @@ class Auto(Drafter):
         self.rounds = rounds
         self.keeps_law = all(part.keeps_law for part in parts)
 
-    @property
-    def caches(self) -> list[KVCache]:
-        return [c for part in self.parts for c in part.caches]
+    def rewind(self, seqs: Sequences) -> None:
+        for part in self.parts:
+            part.rewind(seqs)
+
+    def ready(self, seqs: Sequences) -> None:
+        self.now.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
         """All parts: a small model's prefill is no part of its trial. One measures plain steps for all."""

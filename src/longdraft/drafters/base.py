@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from longdraft.cache import KVCache
 from longdraft.fast import Draws
 from longdraft.model import Taps
 from longdraft.ops import DRAFT
@@ -29,10 +28,11 @@ class Drafter:
         """What the verify pass must leave behind for observe."""
         return Taps()
 
-    @property
-    def caches(self) -> list[KVCache]:
-        """Caches of its own. Wherever they end within the text, grow must catch up: a hierarchy takes them back."""
-        return []
+    def rewind(self, seqs: Sequences) -> None:
+        """Caches of its own forget what is not in the text of seqs: a hierarchy takes back what it had drafted."""
+
+    def ready(self, seqs: Sequences) -> None:
+        """What must be read before a draft, and may take long: grow does it too, if it was not asked for before."""
 
     def start(self, seqs: Sequences) -> None:
         """Called once, after prefill; an engine that rows enter later calls it while there are none."""
@@ -77,9 +77,13 @@ class Then(Drafter):
             raise ValueError("two drafters of one tree want taps of the verify pass")
         return wishes[0] if wishes else Taps()
 
-    @property
-    def caches(self) -> list[KVCache]:
-        return [c for p in self.parts for c in p.caches]
+    def rewind(self, seqs: Sequences) -> None:
+        for p in self.parts:
+            p.rewind(seqs)
+
+    def ready(self, seqs: Sequences) -> None:
+        for p in self.parts:
+            p.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
         for p in self.parts:

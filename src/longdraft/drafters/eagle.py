@@ -10,6 +10,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.costs import head_size, size_of
 from longdraft.drafters.eagle_block import EagleBlock
 from longdraft.errors import InputError
+from longdraft.fast import NODES
 from longdraft.model import LM, Taps
 from longdraft.sequences import Sequences, without
 from longdraft.tree import PAD, Tree
@@ -30,13 +31,14 @@ def chosen(tree: Tree, nodes: Tensor) -> Tree:
 
 
 class Eagle(Drafter):
-    """Its cache holds one pair (feature of t, token t+1) per token in the target's cache, all with true features.
+    """Before a draft, its cache holds one pair (feature of t, token t+1) per token in the target's cache, all with true
+    features.
 
     A tree is grown from the `topk` best children of the `topk` best nodes of each level, `levels` times, and the best
-    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Where rounds were left out, the target reads their tokens
-    again. A value is the cumulative log-probability of a draft, at a
-    temperature that of it being the draw given the noise: never above its parent's. Features of the prompt are those
-    of its last `reach` tokens. Not for use inside a hierarchy, which verifies under a view.
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Before the first draft, and where rounds were left out, the
+    target reads tokens again, the last `reach` at most. A value is the cumulative log-probability of a draft, at a
+    temperature that of it being the draw given the noise: never above its parent's. Not for use inside a hierarchy,
+    which verifies under a view.
     """
 
     def __init__(
@@ -57,22 +59,18 @@ class Eagle(Drafter):
         return self.block.feature(self.target, [taps.states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
-        """The prompt's last tokens run again, for their features alone: the cache is put back bit for bit."""
         B, cache = len(seqs.length), seqs.cache
         room = seqs.tokens.shape[1] - max(min(cache.length.tolist(), default=0) - self.reach, 0)
         self._whole = KVCache(seqs.capacity, room + self.topk * self.levels, cache.length.device)
         self.own = self._whole.first(B)
         self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
         self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
-        for b in range(B):
-            self._read(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self._whole.length[row] = 0
         self.own = self._whole.first(row + 1)
         self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
         self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
-        self._read(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         last = len(seqs.length)
@@ -80,17 +78,23 @@ class Eagle(Drafter):
             self._whole.move(last, row)
         self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
 
+    def ready(self, seqs: Sequences) -> None:
+        """Rows that still draft get the pairs they lack."""
+        lacking = (seqs.cache.length - self.first - self.own.length).masked_fill(seqs.done, 0)
+        for b in lacking.nonzero()[:, 0].tolist():
+            self._read(seqs, b)
+
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens that have no pairs yet again, for their features alone: no bit of it changes."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
-        fed = n - int(self.first[b] + self.own.length[b])
-        if not fed:
-            return
-        found = []
+        if n - int(self.first[b] + self.own.length[b]) > self.reach:  # what lies further back is not worth it
+            self.first[b], self.own.length[b] = n - self.reach, 0
+        fed, found = n - int(self.first[b] + self.own.length[b]), []
+        wanted = 1 if self.target.native is None else 0  # the native step gives all logits or none of its speed
         with row.reopen(fed):
-            for part in seqs.tokens[b : b + 1, n - fed : n].split(128, 1):
+            for part in seqs.tokens[b : b + 1, n - fed : n].split(NODES, 1):
                 taps = self.wants()
-                self.target(Tree.chain(part), row, taps=taps, logits=1)
+                self.target(Tree.chain(part), row, taps=taps, logits=wanted)
                 row.length += part.shape[1]
                 found.append(self._states(taps))
         self._feed(torch.cat(found, 1), seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
@@ -125,10 +129,8 @@ class Eagle(Drafter):
         states = self._states(taps)
         features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
         count = seqs.cache.length - self.first - self.own.length  # what a row took: none if it was done
-        late = count > verdict.count  # rounds were left out
-        self._feed(features, verdict.emitted, slice(0, len(count)), count.masked_fill(late, 0).tolist())
-        for b in late.nonzero()[:, 0].tolist():
-            self._read(seqs, b)
+        count = count.where(count <= verdict.count, 0)  # rows that missed rounds, or were never read: see ready
+        self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         if tree.size != 1:
@@ -136,6 +138,7 @@ class Eagle(Drafter):
         depth = min(self.levels + 1, seqs.room)
         if depth < 1 or self.nodes < 2:
             return tree
+        self.ready(seqs)
         B, device = len(tree.tokens), tree.tokens.device
         rows = torch.arange(B, device=device)[:, None]
         value = torch.zeros(B, 1, device=device)  # of every candidate

@@ -119,12 +119,10 @@ class GlideDrafter(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
         self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
-        self.ring.refresh(seqs.tokens, seqs.length - 1)  # the prompt's end: no cost of the first draft
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.policy.enter(self.block.host.target, seqs.tokens, seqs.cache, row)
         self.ring.enter()
-        self.ring.refresh(seqs.tokens, seqs.length - 1)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self.policy.leave(self.block.host.target, seqs.tokens, seqs.cache, row)
@@ -135,9 +133,12 @@ class GlideDrafter(Drafter):
         keys = keys_read(target, seqs.cache, self.policy.seen, [layer])
         return depth * (size_of(self.block) + head_size(target) + keys)
 
+    def ready(self, seqs: Sequences) -> None:
+        self.ring.refresh(seqs.tokens, seqs.length - 1)
+
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         view = self.policy.view(seqs.cache)
-        self.ring.refresh(seqs.tokens, seqs.length - 1)
+        self.ready(seqs)
         chain = self.chain(tree, seqs, view)
         return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, chain)
 

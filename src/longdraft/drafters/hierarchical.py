@@ -50,9 +50,11 @@ class Hierarchical(Drafter):
         middle = len(self._levels) * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
         return middle + self.inner.reads(seqs, sum(self._levels))
 
-    @property
-    def caches(self) -> list:
-        return self.inner.caches
+    def rewind(self, seqs: Sequences) -> None:
+        self.inner.rewind(seqs)
+
+    def ready(self, seqs: Sequences) -> None:
+        self.inner.ready(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         left = (
@@ -67,8 +69,7 @@ class Hierarchical(Drafter):
             while not bool(middle.done.all()):
                 done = play(self.target, self.inner, middle, view=view)
                 self._levels.append(int(done.tree.depth.max()))
-        for cache in self.inner.caches:
-            cache.length.copy_(torch.minimum(cache.length, seqs.length - 1))
+        self.inner.rewind(seqs)
         tokens, count = middle.since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]
         return tree.graft(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])

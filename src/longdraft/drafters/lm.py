@@ -11,31 +11,37 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.costs import bytes_read
 from longdraft.errors import InputError
 from longdraft.fast import NODES, Draws, chain
 from longdraft.model import LM, KVView, Taps
-from longdraft.sequences import Sequences
+from longdraft.sequences import Sequences, without
 from longdraft.tree import Tree
 from longdraft.verify import Verdict
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
+SINK = 16  # first tokens of a prompt that are read however long it is: models lean on a text's beginning
+NEAR = 16  # tokens that a row may be behind its root: they run in the root's pass
+CHUNK = 1024  # nodes of a pass that reads, where there is no native step
+GROWTH = 1024  # slots for what is said after the prompt; the cache grows where that is not enough
 
 
 class LMDrafter(Drafter):
-    """Its own cache holds a prefix of the committed text; what is missing of it runs in front of the next root.
+    """Its cache holds a prefix of each row's excerpt; what is missing of it runs in front of the next root.
 
-    Drafts attend under a view of that cache, at their true positions in the text, beyond those the small model was
-    trained on too. vocab: the target's, where padding makes it another than the small model's.
+    An excerpt is what the small model reads of a text: the first SINK tokens, the last `tail` of those that are there
+    at the row's first draft, and all that is said later (tail 0: everything). Nothing is read before that draft. A slot
+    of the cache is a place in the excerpt, so what was left out has no slot that a view could show. Positions are
+    places in the excerpt too: only the distance to the first SINK tokens is not that in the text. vocab: the target's,
+    where padding makes it another than the small model's.
     """
 
     keeps_law = True
 
-    def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None):
-        self.small, self.policy, self.widths = small, policy, widths
+    def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
+        self.small, self.policy, self.widths, self.tail = small, policy, widths, tail
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
@@ -43,52 +49,91 @@ class LMDrafter(Drafter):
                 f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}: use a drafter that was"
                 " trained with the target's tokenizer"
             )
+        if tail and policy.wants().rows is not None:
+            raise ValueError("the target's taps name slots of the whole text: a policy that wants them needs tail=0")
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of this round's tree that have keys in scratch
-
-    @property
-    def caches(self) -> list[KVCache]:
-        return [self.cache]
 
     def wants(self) -> Taps:
         return self.policy.wants()
 
     def start(self, seqs: Sequences) -> None:
-        self._whole_cache = self.small.new_cache(seqs.capacity, seqs.tokens.shape[1] + 128)
+        wide = seqs.tokens.shape[1]
+        slots = min(wide, SINK + self.tail + GROWTH) if self.tail else wide
+        self._whole_cache = self.small.new_cache(seqs.capacity, slots + 128)
+        self._whole_text = seqs.tokens.new_zeros(seqs.capacity, wide)
+        self._whole_left = seqs.length.new_zeros(seqs.capacity)
+        self._copied = [0] * len(seqs.length)  # tokens of each excerpt that were copied from the text
         self._have_rows(seqs)
-        for b in range(len(seqs.length)):
-            self._read(seqs, b)
         self.policy.start(self.small, self._text, self.cache)
 
     def enter(self, seqs: Sequences, row: int) -> None:
+        self._whole_cache.length[row] = self._whole_left[row] = 0
+        self._copied.append(0)
         self._have_rows(seqs)
-        self._read(seqs, row)
         self.policy.enter(self.small, self._text, self.cache, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         last = len(seqs.length)
         if row != last:
             self._whole_cache.move(last, row)
+            self._whole_text[row], self._whole_left[row] = self._whole_text[last], self._whole_left[last]
+        self._copied = without(self._copied, row)
         self._have_rows(seqs)
         self.policy.leave(self.small, self._text, self.cache, row)
 
     def _have_rows(self, seqs: Sequences) -> None:
-        """Use as many rows of the cache as there are sequences."""
-        self.cache, self._run = self._whole_cache.first(len(seqs.length)), 0
-        self._text = self._known(seqs.tokens)
+        """Use as many rows as there are sequences: excerpts [B,N], and how many tokens each leaves out [B]."""
+        rows = len(seqs.length)
+        self.cache, self._run = self._whole_cache.first(rows), 0
+        self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
+
+    def rewind(self, seqs: Sequences) -> None:
+        self.cache.length.copy_(torch.minimum(self.cache.length, self._root_of(seqs)))
+
+    def _root_of(self, seqs: Sequences) -> Tensor:
+        """[B] the root's place in each excerpt: by the next draft, the cache holds all that is before it."""
+        return seqs.length - 1 - self._left
+
+    def ready(self, seqs: Sequences) -> None:
+        """Rows that still draft read their prompts, if they have not, and what was said during a long pause."""
+        places = zip(*(x.tolist() for x in (self.cache.length, seqs.length, self._left, seqs.done)), strict=True)
+        for b, (held, length, left, done) in enumerate(places):
+            if done:
+                continue
+            if not held and self.tail:
+                self._left[b] = left = max(length - SINK - self.tail, 0)
+            self._copy(seqs.tokens[b], b, min(held, self._copied[b]), length, left)
+            if not held or length - 1 - left - held > NEAR:
+                self._read(seqs, b)
+
+    def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
+        """Bring row b's excerpt up to its root; it holds what it should before place `at`."""
+        first = min(SINK, length - left)
+        if at < first:
+            self._text[b, at:first], at = self._known(text[at:first]), first
+        self._text[b, at : length - left] = self._known(text[at + left : length])
+        self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
-        """Prefill row b with its prompt."""
-        self.cache.length[b] = 0
-        self.small.prefill(self._text[b, : int(seqs.length[b]) - 1].tolist(), self.cache.row(b))
+        """Run what row b's cache lacks of its excerpt, all but the root, in passes of bounded width.
+
+        The native step takes as many nodes as NODES at once; elsewhere wider passes are faster, and give the logits of
+        their last node alone.
+        """
+        row, native = self.cache.row(b), self.small.native is not None
+        missing = self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])]
+        for part in missing.split(NODES if native else CHUNK, 1):
+            if part.shape[1]:
+                self.small(Tree.chain(part), row, logits=0 if native else 1)
+                row.length += part.shape[1]
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         self._run = 0
-        if self.small.vocab < self.vocab:
-            self._text.copy_(self._known(seqs.tokens))  # its policy may look at it again
+        self.ready(seqs)
         view = self.policy.view(self.cache)
 
         def step(tree: Tree, start: int) -> Tensor:
@@ -112,25 +157,30 @@ class LMDrafter(Drafter):
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         """Accepted nodes that have run stay; the deepest one never ran."""
-        steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
-        run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
-        self.cache.keep(verdict.path, torch.minimum(run, seqs.length - 1 - self.cache.length))
+        if self._run:
+            steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+            run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
+            lacking = self._root_of(seqs) - self.cache.length
+            self.cache.keep(verdict.path, torch.minimum(run, lacking).masked_fill(~self._drafted, 0))
         self._run = 0  # a round that drafts nothing may come next
-        self.policy.update(self.cache, taps)
+        ahead = self.cache.first(len(seqs.length))
+        ahead.length = self._root_of(seqs)
+        self.policy.update(ahead, taps)
 
     def _root(self, seqs: Sequences, view: KVView | None) -> Tensor:
         """Run what was committed since the last round, up to the root -> the root's logits [B,1,V].
 
-        Rows that miss less are padded behind their root: nothing real sees that, and drafts overwrite it.
+        Rows that miss less are padded behind their root: nothing real sees that, and drafts overwrite it. A row that is
+        done may miss any number; it comes as far as the others need, and drafts nothing that counts.
         """
-        tokens, n = seqs.since(self.cache.length)
-        while int(n.min()) > NODES:  # after a long pause
-            self.small(Tree.chain(self._known(tokens[:, :NODES])), self.cache, view=view)
-            self.cache.length += NODES
-            tokens, n = seqs.since(self.cache.length)
-        logits = self.small(Tree.chain(self._known(tokens)), self.cache, view=view)
-        self.cache.length += n - 1
-        return logits.gather(1, (n - 1)[:, None, None].expand(-1, 1, logits.shape[2]))
+        n = self._root_of(seqs) + 1 - self.cache.length
+        wide = int(n.masked_fill(seqs.done, 1).max())
+        at = self.cache.length[:, None] + torch.arange(wide, device=n.device)
+        tokens = self._text.gather(1, at.clamp(max=self._text.shape[1] - 1))
+        logits = self.small(Tree.chain(tokens), self.cache, view=view)
+        self._drafted, last = n <= wide, n.clamp(max=wide) - 1
+        self.cache.length += torch.where(self._drafted, last, 0)
+        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _known(self, tokens: Tensor) -> Tensor:
         """A token that the small model has no embedding for reads as its last one, which is padding as a rule."""

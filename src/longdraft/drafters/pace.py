@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from longdraft.cache import KVCache
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.costs import Costs, fitting
 from longdraft.drafters.ledger import ANY, Ledger, ranks
@@ -48,9 +47,11 @@ class Pace(Drafter):
     def leave(self, seqs: Sequences, row: int) -> None:
         self.inner.leave(seqs, row)
 
-    @property
-    def caches(self) -> list[KVCache]:
-        return self.inner.caches
+    def rewind(self, seqs: Sequences) -> None:
+        self.inner.rewind(seqs)
+
+    def ready(self, seqs: Sequences) -> None:
+        self.inner.ready(seqs)
 
     @property
     def blind(self) -> bool:
@@ -66,9 +67,10 @@ class Pace(Drafter):
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
         if self.costs is None:  # nothing has been verified yet
             return tree
+        (self.asked, self.width), self.depth = self._shape(), 0
+        if self.asked > 0:
+            self.inner.ready(seqs)  # a prompt is read once: no shape of draft is to blame for it
         self.costs.begin()
-        self.asked, self.width = self._shape()
-        self.depth = 0
         if self.asked > 0:
             self.live, seqs.most, seqs.wide = (~seqs.done).tolist(), self.asked, self.width
             try:

@@ -11,11 +11,9 @@ import torch
 
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
-from longdraft.model import Taps
 from longdraft.ops import DRAFT, gumbel
 from longdraft.sequences import Sequences, without
 from longdraft.tree import PAD, Tree
-from longdraft.verify import Verdict
 
 Gram = tuple[int, ...]
 TOKENS = 1 << 22  # that all n-grams of one text have together, at most: 32 MB of memory
@@ -106,19 +104,14 @@ class Reuse(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         self.rows = [NGrams(self.n, self.capacity) for _ in range(len(seqs.length))]
-        self._catch_up(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.rows.append(NGrams(self.n, self.capacity))
-        self._catch_up(seqs)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self.rows = without(self.rows, row)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        self._catch_up(seqs)
-
-    def _catch_up(self, seqs: Sequences) -> None:
+    def ready(self, seqs: Sequences) -> None:
         lag = seqs.sampler.window if seqs.sampler.penalty != 1 else 0
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
@@ -127,6 +120,7 @@ class Reuse(Drafter):
         deep = min(self.n - 1, seqs.room - self.below)
         if deep < 1:
             return tree
+        self.ready(seqs)
         seeds = seqs.seed.tolist() if self.choice == "random" else [None] * len(self.rows)
         found: list[list[tuple[int, Gram]]] = []
         for b, row in enumerate(self.rows):

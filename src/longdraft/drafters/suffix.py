@@ -133,13 +133,11 @@ class Suffix(Drafter):
         self.rows = [Recent(self.most) for _ in range(len(seqs.length))]
         self.outputs = [[] for _ in self.rows]
         self.matched = [(0, 0)] * len(self.rows)
-        self._catch_up(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.rows.append(Recent(self.most))
         self.outputs.append([])
         self.matched.append((0, 0))
-        self._catch_up(seqs)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         """The row's output is one of the earlier texts from now on, also for the rows that remain."""
@@ -158,7 +156,7 @@ class Suffix(Drafter):
             found = memory.index.follow(*found, token)
         return found
 
-    def _catch_up(self, seqs: Sequences) -> None:
+    def ready(self, seqs: Sequences) -> None:
         for b, (row, prompt) in enumerate(zip(self.rows, seqs.prompt.tolist(), strict=True)):
             new = seqs.tokens[b, row.seen : int(seqs.length[b])].tolist()
             if self.memory is not None:
@@ -168,9 +166,11 @@ class Suffix(Drafter):
             row.extend(new)
 
     def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        self._catch_up(seqs)
+        if self.memory is not None:  # an output is remembered to its end, whether drafts were asked for or not
+            self.ready(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        self.ready(seqs)
         rows = [[] if done else self._draft(b, seqs.room) for b, done in enumerate(seqs.done.tolist())]
         return tree.plant(rows, seqs.wide)
 

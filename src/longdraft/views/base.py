@@ -91,10 +91,10 @@ class Policy:
         return Taps()
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        """After prefill: `cache` is the model's own, and all but the last of each row's tokens [B,N] are in it.
+        """`cache` is the model's own. When a view is asked for, it holds all but the last few of each row's tokens
+        [B,N], and only then may the model be run, on scratch slots: no committed one may change.
 
-        May run the model on scratch slots, never change a committed one. `tokens` grows in place with the text. There
-        may be no rows yet.
+        `tokens` grows in place with the text. There may be no rows yet.
         """
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:

@@ -55,7 +55,7 @@ SCORERS: dict[str, Scorer] = {f.__name__: f for f in (obs_window, last_query_mea
 
 
 class Once(Policy):
-    """Picks are chosen after prefill for each layer and key head, then stay; every later slot is seen as well.
+    """Picks are chosen before a row's first draft for each layer and key head, then stay; later slots are all seen.
 
     A kind says from which slot on all is seen, and which of the slots before it. every: choose again each so many
     rounds (0: never).
@@ -65,7 +65,8 @@ class Once(Policy):
         self.scorer, self.every = SCORERS[score], every
         self._view: View | None = None
         self._text: tuple[LM, Tensor] | None = None
-        self._chosen: list[dict[int, Tensor]] = []  # per row: slots [K,P] by layer; none where it sees everything
+        # per row: slots [K,P] by layer, none where it sees everything; None: still to be chosen
+        self._chosen: list[dict[int, Tensor] | None] = []
         self._since: list[int] = []
         self._rounds = 0
 
@@ -78,45 +79,45 @@ class Once(Policy):
         raise NotImplementedError
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._text, self._rounds = (model, tokens), 0
-        self._choose_all(cache)
+        self._text, self._rounds, self._view = (model, tokens), 0, None
+        self._chosen, self._since = [None] * len(cache.length), [0] * len(cache.length)
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Only the new row's slots are chosen and copied."""
-        self._text, before = (model, tokens), self._view
-        self._choose(cache, row)
-        self._view = self._joined()
-        if before is not None and self._view is not None:
-            self._view.copies, self._view.copied = before.copies, before.copied
+        """Only the new row's slots are to be chosen and copied."""
+        self._text = model, tokens
+        self._chosen.append(None)
+        self._since.append(0)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        self._text = model, tokens
+        self._text, known = (model, tokens), self._view is not None and len(self._view.since) == len(self._chosen)
         self._chosen, self._since = without(self._chosen, row), without(self._since, row)
-        self._view = self._view and self._view.without(row)
+        self._view = self._view.without(row) if self._view is not None and known else None
 
     def seen(self, lengths: list[int]) -> list[int]:
         return lengths if self._view is None else self._view.seen(lengths)
 
     def view(self, cache: KVCache) -> View | None:
-        if self._text and self.every and self._rounds and self._rounds % self.every == 0:
-            self._choose_all(cache)
+        if self.every and self._rounds and self._rounds % self.every == 0:
+            self._chosen, self._view = [None] * len(self._chosen), None
         self._rounds += 1
+        new = [b for b, chosen in enumerate(self._chosen) if chosen is None]
+        for b in new:
+            self._choose(cache, b)
+        if new or self._view is None:
+            before, self._view = self._view, self._joined()
+            if before is not None and self._view is not None:  # the other rows' copies are as good as they were
+                self._view.copies = {place: x for place, x in before.copies.items() if place[1] not in new}
+                self._view.copied = {place: x for place, x in before.copied.items() if place[1] not in new}
         return self._view
 
-    def _choose_all(self, cache: KVCache) -> None:
-        self._chosen, self._since = [], []
-        for b in range(len(cache.length)):
-            self._choose(cache, b)
-        self._view = self._joined()
-
     def _choose(self, cache: KVCache, b: int) -> None:
-        """The choice of row b, the first that has none."""
+        """The choice of row b."""
         assert self._text is not None
         (model, tokens), length = self._text, int(cache.length[b]) + 1  # the root counts: its query is the last one
         since = self.since(length)
         scores = self.scorer(model, tokens[b : b + 1], cache.row(b), since) if since else {}
-        self._chosen.append({layer: self.pick(s, length) for layer, s in scores.items()})
-        self._since.append(since)
+        self._chosen[b] = {layer: self.pick(s, length) for layer, s in scores.items()}
+        self._since[b] = since
 
     def _joined(self) -> View | None:
         """The rows' choices as a view; None if all rows fit, or all layers have windows of their own."""
