@@ -165,6 +165,7 @@ def taps() -> None:
     both(Tree.root(torch.tensor([5, 6])), wish=lambda: Taps("ends", "logits"))
     both(whole, wish=lambda: Taps("ends", "weights", split=True))
     both(whole, wish=lambda: Taps("mean", "weights", hidden=(0, 2, 3)))
+    both(whole, wish=lambda: Taps("mean", "weights", split=True))
     both(branches(3, 3), wish=lambda: Taps("all", "weights", only=1))
 
 
