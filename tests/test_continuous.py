@@ -111,7 +111,7 @@ BAD = {1: ([], "no tokens"), 3: ([5, 99], "prompt token 99"), 4: ([5] * 150, "a 
 def test_a_bad_prompt_ends_alone(kind):
     """It takes a number in the order of prompts, so the others draw as they do without it."""
     prompts = [BAD[i][0] if i in BAD else p for i, p in enumerate(tiny.prompts(*LENGTHS))]
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "slots": 160, "seed": SEED}
+    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "slots": 160, "seed": SEED, "eos": ()}
     drafter = BUILD["vegas"](tiny.target("llama"))
     found = {f.index: f for f in serve(tiny.target("llama"), kind(prompts), drafter, 3, **options)}
     assert sorted(found) == list(range(len(LENGTHS)))
@@ -133,7 +133,7 @@ def test_a_prefill_without_memory_ends_alone(monkeypatch):
 
     want = alone("llama", "greedy")
     monkeypatch.setattr(lm, "prefill", no_room)
-    options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED}
+    options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
     found = {f.index: f for f in serve(lm, tiny.prompts(*LENGTHS), BUILD["sd"](lm), 3, **options)}
     assert found.pop(3).error == "MemoryError: no room"
     assert {i: f.tokens for i, f in found.items()} == {i: row for i, row in enumerate(want) if i != 3}
@@ -148,7 +148,7 @@ def test_a_source_that_blocks_does_not_block_the_rows_that_run():
         seen.append(gate.wait(10))
         yield tiny.prompts(*LENGTHS[:3])[2]
 
-    options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED}
+    options = {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
     found = serve(tiny.target("llama"), prompts(), BUILD["vegas"](tiny.target("llama")), 3, **options)
     rows = [next(found), next(found)]
     gate.set()
@@ -162,9 +162,9 @@ def test_a_source_that_fails_is_heard_after_the_rows_that_run():
         yield from tiny.prompts(*LENGTHS[:2])
         raise OSError("the source is gone")
 
-    rows = []
+    rows, options = [], {"max_new_tokens": NEW, "slots": 160, "seed": SEED, "eos": ()}
     with pytest.raises(OSError, match="the source is gone"):
-        for found in serve(tiny.target("llama"), prompts(), batch=3, slots=160, max_new_tokens=NEW, seed=SEED):
+        for found in serve(tiny.target("llama"), prompts(), batch=3, **options):
             rows.append((found.index, found.tokens))
     assert sorted(rows) == list(enumerate(alone("llama", "greedy")[:2]))
 

@@ -31,7 +31,7 @@ def request(model: str, i: int, sampler: str = "T=1") -> tuple[dict, list[int]]:
     """What is submitted, and what it gives alone."""
     _, new, end = REQUESTS[i]
     prompt = tiny.prompts(*(n for n, _, _ in REQUESTS))[i]
-    options = {"max_new_tokens": new, "seed": SEED + 1000 * i}
+    options = {"max_new_tokens": new, "seed": SEED + 1000 * i, "eos": ()}
     [text] = generate(tiny.target(model), [prompt], sampler=SAMPLERS[sampler], **options)
     if end is not None:
         text = text[: text.index(text[end]) + 1]
@@ -81,7 +81,7 @@ def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
     for i, id in enumerate(ids):
         asked, text = request(model, i)
         assert ends.texts[id] == text, f"request {i}"
-        assert ends.how[id] == ("eos" if "eos" in asked else "length")
+        assert ends.how[id] == ("eos" if asked["eos"] else "length")
 
 
 # A row's drafts do not suffer from its neighbours --------------------------------------------------------------------
@@ -97,7 +97,7 @@ def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]
     while step == 0 or s.running:
         for n, (length, new) in enumerate(BUSY.get(step, ())):
             if busy or new == LONG:
-                id = s.submit(tiny.prompts(length, seed=10 * step + n)[0], new)
+                id = s.submit(tiny.prompts(length, seed=10 * step + n)[0], new, eos=())
                 watched = id if new == LONG else watched
         if step in ENTRIES:
             s._tapped = False
@@ -140,7 +140,7 @@ def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
     while rest or s.running:
         if rest and s.running < 3:
             i, (length, new) = rest.pop(0)
-            s.submit(tiny.prompts(length, seed=i)[0], new, seed=i)
+            s.submit(tiny.prompts(length, seed=i)[0], new, seed=i, eos=())
         entered += bool(s.waiting)
         ends.take(s.step())
     assert not ends.errors and sum(map(len, ends.texts.values())) == 198
@@ -175,17 +175,44 @@ def test_the_pace_that_was_found_survives():
     """Entries and exits neither empty the ledger nor begin the plan again."""
     pace = Pace(BUILD["vegas"](tiny.target("llama")), clock=count().__next__)  # a second a round, whatever it drafts
     s, ends = session("llama", pace), Ends()
-    s.submit(tiny.prompts(40)[0], 60)
+    s.submit(tiny.prompts(40)[0], 60, eos=())
     for _ in range(9):
         ends.take(s.step())
     ledger, depth = pace.ledger, pace.asked
     assert depth is not None and depth > 1 and not pace.plan
-    s.submit(tiny.prompts(30)[0], 4)
+    s.submit(tiny.prompts(30)[0], 4, eos=())
     ends.take(s.step())
     while s.running:
         ends.take(s.step())
         assert pace.ledger is ledger and pace.asked != 1 and not pace.plan
     assert sorted(map(len, ends.texts.values())) == [4, 60]
+
+
+class Plain(Drafter):
+    """As simple as a drafter of someone else's may be: it knows nothing of rows that come and go."""
+
+    def __init__(self):
+        self.seen: list[int] | None = None
+        self.starts = 0
+
+    def start(self, seqs):
+        self.seen, self.starts = None, self.starts + 1
+
+    def observe(self, seqs, tree, verdict, taps):
+        self.seen = seqs.last.tolist()
+
+    def grow(self, tree, seqs):
+        assert self.seen == seqs.last.tolist(), "a round of these very rows comes first"
+        return tree.grow(torch.zeros_like(tree.tokens), tree.tokens) if seqs.room else tree
+
+
+def test_a_drafter_without_enter_and_leave_starts_anew():
+    drafter = Plain()
+    s = session("llama", drafter)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    others(finish(s, Ends()), {})
+    assert drafter.starts > len(REQUESTS)
 
 
 def keys_stay(mp) -> None:
@@ -392,7 +419,7 @@ def test_waiting_and_running_requests_are_cancelled():
 
 def test_closing_ends_everything():
     with session("llama", batch=1) as s:
-        ids = [s.submit([5, 6], 9), s.submit([7], 9)]
+        ids = [s.submit([5, 6], 9, eos=()), s.submit([7], 9, eos=())]
         s.step()
         assert [(e.id, e.ended) for e in s.close()] == [(id, "cancelled") for id in ids]
     assert s.step() == [] and s.running == s.waiting == 0
@@ -420,13 +447,13 @@ def test_two_threads_do_not_step_at_once():
         return match(tree, logits, seqs)
 
     s, events = session("llama", verify=verify), []
-    s.submit([5, 6], 1)
+    s.submit([5, 6], 1, eos=())
     thread = threading.Thread(target=lambda: events.extend(s.step()))
     thread.start()
     assert inside.wait(20)
     with pytest.raises(RuntimeError, match="one thread at a time"):
         s.step()
-    later = s.submit([7], 1)  # not kept waiting by the round
+    later = s.submit([7], 1, eos=())  # not kept waiting by the round
     go_on.set()
     thread.join()
     assert [e.ended for e in events] == ["length"]

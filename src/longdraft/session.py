@@ -241,6 +241,8 @@ class Session:
             return
         try:
             self.drafter.leave(self._places.seqs, b)
+            if type(self.drafter).leave is Drafter.leave:  # it has started anew
+                self._tapped = False
         except BaseException as error:
             self._started = False
             if not isinstance(error, Exception):

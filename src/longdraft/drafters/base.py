@@ -45,7 +45,11 @@ class Drafter:
         self.start(seqs)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        """Row `row` has left; if it was not the last, the last one has taken its place. seqs: the rows that remain."""
+        """Row `row` has left; if it was not the last, the last one has taken its place. seqs: the rows that remain.
+
+        A drafter that overrides this may be asked to draft in the next round: what it learnt of the last rounds must
+        still be there, row by row, or it must draft without it.
+        """
         self.start(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences) -> Tree:
