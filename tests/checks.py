@@ -132,8 +132,10 @@ class Toy(Drafter):
 
 
 def toy_sequences(rows: int, limit: int, sampler: Sampler, seed: int = 0) -> Sequences:
-    """Many rows that differ in their seeds alone: every one starts from token 0."""
-    return Sequences.of([[0]] * rows, limit, KVCache(rows, 1), sampler, seed)
+    """Many rows that differ in their seeds alone, which are neighbours: every one starts from token 0."""
+    found = Sequences.of([[0]] * rows, limit, KVCache(rows, 1), sampler)
+    found.seed = seed + torch.arange(rows)
+    return found
 
 
 def run_toy(verifier, drafter: Drafter, p: Tensor, sampler: Sampler, rows: int, limit: int, seed: int = 0) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import tiny
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from structure import ancestors, branching
 from test_tree_cache import trees
 from transformers import GenerationConfig
-from transformers.generation.utils import GenerationMixin
+from transformers.generation import utils
 
 from longdraft import InputError, Sampler, processors, rules
 from longdraft.cache import KVCache
@@ -47,6 +48,7 @@ def test_the_penalty_counts_each_nodes_own_last_tokens(tree, prompt, window, dat
             assert torch.equal(found[b, node - start], want)
 
 
+MIXIN: Any = utils.GenerationMixin
 LAWS = {
     "temperature": Sampler(temperature=0.6),
     "top-k": Sampler(temperature=1.0, top_k=5),
@@ -96,11 +98,11 @@ def test_the_cases_tell_one_order_from_another():
 
 def test_what_is_used_of_transformers_has_not_changed():
     """The chain comes from a private method. If this fails, look at processors.chain before widening the version."""
-    asked = inspect.signature(GenerationMixin._get_logits_processor).parameters
+    asked = inspect.signature(MIXIN._get_logits_processor).parameters
     assert {"generation_config", "input_ids_seq_length", "device"} <= asked.keys()
     needed = [p.name for p in asked.values() if p.default is p.empty and p.name != "self"]
     assert needed == ["generation_config"], "GenerationMixin._get_logits_processor asks for more than it did"
-    source = inspect.getsource(GenerationMixin._get_logits_processor)
+    source = inspect.getsource(MIXIN._get_logits_processor)
     used = set(re.findall(r"self\.([\w.]+)", source))
     used -= {"config.get_text_config"}  # for watermarks, which rules.py refuses
     assert used == {"config.is_encoder_decoder", "_merge_criteria_processor_list"}, "it reads more of the model"
@@ -114,7 +116,7 @@ def test_what_is_used_of_transformers_has_not_changed():
 
 def test_every_setting_of_a_generation_config_has_its_place():
     """A setting that a later Transformers adds is applied, refused or known to be no part of a model's law."""
-    source = inspect.getsource(GenerationMixin._get_logits_processor)
+    source = inspect.getsource(MIXIN._get_logits_processor)
     read = set(re.findall(r"generation_config\.([a-z]\w*)", source)) - {"max_length", "num_beams"}
     warpers = {*processors.WARPERS, "top_h", "typical_p", "epsilon_cutoff"}  # the last three are not offered
     assert read - warpers - rules.APPLIED.keys() - rules.REFUSED.keys() == {"use_cache", "renormalize_logits"}
@@ -122,7 +124,7 @@ def test_every_setting_of_a_generation_config_has_its_place():
 
 def test_the_chain_is_built_once(monkeypatch):
     made = []
-    real = processors._Host._get_logits_processor
+    real = MIXIN._get_logits_processor
     monkeypatch.setattr(
         processors._Host, "_get_logits_processor", lambda self, *a, **k: made.append(1) or real(self, *a, **k)
     )

@@ -52,7 +52,7 @@ class _Host(GenerationMixin):
 @lru_cache(maxsize=256)
 def chain(
     settings: Settings, eos: tuple[int, ...], prompt: int, total: int, vocab: int, device: torch.device
-) -> list[lp.LogitsProcessor]:
+) -> list[Any]:
     """The processors `generate` would apply, in its order, to a prompt of so many tokens that may grow to `total`.
 
     vocab and device: some processors keep tensors of that size and place after their first call.
@@ -63,10 +63,12 @@ def chain(
     config = GenerationConfig(**found)
     config.max_length = total
     config._eos_token_tensor = torch.tensor(eos, device=device) if eos else None
-    made = list(_Host()._get_logits_processor(config, input_ids_seq_length=prompt, device=str(device)))
+    host: Any = _Host()
+    made = list(host._get_logits_processor(config, input_ids_seq_length=prompt, device=str(device)))
     for process in made:
         if isinstance(process, lp.SequenceBiasLogitsProcessor):  # completes itself when first called: not in a thread
-            process(torch.zeros(1, 1, dtype=torch.long, device=device), torch.zeros(1, vocab, device=device))
+            ids: Any = torch.zeros(1, 1, dtype=torch.long, device=device)
+            process(ids, torch.zeros(1, vocab, device=device))
     return made
 
 
@@ -74,7 +76,7 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, seqs: Sequences, start
     """Processed logits [B,W,V] of nodes [start, start+W), each as after its own path: prompt, committed, ancestors."""
     B, W, V = logits.shape
     device, names = logits.device, {name for name, _ in settings}
-    nothing = torch.empty(B * W, 0, dtype=torch.long, device=device)
+    nothing: Any = torch.empty(B * W, 0, dtype=torch.long, device=device)
     if names <= WARPERS:
         flat = logits.reshape(B * W, V)
         for process in chain(settings, (), 1, 1, V, device):
