@@ -234,6 +234,17 @@ def zeroed_prompt(mp: MonkeyPatch) -> None:
     _at_start(mp, _zero)
 
 
+def swapped_prompt(mp: MonkeyPatch) -> None:
+    """The drafter turns the values of every key one place on: none is lost, and their sum stays what it was."""
+
+    def turn(seqs: Sequences) -> None:
+        for layer in seqs.cache.layers:
+            k, _ = seqs.cache.read(layer, 0)
+            k.copy_(k.roll(1, -1))
+
+    _at_start(mp, turn)
+
+
 def zeroed_once(mp: MonkeyPatch) -> None:
     """The first drafter that starts zeroes slots of the prompt: where methods are warmed up, nothing is wrong later."""
     count = iter(range(1 << 30))

@@ -1,4 +1,4 @@
-"""The native part of the suite where it is harder: `haswell`, a processor with AVX2 and no more; `asan`, AddressSanitizer.
+"""Harder runs of the native tests: `haswell`, a processor with AVX2 and no more; `asan`, AddressSanitizer.
 
 Each says what it used. What a machine has no tools for is left out with a line that says so.
 """
@@ -61,7 +61,8 @@ def haswell() -> int:
         say(f"AVX2 alone: emulated by {' '.join(EMULATOR)}")
         return pytest(EMULATED, EMULATOR, LONGDRAFT_EMULATED="1")
     say(
-        f"AVX2 alone: MASKED by LONGDRAFT_CPU=haswell, since there is no {EMULATOR[0]} with AVX2; wider code would run unseen"
+        f"AVX2 alone: MASKED by LONGDRAFT_CPU=haswell, since there is no {EMULATOR[0]} with AVX2:"
+        " code of a wider build would run unseen"
     )
     return pytest(MASKED, LONGDRAFT_CPU="haswell", ATEN_CPU_CAPABILITY="avx2")
 

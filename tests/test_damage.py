@@ -18,6 +18,7 @@ from longdraft.views import Full
 KEYS = "the prompt's keys and values"
 FAULTS = {  # fault: (plant, what is said to have changed)
     "zeroes slots": (broken.zeroed_prompt, KEYS),
+    "turns keys": (broken.swapped_prompt, KEYS),
     "zeroes slots once, while warming up": (broken.zeroed_once, KEYS),
     "seeds": (broken.other_seeds, "the rows' seeds"),
     "sampler": (broken.other_sampler, "the sampler"),
@@ -39,6 +40,23 @@ def test_compare(cli, fault, pace, monkeypatch):
     found = json.loads(out)
     assert (status, found["equal"], found["damage"]) == (1, False, words)
     assert found["plain"]["new_tokens"] == 24
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypatch):
+    """Elsewhere it may be a tie: the record says how close."""
+    if not native:
+        monkeypatch.setattr("longdraft.fast.fits", lambda *_: False)
+    decode = Prefilled.decode
+
+    def unverified(self, drafter=None, *args, **options):
+        plain = drafter is None or type(drafter) is Drafter
+        return decode(self, drafter, *args, **options, **({} if plain else {"verify": broken.unverified}))
+
+    monkeypatch.setattr(Prefilled, "decode", unverified)
+    status, out, _ = cli(*COMPARED, "-o", "pace=off", "--json")
+    found = json.loads(out)
+    assert found["equal"] is False and found["exact"] is native and status == (1 if native else 0)
 
 
 def test_compare_says_so_in_words(cli, monkeypatch):

@@ -85,12 +85,18 @@ class Prefilled:
         return self._altered
 
     def _sums(self) -> list[Tensor]:
-        """Of every layer and row, for each committed slot of the prompt, the sum of its bits read as whole numbers."""
+        """Of every layer and row, for each committed slot of the prompt, a weighted sum of its bits as whole numbers.
+
+        Weights differ from place to place, so that values which change places are noticed too.
+        """
         kinds, found = {2: torch.int16, 4: torch.int32, 8: torch.int64}, []
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:
                 for x in self.cache.read(layer, b):
-                    found.append(x[:, :n].contiguous().view(kinds[x.element_size()]).sum((0, 2)))
+                    heads, dim = x.shape[0], x.shape[2]
+                    weights = torch.arange(1, 2 * heads * dim, 2, device=x.device).view(heads, 1, dim)
+                    bits = x[:, :n].contiguous().view(kinds[x.element_size()])
+                    found.append((bits * weights).sum((0, 2)))
         return found
 
     def decode(

@@ -88,5 +88,5 @@ def generate(
         from longdraft.cli.show import figures
 
         typer.echo(figures(outcome.record), err=True)
-    if outcome.interrupted or outcome.damaged:
+    if outcome.interrupted or outcome.failed:
         raise typer.Exit(130 if outcome.interrupted else 1)

@@ -66,9 +66,9 @@ class Outcome:
     interrupted: bool
 
     @property
-    def damaged(self) -> bool:
-        """Whether the method changed what is not its own, so that its text proves nothing."""
-        return "damage" in self.record
+    def failed(self) -> bool:
+        """Whether the comparison found damage, or a difference where passes are exact."""
+        return "damage" in self.record or (self.record["exact"] and self.record.get("equal") is False)
 
 
 @dataclass
