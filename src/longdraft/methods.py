@@ -192,9 +192,7 @@ def tokenswift(
     return Then(Heads(target, heads, Partial(budget, sink), tree(widths=widths)), Reuse(n, topk, 1, choice))
 
 
-def eagle(
-    target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 2048
-) -> Drafter:
+def eagle(target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512) -> Drafter:
     """A layer on the target's states grows a tree by its likeliest nodes and keeps the best, `nodes` with the root."""
     at_least(1, topk=topk, reach=reach)
     at_least(0, levels=levels)

@@ -42,7 +42,7 @@ class Eagle(Drafter):
     """
 
     def __init__(
-        self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 2048
+        self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512
     ):
         if block.known < topk:
             raise InputError(f"option topk is {topk}: the drafter knows {block.known} tokens, so give that or fewer")
