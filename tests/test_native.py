@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from longdraft import Sampler, Stats, match
+from longdraft import Sampler, Stats, load, match
 from longdraft.drafters import GlideDrafter, random_glide
 from longdraft.drafters.glide import Ring
 from longdraft.engine import prefill, step
@@ -300,3 +300,11 @@ def test_accepted_nodes_keep_their_keys_in_the_ring():
         torch.testing.assert_close(drafter.ring.k[:, :, :16], fresh.k[:, :, :16], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(drafter.ring.v[:, :, :16], fresh.v[:, :, :16], rtol=1e-4, atol=1e-5)
         assert (computed == fresh._owner).sum() >= 15  # at most the last accepted node's key was missing
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native build runs here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bundled_model_takes_the_native_step(dtype):
+    """Also a second time on the same Transformers model: what the first LM hung on it only looks on."""
+    lm, _ = load("bundled", dtype)
+    assert lm.exact and LM(lm.hf).exact

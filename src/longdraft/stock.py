@@ -13,6 +13,7 @@ from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList}
+RECORDERS = ("transformers.", "longdraft.decoder")  # modules whose hooks look on
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
 
@@ -113,6 +114,6 @@ def _known(module: nn.Module, own: Any) -> bool:
 
 def _changed(module: nn.Module) -> bool:
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    # Those that Transformers sets to record outputs change nothing.
-    strange = any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
+    # Those that Transformers and LM set to record what passes through change nothing.
+    strange = any(not getattr(hook, "__module__", "").startswith(RECORDERS) for hook in hooks)
     return strange or "forward" in vars(module)
