@@ -75,7 +75,8 @@ def asan() -> int:
         say(f"AddressSanitizer: left out, {compiler} has no libasan.so")
         return 0
     say(f"AddressSanitizer: building into {ASAN.relative_to(ROOT)}")
-    flags = "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED -Wno-uninitialized -Wno-maybe-uninitialized"
+    flags = "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED"
+    flags += " -Wno-uninitialized -Wno-maybe-uninitialized"
     words = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(ASAN), "--build-temp", f"{ASAN}-objects"]
     # setuptools reads the first or the second for C++, by its version; test_asan.py asserts that it did
     told = {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": "-fsanitize=address"}
