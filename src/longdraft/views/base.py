@@ -20,7 +20,7 @@ Table = dict[tuple[int, int], T]  # by layer and row
 
 @dataclass
 class View:
-    """picks [L|1,B,P] slots (-1 pads the end), below since [B], no two equal; all slots from `since` on are seen.
+    """picks [L|1,B,P] slots, ascending (-1 pads the end), below since [B]; all slots from `since` on are seen.
 
     picks [L|1,B,K|1,P]: each key head has its own, as many as its neighbours. layers maps a model's layer to its place
     in picks (None: one choice serves all). The picked keys are copied together once per row and layer, when a draft

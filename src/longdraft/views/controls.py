@@ -23,7 +23,7 @@ class RandomPicks(Policy):
         for n in cache.length.tolist():
             budget = budget_of(n, self.ratio, self.floor)
             key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)
-            picks = uniform(*key)[0].topk(0 if budget >= n else budget).indices.to(device)
+            picks = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values.to(device)
             rows.append(picks)
             since.append(0 if budget >= n else n)
         return pad_rows(rows, since, device)
