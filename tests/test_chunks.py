@@ -160,6 +160,7 @@ def test_one_row_of_scores_is_held_for_a_layer(model, policy, monkeypatch):
     tokens, cache = filled(lm, (200,))
     monkeypatch.setattr(LM, "__call__", watched)
     policy.start(lm, tokens, cache)
+    policy.view(cache)
     assert len(shapes) == lm.config.num_hidden_layers
     for nodes, shape in shapes:
         assert nodes <= OBSERVED and shape == (1, 1, lm.config.num_key_value_heads, 200 - nodes + 1)
