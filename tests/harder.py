@@ -64,19 +64,27 @@ def haswell() -> int:
     return pytest(MASKED, LONGDRAFT_CPU="haswell", ATEN_CPU_CAPABILITY="avx2")
 
 
+def library(compiler: str, name: str) -> Path | None:
+    """Where the compiler has this library."""
+    asked = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True)
+    path = Path(asked.stdout.strip())
+    return path if path.is_absolute() else None
+
+
 def asan() -> int:
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         say(f"AddressSanitizer: left out, there is no compiler {compiler}")
         return 0
-    asked = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True)
-    runtime = Path(asked.stdout.strip())
-    if not runtime.is_absolute():
+    # With libstdc++ before anything is loaded, or the sanitizer does not find the function that throws.
+    runtimes = [library(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
+    if None in runtimes:
         say(f"AddressSanitizer: left out, {compiler} has no libasan.so")
         return 0
     say(f"AddressSanitizer: building into {ASAN.relative_to(ROOT)}")
-    flags = "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED"
-    flags += " -Wno-uninitialized -Wno-maybe-uninitialized"
+    flags = (
+        "-fsanitize=address -fno-omit-frame-pointer -g1 -DLONGDRAFT_PLANTED -Wno-uninitialized -Wno-maybe-uninitialized"
+    )
     words = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(ASAN), "--build-temp", f"{ASAN}-objects"]
     # setuptools reads the first or the second for C++, by its version; test_asan.py asserts that it did
     told = {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": "-fsanitize=address"}
@@ -86,7 +94,11 @@ def asan() -> int:
         say("AddressSanitizer: the build failed")
         return 1
     options = "detect_leaks=0:allocator_may_return_null=1"
-    return pytest(SANITIZED, LD_PRELOAD=str(runtime), ASAN_OPTIONS=options, LONGDRAFT_TEST_BUILDS=str(builds))
+    preload = " ".join(map(str, runtimes))
+    # --capture=sys: a report must reach the terminal, though the process that wrote it is gone
+    return pytest(
+        ["--capture=sys", *SANITIZED], LD_PRELOAD=preload, ASAN_OPTIONS=options, LONGDRAFT_TEST_BUILDS=str(builds)
+    )
 
 
 if __name__ == "__main__":

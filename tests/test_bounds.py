@@ -313,7 +313,7 @@ def test_a_view_that_begins_beyond_the_text_sees_what_there_is():
 
 def test_slots_that_are_not_there_are_not_copied():
     k, v = torch.randn(2, 30, 16), torch.randn(2, 30, 16)
-    for slots in ([3, 30], [-1, 4], [5, 5], [7, 6]):
+    for slots in ([3, 30], [-1, 4], [31], [4, -2]):
         copy = Compact()
         with pytest.raises(RuntimeError, match="slots to be copied"):
             copy.fill(k, v, torch.tensor(slots))
@@ -325,6 +325,15 @@ def test_slots_that_are_not_there_are_not_copied():
         choose([torch.randn(5)], 6)
     with pytest.raises(ValueError, match="as many in every row"):
         choose([torch.randn(5), torch.randn(4)], 2)
+
+
+def test_slots_in_any_order_are_copied():
+    """Over what is held too, where ascending ones would stay."""
+    k, copy = torch.randn(2, 30, 16), Compact()
+    for slots in ([1, 5, 9], [9, 2, 5], [2, 5, 9, 11], [7, 7, 1], [1, 7]):
+        mine = copy.fill(k, -k, torch.tensor(slots))
+        held = mine[0].sum(-1).sort().values
+        assert torch.equal(held, k[:, slots].sum(-1).sort().values) and torch.equal(mine[1], -mine[0]), slots
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ WRONG = {  # the codes of check.h
     7: "scores are asked for of nodes or slots that are not there",
     8: "a state is asked for of a layer that is not there",
     9: "a draw's temperature or count is out of range",
-    10: "slots to be copied are not there, or not in order",
+    10: "slots to be copied are not there",
 }
 
 

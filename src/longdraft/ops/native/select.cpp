@@ -84,32 +84,39 @@ static bool fits(const Copy& c) {
     return from_to(c.n, 0, std::min(c.room, c.size)) && from_to(c.had, 0, c.room) && from_to(c.heads, 1, MANY) && from_to(c.bytes, 1, MANY);
 }
 
-// Whether all slots are there, and each is wanted and held once.
+// Whether all slots are there.
 static bool sound(const Copy& c) {
-    bool good = !c.n || (c.slots[0] >= 0 && c.slots[c.n - 1] < c.size);
-    for (int64_t i = 1; i < c.n; i++) good &= c.slots[i - 1] < c.slots[i];
-    for (int64_t i = 1; i < c.had; i++) good &= c.held[i - 1] < c.held[i];
+    bool good = true;
+    for (int64_t i = 0; i < c.n; i++) good &= c.slots[i] >= 0 && c.slots[i] < c.size;
     for (int64_t i = 0; i < c.had; i++) good &= c.held_at[i] >= 0 && c.held_at[i] < c.room;
     return good;
 }
 
-// Fills the plan of a sound copy -> whether there was a place for everything.
+static bool ascending(const int64_t* x, int64_t n) {
+    bool good = true;
+    for (int64_t i = 1; i < n; i++) good &= x[i - 1] < x[i];
+    return good;
+}
+
+// Fills the plan of a sound copy -> whether there was a place for everything. Slots in another order than ascending are all
+// copied anew: what is held is not found among them.
 static bool changes(const Copy& c, Plan& plan) {
+    const int64_t had = ascending(c.slots, c.n) && ascending(c.held, c.had) ? c.had : 0;
     int64_t h = 0, open = 0, fresh = 0;
-    for (int64_t i = c.had; i < c.n; i++) plan.free[open++] = i;
+    for (int64_t i = had; i < c.n; i++) plan.free[open++] = i;
     const auto lose = [&](int64_t at) {
         if (at < c.n && open < most_free(c)) plan.free[open++] = at;
     };
     for (int64_t i = 0; i < c.n; i++) {
-        for (; h < c.had && c.held[h] < c.slots[i]; h++) lose(c.held_at[h]);
-        const bool here = h < c.had && c.held[h] == c.slots[i];
+        for (; h < had && c.held[h] < c.slots[i]; h++) lose(c.held_at[h]);
+        const bool here = h < had && c.held[h] == c.slots[i];
         if (here && c.held_at[h] < c.n)
             c.place[i] = c.held_at[h];
         else
             plan.moves[fresh++].to = i;
         h += here;
     }
-    for (; h < c.had; h++) lose(c.held_at[h]);
+    for (; h < had; h++) lose(c.held_at[h]);
     if (fresh > open) return false;
     for (int64_t j = 0; j < fresh; j++) {
         const int64_t i = plan.moves[j].to;

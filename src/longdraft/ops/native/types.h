@@ -68,8 +68,8 @@ struct Chain {
 };
 
 // A compact copy of `had` slots that is to hold n others. k, v [heads, size, bytes], pitch bytes between heads; out_k, out_v
-// [heads, room, bytes] with out_pitch between heads. slots [n], ascending, are wanted; those of the copy are held [had],
-// ascending, at places held_at -> place [n] of each wanted slot.
+// [heads, room, bytes] with out_pitch between heads. slots [n] are wanted; those of the copy are held [had], at
+// places held_at -> place [n] of each wanted slot.
 struct Copy {
     const char *k, *v;
     int64_t heads, size, pitch, bytes;
