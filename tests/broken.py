@@ -234,7 +234,7 @@ def zeroed_prompt(mp: MonkeyPatch) -> None:
     _at_start(mp, _zero)
 
 
-def swapped_prompt(mp: MonkeyPatch) -> None:
+def turned_prompt(mp: MonkeyPatch) -> None:
     """The drafter turns the values of every key one place on: none is lost, and their sum stays what it was."""
 
     def turn(seqs: Sequences) -> None:

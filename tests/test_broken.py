@@ -78,6 +78,7 @@ PLANTED = {
     "drafts are favoured by a little": (broken.favoured, near),
     "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain),
     "the drafter zeroes slots of the prompt once": (broken.zeroed_once, chain),
+    "the drafter turns the prompt's keys": (broken.turned_prompt, chain),
     "the drafter changes the rows' seeds": (broken.other_seeds, chain),
     "the drafter changes the sampler": (broken.other_sampler, chain),
     "the drafter changes the end tokens": (broken.other_ends, chain),

@@ -18,7 +18,7 @@ from longdraft.views import Full
 KEYS = "the prompt's keys and values"
 FAULTS = {  # fault: (plant, what is said to have changed)
     "zeroes slots": (broken.zeroed_prompt, KEYS),
-    "turns keys": (broken.swapped_prompt, KEYS),
+    "turns keys": (broken.turned_prompt, KEYS),
     "zeroes slots once, while warming up": (broken.zeroed_once, KEYS),
     "seeds": (broken.other_seeds, "the rows' seeds"),
     "sampler": (broken.other_sampler, "the sampler"),
