@@ -18,13 +18,13 @@ bench --methods plain,budgetdraft --accept 5.5 --context 4096,8192,16384 --max-n
 bench --methods plain,vegas --accept 5.5 --batch 8 --context 16384 --max-new-tokens 48
 
 # Beside Transformers' own generate, in both dtypes.
-bench --methods plain,vegas,hf-static,hf-dynamic --accept 5.5 --context 32768 --max-new-tokens 64 --repeat 5
+bench --methods plain,vegas,hf-static,hf-dynamic --accept 5.5 --context 32768 --max-new-tokens 64
 bench --methods plain,hf-static,hf-dynamic --dtype float32 --context 32768 --max-new-tokens 32
 
 # What a user sees on held-out text, each at its own pace. Greedy text of a small model loops: read the sampled one too.
 for temperature in 1 0; do
     bench --methods plain,vegas,longspec-guided,budgetdraft,vegas-reuse,suffix,auto -o longspec-guided.widths=4,2,2,2,2 \
-        --text code,book --context 16384,32768 --max-new-tokens 256 --repeat 2 --temperature "$temperature"
+        --text code,book --context 16384,32768 --max-new-tokens 256 --temperature "$temperature"
 done
 
 # Text that drafts badly: random letters, and words of an alphabet that the bundled target never saw.
