@@ -192,6 +192,7 @@ PLANTED = {
     "drafts are favoured by a little": (broken.favoured, tree, "llama"),
     "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain, "llama"),
     "the drafter zeroes slots of the prompt once": (broken.zeroed_once, chain, "llama"),
+    "the drafter turns the prompt's keys": (broken.turned_prompt, chain, "llama"),
     "the drafter changes the rows' seeds": (broken.other_seeds, chain, "llama"),
     "the drafter changes the sampler": (broken.other_sampler, chain, "llama"),
     "the drafter changes the end tokens": (broken.other_ends, chain, "llama"),
