@@ -101,6 +101,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "dtype": str(lm.dtype).removeprefix("torch."),
         "native": lm.native is not None,
         "exact": lm.exact,
+        "kernels": native.name_of(lm.native.lib) if lm.native is not None else None,
         "device": processor(lm.device),
         "threads": torch.get_num_threads(),
         "pinned": are_pinned(),

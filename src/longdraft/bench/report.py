@@ -18,7 +18,7 @@ from longdraft.errors import InputError
 Record = dict[str, Any]
 # Records that differ in one of these never share a table.
 SETTING = ("model", "weights_sha256", "dtype", "device", "threads", "text_name", "text_sha256", "temperature")
-SETTING += ("native", "environment", "git_sha", "settle", "oracle")
+SETTING += ("native", "kernels", "environment", "git_sha", "settle", "oracle")
 REPEATS = 5  # of a cell, below which a table says that they are few
 LOOPS = 0.6  # share of distinct 3-grams below which a text is said to loop
 
@@ -245,7 +245,8 @@ def _origin(records: list[Record]) -> list[str]:
     found = []
     for r in {r["run"]: r for r in records}.values():
         code = (r["git_sha"] or "no checkout")[:12] + (" with changes" if r["git_dirty"] else "")
-        step = "native step" if r["native"] else "Transformers forward"
+        build = f" ({r['kernels']})" if r.get("kernels") else ""
+        step = f"native step{build}" if r["native"] else "Transformers forward"
         parts = [r["time"], code, f"{r['device']}, {r['threads']} threads, {step}", f"seed {r['seed']}"]
         parts += [f"{k}={v}" for k, v in r["environment"].items()]
         parts += [f"{k} {v}" for k, v in r["versions"].items()]

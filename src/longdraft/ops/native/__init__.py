@@ -113,6 +113,11 @@ def _library(wish: str) -> ctypes.CDLL | None:
     return lib
 
 
+def name_of(lib: ctypes.CDLL) -> str:
+    """The build that a library is: "amx", "avx512", "avx2"."""
+    return Path(lib._name).name.split(".")[0].lstrip("_")
+
+
 def opened(kind: str) -> ctypes.CDLL | None:
     """That build, or None where `lacking` says why not."""
     return _open(kind)[0]
