@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +14,6 @@ import torch
 from listed import untrained
 
 from longdraft import Sampler, build, generate
-from longdraft.errors import InputError
 from longdraft.model import LM, Taps
 from longdraft.tree import Tree
 
@@ -88,27 +89,48 @@ def test_no_module_is_changed_while_it_is_used():
     assert [(names, modules) for names, modules, _ in seen[0]] == [(names, modules) for names, modules, _ in before]
 
 
+FORKED = """
+import os, sys
+import torch
+sys.path.insert(0, {tests!r})
+import tiny
+from longdraft import InputError, generate
+from longdraft.tree import Tree
+torch.set_num_threads(2)
+lm = tiny.target("llama")
+generate(lm, tiny.prompts(200), max_new_tokens=2)
+torch.ones(1 << 20).sum()  # torch's own threads are there
+tree, cache = Tree.root(torch.tensor([5])), lm.new_cache(1, 8)
+child = os.fork()
+if child == 0:
+    try:
+        {call}
+        print("no error", flush=True)
+    except InputError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_is_told_and_does_not_hang():
-    lm = tiny.target("llama")
-    generate(lm, tiny.prompts(20), max_new_tokens=2)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:  # nothing here may return to pytest
-        try:
-            generate(lm, [[1, 2, 3]], max_new_tokens=2)
-            said = "no error"
-        except InputError as error:
-            said = str(error)
-        except BaseException as error:
-            said = repr(error)
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    timer = threading.Timer(60, os.kill, (child, 9))
-    timer.start()
-    said = os.read(read, 1 << 16).decode()
-    os.waitpid(child, 0)
-    timer.cancel()
+@pytest.mark.parametrize(
+    "call",
+    [
+        "generate(lm, tiny.prompts(200), max_new_tokens=2)",
+        "lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))",
+        "lm(tree, cache)",
+    ],
+    ids=["generate", "prefill", "a pass"],
+)
+def test_a_forked_child_is_told_and_does_not_hang(call):
+    """With two threads, as a user has them: one thread alone would not hang."""
+    code = FORKED.format(tests=os.path.dirname(__file__), call=call)
+    words = [sys.executable, "-c", code]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        said, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("the child hangs")
     assert "forked" in said and "spawn" in said

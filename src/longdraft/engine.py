@@ -75,6 +75,7 @@ def _count(stats: Stats, live: list[bool], taken: list[int], verified: list[int]
 
 def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Drafter, verify: Verifier) -> None:
     """Raises InputError for what could only fail later."""
+    target.check_process()
     if max_new_tokens < 1:
         raise InputError(f"max-new-tokens is {max_new_tokens}: give 1 or more")
     if not prompts or not all(prompts):

@@ -206,6 +206,7 @@ class LM:
         return sum(p.nbytes for p in self.hf.parameters()) - (0 if tied else table.nbytes)
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
+        self.check_process()
         return KVCache(batch, slots, self.device)
 
     def __call__(
@@ -279,6 +280,7 @@ class LM:
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
         """Feed one row's tokens and commit them: cache is of one row."""
+        self.check_process()
         for part in torch.tensor([tokens], device=self.device).split(chunk, 1):
             if part.shape[1]:
                 self(Tree.chain(part), cache, logits=1)
