@@ -9,7 +9,7 @@ import tiny
 import torch
 from checks import SAMPLERS, SEED
 from listed import BUILD, each_method, exact
-from test_session import count_reads
+from test_row_state import count_reads
 
 from longdraft import InputError, Stats, generate, match, row_seed, serve
 from longdraft.cache import KVCache

@@ -84,3 +84,9 @@ def rotates(hf: Any, ropes: set[str]) -> bool:
     """Whether all positions are rotations of these kinds, which any number gives, also beyond those trained on."""
     kinds = getattr(getattr(hf.get_decoder(), "rotary_emb", None), "rope_type", None)
     return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ropes
+
+
+def experts_of(config: Any) -> int:
+    """How many experts a layer chooses from; 0 where it has none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((n for name in names if (n := getattr(config, name, None))), 0)

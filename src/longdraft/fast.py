@@ -19,7 +19,7 @@ from longdraft.tree import Tree
 
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not change with the length
 DIMS = {16, 32, 64, 96, 128, 256}
-NODES = 128  # wider passes are prefill: there torch's matrix products win
+NODES = 128  # of one native call: wider trees are split (wide.py), and prefill runs in torch, which is faster there
 
 
 def fits(hf: Any, windows: dict[int, int]) -> bool:

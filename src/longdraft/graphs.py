@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longdraft.cache import KVCache
+from longdraft.decoder import experts_of
 from longdraft.errors import InputError
 from longdraft.ops import trial
 from longdraft.tree import Tree
@@ -19,7 +20,6 @@ from longdraft.tree import Tree
 if TYPE_CHECKING:
     from longdraft.model import LM
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what reaches an expert is known on the host alone
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}  # whose eight launches one kernel replaces
 KEPT = 64  # graphs at a time; the one not used for longest goes first
 
@@ -37,7 +37,7 @@ def plain(lm: LM) -> bool:
     c, dim = lm.config, head_dim(lm.config)
     modules = [getattr(layer, "self_attn", None) for layer in lm.hf.get_decoder().layers]
     return (
-        not any(getattr(c, n, None) for n in EXPERTS)
+        not experts_of(c)  # what reaches an expert is known on the host alone
         and getattr(c, "v_head_dim", None) in (None, dim)
         and all(getattr(m, "head_dim", None) == dim for m in modules)
         and lm.reach > lm.positions

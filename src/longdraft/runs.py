@@ -93,10 +93,9 @@ class Prefilled:
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:
                 for x in self.cache.read(layer, b):
-                    heads, dim = x.shape[0], x.shape[2]
-                    weights = torch.arange(1, 2 * heads * dim, 2, device=x.device).view(heads, 1, dim)
+                    weights = torch.arange(1, 2 * x.shape[0] * x.shape[2], 2, device=x.device).view(len(x), -1)
                     bits = x[:, :n].contiguous().view(kinds[x.element_size()])
-                    found.append((bits * weights).sum((0, 2)))
+                    found.append(torch.stack([(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]).sum(0))
         return found
 
     def decode(

@@ -66,11 +66,11 @@ def demo(
             found[name].take(step)
             printer.step(step.tokens[0])
         printer.end()
-        if runs.altered():  # what comes after reads it, plain decoding as well
+        if damage := runs.altered():  # what comes after reads it, plain decoding as well
             break
     differences = {name: first_difference(runs, found["plain"].rows, run.rows) for name, run in found.items()}
-    console.print(table(found, differences, target.exact, runs.altered()))
-    if runs.altered():
+    console.print(table(found, differences, target.exact, damage))
+    if damage:
         raise typer.Exit(1)
     footnotes(console, found["plain"], traffic(runs, found["plain"]))
 

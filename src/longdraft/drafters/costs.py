@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from longdraft.cache import KVCache
+from longdraft.decoder import experts_of
 from longdraft.model import LM, Taps
 from longdraft.sequences import Sequences
 from longdraft.tree import Tree
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 NODE = {"cuda": 0.005, "cpu": 0.04}  # each node of a verification beyond a row's first
 SCORES = 0.3  # keeping the scores of a verification, and choosing and copying keys by them
 LEVEL = 0.05  # a level drafted by a model, however little it reads
-EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 Seen = Callable[[list[int]], list[int]]  # committed slots of each row -> how many of them a pass reads
 
@@ -103,7 +103,7 @@ _WEIGHTS: WeakKeyDictionary[LM, Weights] = WeakKeyDictionary()
 def weights_of(model: LM) -> Weights:
     """Looked up once for each model."""
     if model not in _WEIGHTS:
-        count = next((n for key in EXPERTS if (n := getattr(model.config, key, None))), 0)
+        count = experts_of(model.config)
         experts = [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
         size = sum(p.numel() * p.element_size() for p in experts)
         each = getattr(model.config, "num_experts_per_tok", None) or 1

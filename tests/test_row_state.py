@@ -1,0 +1,198 @@
+"""What a drafter knows of a row survives when other rows enter and leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import pytest
+import test_session
+import tiny
+import torch
+from listed import BUILD
+from test_lossless import FULL_BUDGET
+from test_session import REQUESTS, Ends, finish, others, request, session
+
+from longdraft import Pace, match
+from longdraft.drafters import Drafter, LMDrafter, Lookup
+from longdraft.drafters.costs import Measured
+from longdraft.views import Guided
+
+LONG = 48
+BUSY = {0: [(31, 3), (70, LONG), (20, 9)], 2: [(50, 1)], 4: [(9, 6), (60, 2)], 7: [(33, 5)]}
+ENTRIES = {step for step in BUSY if step}  # after which all rows take a plain step
+
+
+def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]]:
+    """Tokens of the long request's rounds: with others that come and go beside it, or alone with their plain steps."""
+    s, chunks, watched, step = session(model, drafter, 4, "greedy"), [], None, 0
+    while step == 0 or s.running:
+        for n, (length, new) in enumerate(BUSY.get(step, ())):
+            if busy or new == LONG:
+                id = s.submit(tiny.prompts(length, seed=10 * step + n)[0], new, eos=())
+                watched = id if new == LONG else watched
+        if step in ENTRIES:
+            s._tapped = False
+        chunks += [e.tokens for e in s.step() if e.id == watched]
+        step += 1
+    return chunks
+
+
+OTHERWISE = {
+    "specextend": "a row that enters makes every row choose its chunks anew",
+    "specextend by itself": "a row that enters makes every row choose its chunks anew",
+    "suffix over texts": "a row drafts from the texts that have left",
+    "auto": "how long its trials last depends on what all rows accept",
+}
+
+
+@pytest.mark.parametrize("method", sorted(set(BUILD) - set(OTHERWISE)))
+def test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method):
+    """Round by round the same tokens are accepted as without them: no state is lost, or goes to another row."""
+    lm = tiny.target("llama-loops" if method in ("lookup", "suffix", "recycle") else "llama")
+    alone, beside = (rounds(BUILD[method](lm), busy, lm.name) for busy in (False, True))
+    assert beside == alone
+    assert max(map(len, alone)) > 1
+
+
+@pytest.mark.parametrize("method", FULL_BUDGET)
+def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
+    """A draft under a view of everything is the target's: each round of each row accepts all of it."""
+    drafted = Counter()
+
+    def verify(tree, logits, seqs):
+        verdict = match(tree, logits, seqs)
+        drafted[tree.size > 1] += 1
+        if method != "all but one row's":  # its longer rows do not see everything
+            assert verdict.count.tolist() == [int(tree.depth.max()) + 1] * len(seqs.length)
+        return verdict
+
+    s, entered = session("llama", FULL_BUDGET[method](tiny.target("llama")), verify=verify), 0
+    ends, rest = Ends(), list(enumerate([(70, 60), (31, 9), (9, 25), (50, 33), (1, 17), (44, 48), (12, 6)]))
+    while rest or s.running:
+        if rest and s.running < 3:
+            i, (length, new) = rest.pop(0)
+            s.submit(tiny.prompts(length, seed=i)[0], new, seed=i, eos=())
+        entered += bool(s.waiting)
+        ends.take(s.step())
+    assert not ends.errors and sum(map(len, ends.texts.values())) == 198
+    assert drafted[False] <= entered + 1  # one at most had no room for a draft
+    assert drafted[True] >= 12
+
+
+def count_reads(monkeypatch) -> list[int]:
+    """Tokens that small models read row by row."""
+    read, good = [], LMDrafter._read
+
+    def counted(self, seqs, b):
+        held = int(self.cache.length[b])
+        good(self, seqs, b)
+        read.append(int(self.cache.length[b]) - held)
+
+    monkeypatch.setattr(LMDrafter, "_read", counted)
+    return read
+
+
+@pytest.mark.parametrize("method", ["sd", "triforce", "budgetdraft tree, then lookup"])
+def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
+    drafter = BUILD[method](tiny.target("llama"))
+    read, s = count_reads(monkeypatch), session("llama", drafter)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    finish(s, Ends())
+    assert 0 < sum(read) <= sum(n for n, _, _ in REQUESTS)
+
+
+def test_the_pace_that_was_found_survives():
+    """Entries and exits neither empty the ledger nor begin the plan again."""
+    pace = Pace(
+        BUILD["vegas"](tiny.target("llama")), Measured(count().__next__)
+    )  # a second a round, whatever it drafts
+    s, ends = session("llama", pace), Ends()
+    s.submit(tiny.prompts(40)[0], 60, eos=())
+    for _ in range(9):
+        ends.take(s.step())
+    ledger, depth = pace.ledger, pace.asked
+    assert depth is not None and depth > 1 and not pace.plan
+    s.submit(tiny.prompts(30)[0], 4, eos=())
+    ends.take(s.step())
+    while s.running:
+        ends.take(s.step())
+        assert pace.ledger is ledger and pace.asked != 1 and not pace.plan
+    assert sorted(map(len, ends.texts.values())) == [4, 60]
+
+
+class Plain(Drafter):
+    """As simple as a drafter of someone else's may be: it knows nothing of rows that come and go."""
+
+    def __init__(self):
+        self.seen: list[int] | None = None
+        self.starts = 0
+
+    def start(self, seqs):
+        self.seen, self.starts = None, self.starts + 1
+
+    def observe(self, seqs, tree, verdict, taps):
+        self.seen = seqs.last.tolist()
+
+    def grow(self, tree, seqs):
+        assert self.seen == seqs.last.tolist(), "a round of these very rows comes first"
+        return tree.grow(torch.zeros_like(tree.tokens), tree.tokens) if seqs.room else tree
+
+
+def test_a_drafter_without_enter_and_leave_starts_anew():
+    drafter = Plain()
+    s = session("llama", drafter)
+    for i in range(len(REQUESTS)):
+        s.submit(**request("llama", i)[0])
+    others(finish(s, Ends()), {})
+    assert drafter.starts > len(REQUESTS)
+
+
+def keys_stay(mp) -> None:
+    """A row's keys and values in a small model's cache do not follow its text."""
+    leave = LMDrafter.leave
+
+    def wrong(self, seqs, row):
+        cache, last = self._whole_cache, len(seqs.length)
+        saved = {n: [x[row].clone() for x in buffers] for n, buffers in cache._store.layers.items()}
+        leave(self, seqs, row)
+        for n, buffers in saved.items():
+            for x, old in zip(cache._store.layers[n], buffers, strict=True):
+                x[row] = old if row != last else x[row]
+
+    mp.setattr(LMDrafter, "leave", wrong)
+
+
+def picks_swapped(mp) -> None:
+    """The first two rows swap what their views pick."""
+
+    def wrong(self, model, tokens, cache, row):
+        self._view = self._view and self._view.without(row)
+        if self._view is not None and len(cache.length) > 1:
+            self._view.picks[:, [0, 1]] = self._view.picks[:, [1, 0]]
+
+    mp.setattr(Guided, "leave", wrong)
+
+
+def rows_shifted(mp) -> None:
+    """Those behind the row that leaves move up, though only the last one has moved."""
+    mp.setattr(Lookup, "leave", lambda self, seqs, row: self.rows.pop(row))
+
+
+def ranks_forgotten(mp) -> None:
+    """As before: when a row leaves, everything starts anew."""
+    mp.setattr(Guided, "leave", lambda self, model, tokens, cache, row: self.start(model, tokens, cache))
+
+
+@pytest.mark.parametrize(
+    "fault,method",
+    [(keys_stay, "budgetdraft tree"), (picks_swapped, "vegas"), (rows_shifted, "lookup"), (ranks_forgotten, "vegas")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_state_of_the_wrong_row_is_harmless_and_caught(fault, method, monkeypatch):
+    """The planted faults: the text is the same, its rounds are not."""
+    fault(monkeypatch)
+    test_session.test_rows_that_come_and_go_say_what_they_say_alone("llama", method)
+    with pytest.raises(AssertionError):
+        test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method)
