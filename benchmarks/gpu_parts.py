@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen3Config, StaticCache
 
-from longdraft import engine, graphs
+from longdraft.engine import generate as engine
+from longdraft.backends import cuda_graphs as graphs
 from longdraft.bench.shapes import random_model
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.methods import vegas, vegas_tree
-from longdraft.model import LM, NAME, Taps
+from longdraft.models.lm import LM, NAME, Taps
 from longdraft.ops import noise, reference
-from longdraft.tree import Tree
+from longdraft.core.tree import Tree
 from longdraft.views import View
 
 LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
@@ -48,7 +49,7 @@ class Bench:
         self.warm, self.turns, self.inner = (1, 1, 1) if tiny else (3, 7, 4)
         self.heads, self.groups, self.dim = (2, 2, 16) if tiny else (8, 4, 128)
         if tiny:
-            from longdraft.ops import gpu
+            from longdraft.ops.triton import functions as gpu
 
             gpu.PROGRAMS = 8  # each costs the interpreter its time
         self.draws: torch.Generator = torch.Generator(self.device).manual_seed(SEED)
@@ -105,7 +106,7 @@ def freed() -> Iterator[None]:
 
 def tables(b: Bench, k: Tensor, v: Tensor, nodes: int) -> Any:
     """The reach of a chain of `nodes` behind k, v [1,K,S,D]: the last slots are its own."""
-    from longdraft.ops import slots
+    from longdraft.ops.triton import slots
 
     def table(*numbers: int) -> Tensor:
         return torch.tensor(numbers, device=b.device)
@@ -120,7 +121,8 @@ def tables(b: Bench, k: Tensor, v: Tensor, nodes: int) -> Any:
 
 def errors(b: Bench) -> Iterator[Row]:
     """Norm of the difference from float64 over the norm, of our kernels and of SDPA."""
-    from longdraft.ops import gpu, slots
+    from longdraft.ops.triton import functions as gpu
+    from longdraft.ops.triton import slots
 
     S = 200 if b.tiny else 8192
     for nodes in b.rows:
@@ -156,7 +158,7 @@ class Layer:
         return self.turn
 
     def ours(self) -> Any:
-        from longdraft.ops import slots
+        from longdraft.ops.triton import slots
 
         return slots.attend(self.q, self.b.heads, self.reaches[self.next()], self.b.dim**-0.5)
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 import torch
 from pytest import MonkeyPatch
 
-from longdraft import verify
-from longdraft.cache import KVCache
+from longdraft.core import verify
+from longdraft.core.cache import KVCache
 from longdraft.drafters import Hierarchical, SelfDrafter
-from longdraft.model import LM
+from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
-from longdraft.sampling import Sampler
-from longdraft.sequences import Sequences
-from longdraft.tree import PAD, Tree
-from longdraft.verify import Verdict
+from longdraft.core.sampling import Sampler
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import Verdict
 from longdraft.views import View
 
 CAUGHT: dict[str, list[str]] = {}  # fault: checks that failed, filled by the tests for the table at the end of a run
@@ -141,7 +141,7 @@ def wrong_position(mp: MonkeyPatch) -> None:
         return replace(tree, depth=tree.depth - late.long())
 
     mp.setattr(Tree, "grow", grow)
-    mp.setattr("longdraft.drafters.selfdraft.chain", lambda *_: None)  # node by node
+    mp.setattr("longdraft.drafters.self_draft.chain", lambda *_: None)  # node by node
 
 
 def sees_sibling(mp: MonkeyPatch) -> None:

@@ -14,15 +14,16 @@ import tiny
 import torch
 from torch import Tensor
 
-from longdraft import Sampler, Stats, verify
-from longdraft.cache import KVCache
+from longdraft.core import verify
+from longdraft import Sampler, Stats
+from longdraft.core.cache import KVCache
 from longdraft.drafters import Drafter, beam
-from longdraft.engine import generate
-from longdraft.model import LM
+from longdraft.engine.generate import generate
+from longdraft.models.lm import LM
 from longdraft.ops import noise
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
-from longdraft.verify import Verdict
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
 
 FALSE_ALARM = 1e-6  # of each chi-square test, were its seeds redrawn
 

@@ -11,12 +11,16 @@ import tiny
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longdraft import engine, graphs
+from longdraft.engine import generate as engine
+from longdraft.backends import cuda_graphs as graphs
 from longdraft.methods import vegas_tree
-from longdraft.model import LM, Taps
-from longdraft.ops import gpu, noise, reference, slots, trial
+from longdraft.models.lm import LM, Taps
+from longdraft.ops.triton import functions as gpu
+from longdraft.ops.triton import slots
+from longdraft.ops.triton import self_check as trial
+from longdraft.ops import noise, reference
 from longdraft.ops.reference import Segment
-from longdraft.tree import PAD, Tree
+from longdraft.core.tree import PAD, Tree
 from longdraft.views import View
 
 empty = torch.empty

@@ -8,7 +8,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from longdraft.ops import gpu, kernels, slots
+from longdraft.ops.triton import functions as gpu
+from longdraft.ops.triton import kernels
+from longdraft.ops.triton import slots
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may have
 HALF, FLOAT, LONG, BYTE, INT = "*bf16", "*fp32", "*i64", "*u8", "*i32"

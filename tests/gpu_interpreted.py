@@ -10,8 +10,10 @@ from pathlib import Path
 import gpu_checks
 import torch
 
-from longdraft import graphs
-from longdraft.ops import gpu, kernels, slots
+from longdraft.backends import cuda_graphs as graphs
+from longdraft.ops.triton import functions as gpu
+from longdraft.ops.triton import kernels
+from longdraft.ops.triton import slots
 
 KERNELS, STEP = Path(kernels.__file__), Path(graphs.__file__)
 FAULTS = {

@@ -23,7 +23,7 @@ from longdraft.drafters import (
 )
 from longdraft.drafters.costs import Measured
 from longdraft.methods import METHODS, PARTS
-from longdraft.model import LM
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
 
 SMALL = {"gamma": "4", "floor": "16"}  # a view of 16 slots leaves out most of a prompt of 70

@@ -12,7 +12,7 @@ from tiny import BASE
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from longdraft.cli import main
-from longdraft.train import tokenizer as bpe
+from longdraft.training import tokenizer as bpe
 
 WORDS = ["draft", "tree", "cache", "token", "naïve", "verify", "日本", "accept", "leaf", "été", "🎉", "root", "\n"]
 BRIEF = ("--max-new-tokens", "24", "--dtype", "float32")

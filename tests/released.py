@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from longdraft.model import LM
+from longdraft.models.lm import LM
 
 D, MLP, H, K, HEAD, V = 64, 96, 4, 2, 16, 96  # tiny.BASE
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

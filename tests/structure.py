@@ -6,8 +6,8 @@ import tiny
 import torch
 from torch import Tensor
 
-from longdraft.cache import KVCache
-from longdraft.tree import PAD, Tree
+from longdraft.core.cache import KVCache
+from longdraft.core.tree import PAD, Tree
 from longdraft.views import View
 
 # Trees and the cache -------------------------------------------------------------------------------------------------

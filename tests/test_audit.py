@@ -15,16 +15,16 @@ from test_broken import APART, triforce
 from test_broken import PLANTED as EVERY
 
 from longdraft import InputError, Sampler, build, match
-from longdraft.bench.audit import WINDOW, Audit, Prompt, Way, ways, windows
-from longdraft.bench.audit_log import AuditLog, sentences
-from longdraft.bench.ties import Replay
+from longdraft.audit.audit import WINDOW, Audit, Prompt, Way, ways, windows
+from longdraft.audit.log import AuditLog, sentences
+from longdraft.audit.ties import Replay
 from longdraft.cli import main
 from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
 from longdraft.methods import METHODS
-from longdraft.model import LM
+from longdraft.models.lm import LM
 from longdraft.ops import native
-from longdraft.parts import Parts
-from longdraft.verify import Verdict
+from longdraft.methods.drafter_weights import Parts
+from longdraft.core.verify import Verdict
 from longdraft.views import Full, Guided, SinkWindow
 
 SMALL = {"gamma": "4", "floor": "16"}
@@ -144,7 +144,7 @@ def test_every_fault_is_flagged_or_cannot_be_seen():
 def test_a_broken_rejection_is_flagged(fault, monkeypatch):
     """(Any rejection is when sampled: it keeps the law and not the tokens.)"""
     twin = reject_with(REJECTING[fault])
-    monkeypatch.setattr("longdraft.rounds.reject", twin)  # so that drafts keep their law
+    monkeypatch.setattr("longdraft.drafters.step.reject", twin)  # so that drafts keep their law
     assert failures(audit(chain, verify=twin)) > 0
     broken.caught(fault, "audit")
 
@@ -274,7 +274,7 @@ def place(tmp_path_factory) -> Path:
     """A tiny model with a tokenizer, and a text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from longdraft.train import tokenizer as bpe
+    from longdraft.training import tokenizer as bpe
 
     root = tmp_path_factory.mktemp("audit")
     torch.manual_seed(0)
@@ -316,7 +316,7 @@ def test_the_command(place, capsys, tmp_path):
 
 
 def test_an_audit_says_where_a_backend_is_not_exact(place, capsys, monkeypatch):
-    monkeypatch.setattr("longdraft.fast.fits", lambda hf, windows: False)
+    monkeypatch.setattr("longdraft.backends.native.fits", lambda hf, windows: False)
     assert command(place, "--method", "vegas", "--temperature", "0") == 0
     assert "This backend is not bit-exact" in capsys.readouterr().out
 
@@ -338,7 +338,7 @@ PLACES = {
 def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(place, capsys, monkeypatch, where):
     """At default settings, in float32 and in bfloat16, by the native step and by torch."""
     if "torch" in where:
-        monkeypatch.setattr("longdraft.fast.fits", lambda hf, windows: False)
+        monkeypatch.setattr("longdraft.backends.native.fits", lambda hf, windows: False)
     words = ["--method", "vegas", "-o", "floor=8", "--temperature", "0", "--tokens", "60", *PLACES[where], "--json"]
     assert command(place, *words, model="flat") == 0
     before = json.loads(capsys.readouterr().out)
@@ -353,7 +353,7 @@ def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
     broken.favoured(monkeypatch)
     monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)
-    monkeypatch.setattr("longdraft.bench.passage.KEPT", 320)  # more than sixteen tokens score as close as that
+    monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)  # more than sixteen tokens score as close as that
     words = ["--method", "vegas", "-o", "floor=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
     assert command(place, *words, "--json", model="flat") == 1
     record = json.loads(capsys.readouterr().out)

@@ -14,12 +14,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from longdraft import engine
-from longdraft.bench import averages, entries, inputs, record, report, shapes
-from longdraft.bench.anchored import Anchored, accepted_at, walk
-from longdraft.bench.commands import app
-from longdraft.errors import InputError
-from longdraft.sampling import Sampler
+from longdraft.engine import generate as engine
+from longdraft.methods import spec as entries
+from longdraft.engine import records as record
+from longdraft.bench import averages, inputs, report, shapes
+from longdraft.bench.teacher_forced import Anchored, accepted_at, walk
+from longdraft.cli.bench import app
+from longdraft.core.errors import InputError
+from longdraft.core.sampling import Sampler
 
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
 KEYS |= {"mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device"}
@@ -229,7 +231,7 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
         if len(calls) == 40:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("longdraft.bench.anchored.accepted_at", lambda *a: stop() or 3)
+    monkeypatch.setattr("longdraft.bench.teacher_forced.accepted_at", lambda *a: stop() or 3)
     monkeypatch.setattr("longdraft.bench.run.first_difference", lambda *a: stop())
     words = ["--task", task, "--methods", "vegas,recents", "--context", "64", "--anchors", "30", "--repeat", "99"]
     file = ["--prompt-file", str(folder / "prompt.txt"), "--max-new-tokens", "2"]

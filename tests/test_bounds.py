@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from longdraft.errors import InputError
-from longdraft.fast import fits
-from longdraft.loading import load_lm
-from longdraft.model import LM, Taps
+from longdraft.core.errors import InputError
+from longdraft.backends.native import fits
+from longdraft.models.loading import load_lm
+from longdraft.models.lm import LM, Taps
 from longdraft.ops import Compact, choose, native, take
-from longdraft.tree import PAD, Tree
+from longdraft.core.tree import PAD, Tree
 from longdraft.views import SinkWindow, View
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")

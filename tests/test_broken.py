@@ -15,7 +15,7 @@ from test_hierarchical import check_caches
 
 from longdraft import build
 from longdraft.drafters import SelfDrafter
-from longdraft.drafters.lm import random_lm
+from longdraft.drafters.small_model.drafter import random_lm
 from longdraft.views import Full, Guided
 
 

@@ -8,11 +8,11 @@ import torch
 
 from longdraft import Sampler, Stats
 from longdraft.drafters import GlideDrafter, LMDrafter, SelfDrafter, random_glide
-from longdraft.drafters.lm import random_lm
-from longdraft.engine import prefill, step
-from longdraft.fast import Draws
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.engine.generate import prefill, step
+from longdraft.backends.native import Draws
 from longdraft.ops import draw, gumbel, native
-from longdraft.verify import match
+from longdraft.core.verify import match
 from longdraft.views import Full, Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -120,6 +120,6 @@ def test_greedy_draws_take_the_first_of_equals():
 def test_where_nothing_is_native_nodes_come_one_by_one(monkeypatch):
     target = tiny.target("llama")
     good, _ = drafts(DRAFTERS["target"], target, Sampler(1.0), monkeypatch, True)
-    monkeypatch.setattr("longdraft.drafters.selfdraft.chain", lambda *_: None)
+    monkeypatch.setattr("longdraft.drafters.self_draft.chain", lambda *_: None)
     plain, calls = drafts(DRAFTERS["target"], target, Sampler(1.0), monkeypatch, True)
     assert calls == 0 and same(good, plain)

@@ -7,12 +7,12 @@ import tiny
 import torch
 from structure import check_view, close
 
-from longdraft.cache import KVCache
-from longdraft.model import LM, Taps
-from longdraft.tree import Tree
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM, Taps
+from longdraft.core.tree import Tree
 from longdraft.views import Chunks, SnapKV, View
 from longdraft.views.base import budget_of
-from longdraft.views.once import OBSERVED, SCORERS
+from longdraft.views.prompt_selection import OBSERVED, SCORERS
 
 MODELS = ["llama", "llama-torch", "llama-mha", "llama-6of3", "qwen3", "gpt-oss"]
 LENGTHS = (200, 90, 131, 40, 1)

@@ -15,15 +15,16 @@ import torch
 from place import BRIEF, SHORT, words
 
 import longdraft
-from longdraft import fast, loading
+from longdraft.backends import native as fast
+from longdraft.models import loading
 from longdraft.cli import COMMANDS, job
 from longdraft.cli.show import verdict
-from longdraft.loading import load
+from longdraft.models.loading import load
 from longdraft.methods import METHODS
 from longdraft.ops.native import library
-from longdraft.parts import Parts
-from longdraft.rules import end_tokens
-from longdraft.train import tokenizer as bpe
+from longdraft.methods.drafter_weights import Parts
+from longdraft.core.rules import end_tokens
+from longdraft.training import tokenizer as bpe
 
 KEYS = {
     "text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s",

@@ -8,8 +8,8 @@ import torch
 
 from longdraft import Stats, generate
 from longdraft.drafters import Drafter
-from longdraft.rounds import clock
-from longdraft.runs import Prefilled
+from longdraft.drafters.step import clock
+from longdraft.engine.decode_session import Prefilled
 
 
 def test_a_gpu_is_waited_for_and_a_cpu_is_not(monkeypatch):

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from test_tree_cache import trees
 
 from longdraft import Sampler
-from longdraft.cache import KVCache
-from longdraft.sequences import Sequences
-from longdraft.tree import PAD, Tree
-from longdraft.verify import Verdict
+from longdraft.core.cache import KVCache
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import Verdict
 
 ROWS = 3
 

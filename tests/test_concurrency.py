@@ -14,8 +14,8 @@ import torch
 from listed import untrained
 
 from longdraft import Sampler, build, generate
-from longdraft.model import LM, Taps
-from longdraft.tree import Tree
+from longdraft.models.lm import LM, Taps
+from longdraft.core.tree import Tree
 
 THREADS, ROUNDS, NEW = 4, 50, 12
 METHODS = {
@@ -95,7 +95,7 @@ import torch
 sys.path.insert(0, {tests!r})
 import tiny
 from longdraft import InputError, generate
-from longdraft.tree import Tree
+from longdraft.core.tree import Tree
 torch.set_num_threads(2)
 lm = tiny.target("llama")
 generate(lm, tiny.prompts(200), max_new_tokens=2)

@@ -12,7 +12,7 @@ from listed import BUILD, each_method, exact
 from test_row_state import count_reads
 
 from longdraft import InputError, Stats, generate, match, row_seed, serve
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import Drafter, Pace
 
 LENGTHS = (70, 31, 9, 50, 1, 44, 12)

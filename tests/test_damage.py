@@ -12,7 +12,7 @@ from place import SHORT
 
 from longdraft import Sampler
 from longdraft.drafters import Drafter, Pace, SelfDrafter
-from longdraft.runs import Prefilled
+from longdraft.engine.decode_session import Prefilled
 from longdraft.views import Full
 
 KEYS = "the prompt's keys and values"
@@ -46,7 +46,7 @@ def test_compare(cli, fault, pace, monkeypatch):
 def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypatch):
     """Elsewhere it may be a tie: the record says how close."""
     if not native:
-        monkeypatch.setattr("longdraft.fast.fits", lambda *_: False)
+        monkeypatch.setattr("longdraft.backends.native.fits", lambda *_: False)
     decode = Prefilled.decode
 
     def unverified(self, drafter=None, *args, **options):

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from structure import ancestors, check_shape, close
 
 from longdraft import InputError, Sampler, build
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import Eagle, Pace
-from longdraft.drafters.eagle import chosen
-from longdraft.drafters.eagle_block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
-from longdraft.drafters.ledger import ANY
-from longdraft.drafters.pace import TAPPED
-from longdraft.model import LM, Taps
-from longdraft.tree import PAD, Tree
+from longdraft.drafters.eagle.drafter import chosen
+from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.adaptive.cost_model import ANY
+from longdraft.drafters.adaptive.adaptive_draft import TAPPED
+from longdraft.models.lm import LM, Taps
+from longdraft.core.tree import PAD, Tree
 
 KINDS = {"eagle2": random_eagle2, "eagle3": random_eagle3, "eagle3, 40 tokens": lambda t, s: random_eagle3(t, s, 40)}
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from longdraft import InputError, Sampler, Stats, generate, reject
 from longdraft.drafters import Drafter, Glide, GlideDrafter, SelfDrafter, random_glide
-from longdraft.engine import prefill
+from longdraft.engine.generate import prefill
 from longdraft.methods import PARTS
-from longdraft.model import LM
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
+from longdraft.models.lm import LM
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
 from longdraft.views import Full, Guided
 
 SHAPES = ["llama", "qwen3", "gpt-oss", "llama-mqa", "llama-mha", "llama-6of3", "gemma3", "phi3"]

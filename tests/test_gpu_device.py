@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longdraft import engine
+from longdraft.engine import generate as engine
 from longdraft.bench.shapes import random_model
 from longdraft.methods import vegas, vegas_tree
-from longdraft.model import Taps
-from longdraft.ops import gumbel, noise, reference, trial
-from longdraft.tree import Tree
+from longdraft.models.lm import Taps
+from longdraft.ops.triton import self_check as trial
+from longdraft.ops import gumbel, noise, reference
+from longdraft.core.tree import Tree
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

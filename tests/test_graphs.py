@@ -8,10 +8,12 @@ import pytest
 import torch
 from tiny import stock, target
 
-from longdraft import graphs, ops
-from longdraft.model import LM, Taps
-from longdraft.ops import noise, trial
-from longdraft.tree import Tree
+from longdraft.backends import cuda_graphs as graphs
+from longdraft import ops
+from longdraft.models.lm import LM, Taps
+from longdraft.ops.triton import self_check as trial
+from longdraft.ops import noise
+from longdraft.core.tree import Tree
 
 
 class Recorder:

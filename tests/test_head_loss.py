@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from structure import close
 
-from longdraft.train import losses
-from longdraft.train.frozen import Frozen
-from longdraft.train.rows import IGNORE
+from longdraft.training import losses
+from longdraft.training.frozen import Frozen
+from longdraft.training.rows import IGNORE
 
 
 @pytest.mark.parametrize("way", ["matrix", "function"])

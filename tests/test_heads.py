@@ -10,10 +10,10 @@ from structure import check_shape, close
 
 from longdraft import InputError, Sampler, build, stream
 from longdraft.drafters import Heads, Medusa, Then
-from longdraft.drafters.heads import SPARSE, ChainedHeads, MedusaHeads, cartesian, fan, random_heads, random_medusa
-from longdraft.model import Taps
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
+from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian, fan, random_heads, random_medusa
+from longdraft.models.lm import Taps
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
 from longdraft.views import Full, Guided, Partial
 
 

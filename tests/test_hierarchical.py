@@ -10,14 +10,14 @@ import torch
 from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance
 
 from longdraft import Stats
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import Drafter, Hierarchical, LMDrafter, SelfDrafter
-from longdraft.drafters.lm import random_lm
-from longdraft.engine import prefill, step
-from longdraft.model import LM
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
-from longdraft.verify import match
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.engine.generate import prefill, step
+from longdraft.models.lm import LM
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import match
 from longdraft.views import Chunks, Full, Guided, Policy, SinkWindow
 
 LENGTHS = (70, 31, 1)

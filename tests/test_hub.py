@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from longdraft import InputError
-from longdraft.train import data, hub
+from longdraft.training import data
+from longdraft.training import hub
 
 
 def stand_in(monkeypatch, rows: list[dict]) -> list:

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from structure import close
 from transformers import DynamicCache
 
-from longdraft import InputError, build, generate, importers, saved
-from longdraft.cache import KVCache
+from longdraft.drafters import importing as importers
+from longdraft.drafters import checkpoint as saved
+from longdraft import InputError, build, generate
+from longdraft.core.cache import KVCache
 from longdraft.cli import main
-from longdraft.loading import load
-from longdraft.parts import PARTS
-from longdraft.tree import Tree
+from longdraft.models.loading import load
+from longdraft.methods.drafter_weights import PARTS
+from longdraft.core.tree import Tree
 
 LM = tiny.target("llama")
 TEXT = tiny.prompts(23)[0]

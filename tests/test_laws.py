@@ -10,7 +10,8 @@ import pytest
 import torch
 from checks import SAMPLERS, Toy, check_counts, check_law, remembering, run_toy, tables
 
-from longdraft import InputError, Sampler, verify
+from longdraft.core import verify
+from longdraft import InputError, Sampler
 from longdraft.drafters import Drafter
 from longdraft.ops import ACCEPT, DRAFT, RESIDUAL, gumbel, noise, row_seed, uniform
 

@@ -11,13 +11,14 @@ import torch
 from checks import PENALTY, SAMPLERS, SEED, check_eos, check_full_acceptance, check_lossless, plain
 from structure import close
 
-from longdraft import InputError, Sampler, build, generate, parts, reject, stream
+from longdraft.methods import drafter_weights as parts
+from longdraft import InputError, Sampler, build, generate, reject, stream
 from longdraft.drafters import Drafter, LMDrafter, Lookup, Then
-from longdraft.drafters.lm import random_lm
-from longdraft.engine import prefill
-from longdraft.model import LM
-from longdraft.rounds import play
-from longdraft.verify import match
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.engine.generate import prefill
+from longdraft.models.lm import LM
+from longdraft.drafters.step import play
+from longdraft.core.verify import match
 from longdraft.views import Chunks, Full, SinkWindow
 
 

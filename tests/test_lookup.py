@@ -7,8 +7,8 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longdraft.drafters import ngram
-from longdraft.drafters.reuse import Reuse
+from longdraft.drafters.ngram import lookup as ngram
+from longdraft.drafters.ngram.reuse import Reuse
 
 TEXTS = st.integers(1, 4).flatmap(lambda vocab: st.lists(st.integers(0, vocab - 1), max_size=60))
 

@@ -8,7 +8,7 @@ import tiny
 import torch
 
 from longdraft import load
-from longdraft.memory import LINE, pages, settle
+from longdraft.models.memory import LINE, pages, settle
 
 
 def test_settled_weights_are_the_same_and_aligned():

@@ -12,10 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedTokenizerFast
 
 import longdraft
-from longdraft import InputError, Sampler, build, generate, loading
-from longdraft.decoder import windows_of
-from longdraft.model import LM, NAME, Taps, _attention
-from longdraft.tree import Tree
+from longdraft.models import loading
+from longdraft import InputError, Sampler, build, generate
+from longdraft.backends.architecture import windows_of
+from longdraft.models.lm import LM, NAME, Taps, _attention
+from longdraft.core.tree import Tree
 
 SMALL = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -195,9 +196,9 @@ def test_the_probe_catches_a_wrong_attention(fault, monkeypatch):
         return good(*args, **{**kwargs, **lost})
 
     hf = tiny.stock({"softcap": "gemma2-softcap", "window": "qwen3-mixed"}.get(fault, "gpt-oss"))
-    monkeypatch.setattr("longdraft.fast.fits", lambda *a: False)
+    monkeypatch.setattr("longdraft.backends.native.fits", lambda *a: False)
     if fault == "window":
-        monkeypatch.setattr("longdraft.decoder.windows_of", lambda config: {})
+        monkeypatch.setattr("longdraft.backends.architecture.windows_of", lambda config: {})
     AttentionInterface.register(NAME, bad)
     try:
         with pytest.raises(InputError, match="differs from Transformers' own") as error:

@@ -8,12 +8,12 @@ import torch
 
 from longdraft import Sampler, Stats, load, match
 from longdraft.drafters import GlideDrafter, random_glide
-from longdraft.drafters.glide import Ring
-from longdraft.engine import prefill, step
-from longdraft.fast import NativeStep, fits
-from longdraft.model import LM, Taps
+from longdraft.drafters.glide.drafter import Ring
+from longdraft.engine.generate import prefill, step
+from longdraft.backends.native import NativeStep, fits
+from longdraft.models.lm import LM, Taps
 from longdraft.ops import native, noise
-from longdraft.tree import PAD, Tree
+from longdraft.core.tree import PAD, Tree
 from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")

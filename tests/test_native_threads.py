@@ -16,10 +16,10 @@ from test_native import bushy
 
 from longdraft import Sampler, Stats
 from longdraft.drafters import Drafter, SelfDrafter
-from longdraft.fast import Draws, chain
-from longdraft.model import LM, Taps
-from longdraft.runs import Prefilled
-from longdraft.tree import Tree
+from longdraft.backends.native import Draws, chain
+from longdraft.models.lm import LM, Taps
+from longdraft.engine.decode_session import Prefilled
+from longdraft.core.tree import Tree
 from longdraft.views import Guided, SinkWindow, View
 
 pytestmark = pytest.mark.usefixtures("build")  # each build in turn

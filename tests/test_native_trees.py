@@ -7,9 +7,9 @@ import tiny
 import torch
 from torch import Tensor
 
-from longdraft.model import LM, Taps
+from longdraft.models.lm import LM, Taps
 from longdraft.ops import native
-from longdraft.tree import PAD, Tree
+from longdraft.core.tree import PAD, Tree
 from longdraft.views import View
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")

@@ -8,18 +8,19 @@ import tiny
 import torch
 from structure import close
 
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import GlideDrafter, random_glide
-from longdraft.model import LM, Taps
-from longdraft.parts import PARTS
-from longdraft.sampling import Sampler
-from longdraft.sequences import Sequences
-from longdraft.train import budget, glide
-from longdraft.train.eagle import EagleObjective
-from longdraft.train.frozen import Frozen, implied_length
-from longdraft.train.glide import GlideObjective, banded
-from longdraft.train.heads import HeadsObjective, chained, medusa
-from longdraft.tree import Tree
+from longdraft.models.lm import LM, Taps
+from longdraft.methods.drafter_weights import PARTS
+from longdraft.core.sampling import Sampler
+from longdraft.core.sequences import Sequences
+from longdraft.drafters.small_model import objective as budget
+from longdraft.drafters.glide import objective as glide
+from longdraft.drafters.eagle.objective import EagleObjective
+from longdraft.training.frozen import Frozen, implied_length
+from longdraft.drafters.glide.objective import GlideObjective, banded
+from longdraft.drafters.heads.objective import HeadsObjective, chained, medusa
+from longdraft.core.tree import Tree
 from longdraft.views import Chunks
 
 SIZE, ROOT = 60, 50

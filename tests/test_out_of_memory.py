@@ -12,11 +12,11 @@ import torch
 
 from longdraft import Sampler
 from longdraft.drafters import GlideDrafter, SelfDrafter, random_glide
-from longdraft.engine import generate
-from longdraft.fast import Draws
-from longdraft.model import LM, Taps
+from longdraft.engine.generate import generate
+from longdraft.backends.native import Draws
+from longdraft.models.lm import LM, Taps
 from longdraft.ops import Compact, choose, native
-from longdraft.tree import Tree
+from longdraft.core.tree import Tree
 from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -128,8 +128,8 @@ def test_generation_fails_in_python_and_then_goes_on(make):
 LIMITED = """
 import resource, sys, torch
 import tiny
-from longdraft.model import LM, Taps
-from longdraft.tree import Tree
+from longdraft.models.lm import LM, Taps
+from longdraft.core.tree import Tree
 
 torch.set_num_threads(2)
 lm = LM(tiny.stock("llama"), "llama")

@@ -11,10 +11,10 @@ from listed import BUILD, ROWS, each_method
 from longdraft import Stats, generate
 from longdraft.drafters import Auto, Drafter, Pace
 from longdraft.drafters.costs import Measured
-from longdraft.drafters.ledger import ANY, WIDTHS, Ledger, ranks
-from longdraft.drafters.pace import EARLY, LATE, LONG, SHORT, TAPPED
-from longdraft.tree import PAD, Tree
-from longdraft.verify import Verdict
+from longdraft.drafters.adaptive.cost_model import ANY, WIDTHS, Ledger, ranks
+from longdraft.drafters.adaptive.adaptive_draft import EARLY, LATE, LONG, SHORT, TAPPED
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import Verdict
 
 PLAIN = 10.0  # seconds of a step without drafts
 NEW = 400
@@ -179,7 +179,7 @@ def test_the_width_follows_where_the_right_drafts_stand():
 
 def test_a_ledger_that_overlooks_ranks_is_caught(monkeypatch):
     """The planted fault: whatever was accepted, a narrower tree would have had it."""
-    monkeypatch.setattr("longdraft.drafters.pace.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count])
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count])
     with pytest.raises(AssertionError):
         test_the_width_follows_where_the_right_drafts_stand()
 

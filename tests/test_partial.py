@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from structure import check_view
 
 from longdraft import ops
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import SelfDrafter
-from longdraft.engine import generate
-from longdraft.model import Taps
-from longdraft.tree import Tree
+from longdraft.engine.generate import generate
+from longdraft.models.lm import Taps
+from longdraft.core.tree import Tree
 from longdraft.views import Partial
 
 LAYERS, HEADS = (0, 2), 2

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 from longdraft.bench import inputs
 from longdraft.cli import prompts
-from longdraft.loading import BUNDLED, token_ids
+from longdraft.models.loading import BUNDLED, token_ids
 
 
 def bundled():

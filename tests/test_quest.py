@@ -9,10 +9,10 @@ from checks import SAMPLERS, check_full_acceptance
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import SelfDrafter
 from longdraft.ops import reference
-from longdraft.tree import Tree
+from longdraft.core.tree import Tree
 from longdraft.views import Quest
 from longdraft.views.quest import Pages
 

@@ -7,12 +7,12 @@ from time import sleep
 import pytest
 import tiny
 
-from longdraft.bench import rates
-from longdraft.bench.entries import Entry
+from longdraft.engine import rates
+from longdraft.methods.spec import Entry
 from longdraft.cli.job import Job
 from longdraft.drafters import Drafter
-from longdraft.engine import Stats
-from longdraft.sampling import Sampler
+from longdraft.engine.generate import Stats
+from longdraft.core.sampling import Sampler
 
 
 class SlowStart(Drafter):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from longdraft import stream
 from longdraft.drafters import Recycle
-from longdraft.drafters.recycle import DEPTH, RANKS, _followers, template
-from longdraft.model import Taps
-from longdraft.tree import PAD, Tree
-from longdraft.verify import match
+from longdraft.drafters.ngram.recycle import DEPTH, RANKS, _followers, template
+from longdraft.models.lm import Taps
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import match
 
 
 def test_the_template_has_the_published_trees_shape():

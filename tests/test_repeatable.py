@@ -19,11 +19,11 @@ from test_pace import Prophet
 from longdraft import Pace, build, generate, match, reject
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
 from longdraft.drafters.costs import LEVEL, NODE, SCORES, Counted, Measured, bytes_read, fitting, keys_read, weights_of
-from longdraft.drafters.ledger import ANY, Ledger
-from longdraft.model import LM, Taps
+from longdraft.drafters.adaptive.cost_model import ANY, Ledger
+from longdraft.models.lm import LM, Taps
 from longdraft.ops import native
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
 from longdraft.views import Full, SinkWindow
 
 SMALL = {"gamma": "4", "floor": "16"}
@@ -123,14 +123,14 @@ def test_no_drafter_asks_a_clock(method, monkeypatch):
 @each_drafter
 def test_a_pace_that_asks_the_clock_is_caught(drafter, monkeypatch):
     """The planted fault: seconds are measured whatever verifies."""
-    monkeypatch.setattr("longdraft.drafters.pace.fitting", lambda target, tree: Measured())
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="differ"):
         check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=8)
 
 
 def test_the_clock_changes_the_text_where_it_chooses_the_trees(monkeypatch):
     """The fault is one of the text, not of the trees alone."""
-    monkeypatch.setattr("longdraft.drafters.pace.fitting", lambda target, tree: Measured())
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="the text differs"):
         check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS["lookup"], "greedy", times=8)
 
@@ -153,7 +153,7 @@ def test_under_reject_the_trees_show_in_the_text_of_any_model(monkeypatch):
     lm = half("llama")
     make = lambda t: Pace(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4))  # noqa: E731
     check_repeats(monkeypatch, lm, make, "T=1", reject)
-    monkeypatch.setattr("longdraft.drafters.pace.fitting", lambda target, tree: Measured())
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="the text differs"):
         check_repeats(monkeypatch, lm, make, "T=1", reject, times=8)
 

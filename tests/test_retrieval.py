@@ -8,10 +8,10 @@ import torch
 from checks import PENALTY, check_full_acceptance, check_lossless
 
 from longdraft import build, stream
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import LMDrafter, Lookup, SelfDrafter, Then
-from longdraft.drafters.lm import random_lm
-from longdraft.model import Taps
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.models.lm import Taps
 from longdraft.views import Retrieval, View
 
 CHUNK = 4

@@ -14,9 +14,9 @@ from structure import branching, check_shape
 
 from longdraft import InputError, Sampler
 from longdraft.drafters import Reuse
-from longdraft.drafters.reuse import NGrams, hang
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
+from longdraft.drafters.ngram.reuse import NGrams, hang
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
 
 texts = st.lists(st.integers(0, 4), max_size=60)
 

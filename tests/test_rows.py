@@ -9,9 +9,10 @@ import pytest
 import tiny
 import torch
 
-from longdraft.errors import InputError
-from longdraft.train import data, rows
-from longdraft.train.schedule import Plan, parse_stages
+from longdraft.core.errors import InputError
+from longdraft.training import data
+from longdraft.training import rows
+from longdraft.training.schedule import Plan, parse_stages
 
 
 def test_packages_are_grouped_capped_and_cleaned(tmp_path):

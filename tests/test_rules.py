@@ -19,11 +19,11 @@ from test_tree_cache import trees
 from transformers import GenerationConfig
 
 from longdraft import InputError, Rules, Sampler, Stats, generate, load, serve, stream
-from longdraft.model import LM
-from longdraft.processors import chain
-from longdraft.rules import APPLIED, end_tokens
-from longdraft.runs import Prefilled
-from longdraft.tree import PAD, Tree
+from longdraft.models.lm import LM
+from longdraft.core.processors import chain
+from longdraft.core.rules import APPLIED, end_tokens
+from longdraft.engine.decode_session import Prefilled
+from longdraft.core.tree import PAD, Tree
 
 LOOPS = "llama-loops"  # its greedy text goes in circles, so that drafts are accepted and repetition counts
 NEW = 24

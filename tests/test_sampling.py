@@ -18,10 +18,12 @@ from test_tree_cache import trees
 from transformers import GenerationConfig
 from transformers.generation import utils
 
-from longdraft import InputError, Sampler, processors, rules
-from longdraft.cache import KVCache
-from longdraft.sequences import Sequences
-from longdraft.tree import PAD, Tree
+from longdraft.core import processors
+from longdraft.core import rules
+from longdraft import InputError, Sampler
+from longdraft.core.cache import KVCache
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import PAD, Tree
 
 
 def sequences(prompts: list[list[int]], sampler: Sampler) -> Sequences:

@@ -8,7 +8,7 @@ import torch
 
 from longdraft.ops import Compact, choose, native, take
 from longdraft.ops.select import lend
-from longdraft.tree import Tree
+from longdraft.core.tree import Tree
 from longdraft.views import Guided
 
 

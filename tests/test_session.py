@@ -17,7 +17,7 @@ from listed import BUILD, each_method, exact
 
 from longdraft import Event, InputError, Pace, Session, Stats, generate, match, reject
 from longdraft.drafters import Drafter, LMDrafter, Lookup, SelfDrafter
-from longdraft.model import LM
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided
 
 SLOTS = 160

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from longdraft.bench.texts import stdlib_prompt
 from longdraft.cli.show import Detokenizer, figures, text_of, verdict
-from longdraft.loading import load
-from longdraft.runs import Prefilled, first_difference
+from longdraft.models.loading import load
+from longdraft.engine.decode_session import Prefilled, first_difference
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -12,16 +12,16 @@ from listed import BUILD, untrained
 from structure import close
 
 from longdraft import Stats, build
-from longdraft.cache import KVCache, _Store
+from longdraft.core.cache import KVCache, _Store
 from longdraft.drafters import Auto, Drafter, Eagle, Hierarchical, LMDrafter, Pace, SelfDrafter
-from longdraft.drafters.lm import NEAR, SINK, random_lm
-from longdraft.engine import generate, prefill, step
-from longdraft.fast import NODES
-from longdraft.model import LM
-from longdraft.sampling import Sampler
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
-from longdraft.verify import match
+from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm
+from longdraft.engine.generate import generate, prefill, step
+from longdraft.backends.native import NODES
+from longdraft.models.lm import LM
+from longdraft.core.sampling import Sampler
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import match
 from longdraft.views import Chunks, Full, Policy, Retrieval, SinkWindow
 
 TAIL = 40

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longdraft import Sampler
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import Suffix
-from longdraft.drafters.suffix import Automaton, Recent
-from longdraft.sequences import Sequences
-from longdraft.tree import PAD, Tree
+from longdraft.drafters.ngram.suffix import Automaton, Recent
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import PAD, Tree
 
 texts = st.lists(st.integers(0, 2), max_size=50)
 

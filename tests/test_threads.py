@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longdraft import threads
+from longdraft.ops import threads
 from longdraft.cli import main
 from longdraft.ops import native
 
@@ -61,6 +61,6 @@ def test_a_command_lets_them_go(pool, capsys):
     good = threads.pin
     threads_pin = lambda: seen.append(good())  # noqa: E731
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longdraft.threads.pin", threads_pin)
+        patched.setattr("longdraft.ops.threads.pin", threads_pin)
         assert main(["generate", "def f(x):", "--max-new-tokens", "4"]) == 0
     assert seen == [True] and not threads.are_pinned() and all(m == pool for m in masks())

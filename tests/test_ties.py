@@ -12,10 +12,10 @@ from broken import plant_verifier
 from test_audit import GOOD, N, run
 
 from longdraft import Sampler
-from longdraft.bench.audit import Audit, Prompt, Way, ways
-from longdraft.bench.audit_log import AuditLog, sentences
-from longdraft.bench.ties import FALSE_ALARM, Replay, chance, default_tolerance, most_ties
-from longdraft.model import LM
+from longdraft.audit.audit import Audit, Prompt, Way, ways
+from longdraft.audit.log import AuditLog, sentences
+from longdraft.audit.ties import FALSE_ALARM, Replay, chance, default_tolerance, most_ties
+from longdraft.models.lm import LM
 from longdraft.ops import native
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from longdraft import InputError
 from longdraft.methods import METHODS
-from longdraft.train.drafter import stale
-from longdraft.train.processes import Team
+from longdraft.training.drafter import stale
+from longdraft.training.processes import Team
 
 QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
 USES = {
@@ -115,7 +115,7 @@ def test_a_run_begins_with_a_drafters_weights(cli, tmp_path):
 
 def test_patience_exports_the_best_weights(cli, tmp_path, monkeypatch):
     found = iter((1.0, 1.5, 1.2, 1.4))
-    monkeypatch.setattr("longdraft.train.drafter.acceptance", lambda *_: {"acceptance": next(found)})
+    monkeypatch.setattr("longdraft.training.drafter.acceptance", lambda *_: {"acceptance": next(found)})
     line = f"medusa {QUICK} --steps 9 --probe-every 1 --patience 2 --out {tmp_path}/m".split()
     status, out, _ = cli("train", *line)
     assert status == 0 and "step 2," in out  # ended after step 4
@@ -180,7 +180,7 @@ def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     for name, start in (("alone", ALONE), ("both", [*BOTH, "-m"])):
         line += how if name == "both" else []
         said = subprocess.run(
-            [*start, "longdraft.train", *line, "--out", str(tmp_path / name)], capture_output=True, timeout=120
+            [*start, "longdraft.training", *line, "--out", str(tmp_path / name)], capture_output=True, timeout=120
         )
         assert said.returncode == 0, said.stderr.decode()[-2000:]
     one, two = losses(f"{tmp_path}/alone.run"), losses(f"{tmp_path}/both.run")
@@ -199,10 +199,10 @@ HALVES = """
 import sys
 
 import torch
-from longdraft.loading import load_lm
-from longdraft.train.processes import joined
-from longdraft.train.spread import spread
-from longdraft.tree import Tree
+from longdraft.models.loading import load_lm
+from longdraft.training.processes import joined
+from longdraft.training.spread import spread
+from longdraft.core.tree import Tree
 
 torch.set_grad_enabled(False)
 team, lm = joined(), load_lm("tiny", "float32")

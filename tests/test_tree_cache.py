@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structure import ancestors, branching, check_keep, check_shape, check_tree_pass
 
-from longdraft.cache import KVCache
-from longdraft.tree import PAD, Tree
+from longdraft.core.cache import KVCache
+from longdraft.core.tree import PAD, Tree
 
 
 @st.composite

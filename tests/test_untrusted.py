@@ -13,9 +13,10 @@ import pytest
 import tiny
 from test_model import tokenizer
 
-from longdraft import InputError, parts
-from longdraft.drafters.lm import random_lm
-from longdraft.untrusted import neutral
+from longdraft.methods import drafter_weights as parts
+from longdraft import InputError
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.models.untrusted import neutral
 
 
 @pytest.fixture(scope="module")

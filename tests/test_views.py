@@ -8,10 +8,10 @@ import torch
 from structure import check_sink_window_pass, check_view, check_view_pass
 
 from longdraft import Stats, generate
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.drafters import SelfDrafter
-from longdraft.model import Taps
-from longdraft.tree import Tree
+from longdraft.models.lm import Taps
+from longdraft.core.tree import Tree
 from longdraft.views import Full, Guided, Policy, RandomPicks, Recents, SinkWindow, View
 from longdraft.views.base import budget_of
 

@@ -7,12 +7,13 @@ import tiny
 import torch
 from checks import SAMPLERS
 
-from longdraft import Sampler, build, fast, generate
+from longdraft.backends import native as fast
+from longdraft import Sampler, build, generate
 from longdraft.drafters import Reuse, SelfDrafter, Then
-from longdraft.model import LM, Taps
-from longdraft.tree import Tree
+from longdraft.models.lm import LM, Taps
+from longdraft.core.tree import Tree
 from longdraft.views import Guided
-from longdraft.wide import in_parts
+from longdraft.backends.partition import in_parts
 
 HALF = torch.bfloat16
 

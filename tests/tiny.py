@@ -26,9 +26,9 @@ from transformers import (
 )
 
 from longdraft.drafters import Glide, random_glide
-from longdraft.model import LM, Taps
-from longdraft.train import data
-from longdraft.tree import Tree
+from longdraft.models.lm import LM, Taps
+from longdraft.training import data
+from longdraft.core.tree import Tree
 
 BASE = {
     "vocab_size": 96,

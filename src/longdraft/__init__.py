@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longdraft.continuous import serve
+    from longdraft.engine.scheduler import serve
     from longdraft.drafters import Pace
-    from longdraft.engine import Stats, Step, generate, stream
-    from longdraft.errors import InputError
-    from longdraft.loading import load
+    from longdraft.engine.generate import Stats, Step, generate, stream
+    from longdraft.core.errors import InputError
+    from longdraft.models.loading import load
     from longdraft.methods import METHODS, build
     from longdraft.ops import row_seed
-    from longdraft.rules import Rules
-    from longdraft.sampling import Sampler
-    from longdraft.session import Event, Session
-    from longdraft.verify import match, reject
+    from longdraft.core.rules import Rules
+    from longdraft.core.sampling import Sampler
+    from longdraft.engine.session import Event, Session
+    from longdraft.core.verify import match, reject
 
 __version__ = "0.1.0"
 __all__ = [

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from longdraft.bench.commands import main
+from longdraft.cli.bench import main
 
 main()

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from longdraft.model import LM
-from longdraft.untrusted import OURS, neutral
+from longdraft.models.lm import LM
+from longdraft.models.untrusted import OURS, neutral
 
 
 class _Clock(BaseStreamer):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from longdraft.errors import InputError
-from longdraft.loading import BUNDLED, token_ids
+from longdraft.core.errors import InputError
+from longdraft.models.loading import BUNDLED, token_ids
 
 BOOK = Path(__file__).parent / "text" / "great-expectations.txt"
 

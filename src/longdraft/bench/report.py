@@ -11,9 +11,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from longdraft.bench import rates
+from longdraft.engine import rates
 from longdraft.bench.averages import mean_and_errors, paired
-from longdraft.errors import InputError
+from longdraft.core.errors import InputError
 
 Record = dict[str, Any]
 # Records that differ in one of these never share a table.

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft import engine
-from longdraft.bench import record
+from longdraft.engine import generate as engine
+from longdraft.engine import records as record
 from longdraft.bench.baselines import Stock
-from longdraft.bench.entries import Entry
+from longdraft.methods.spec import Entry
 from longdraft.bench.inputs import Text
-from longdraft.bench.rates import speedups, timings
+from longdraft.engine.rates import speedups, timings
 from longdraft.drafters import Drafter, Oracle
-from longdraft.engine import Stats
-from longdraft.errors import InputError
-from longdraft.model import LM
-from longdraft.runs import Prefilled, first_difference
-from longdraft.sampling import Sampler
-from longdraft.verify import match
+from longdraft.engine.generate import Stats
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.engine.decode_session import Prefilled, first_difference
+from longdraft.core.sampling import Sampler
+from longdraft.core.verify import match
 
 WARM = 16  # tokens that each method decodes before any is timed
 

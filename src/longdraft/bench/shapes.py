@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from longdraft.errors import InputError
-from longdraft.loading import DTYPES
-from longdraft.model import LM
+from longdraft.core.errors import InputError
+from longdraft.models.loading import DTYPES
+from longdraft.models.lm import LM
 
 HEAD = 64
 

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.bench import record
+from longdraft.engine import records as record
 from longdraft.bench.inputs import Text
-from longdraft.cache import KVCache
-from longdraft.errors import InputError
-from longdraft.fast import Draws, chain
+from longdraft.core.cache import KVCache
+from longdraft.core.errors import InputError
+from longdraft.backends.native import Draws, chain
 from longdraft.methods import vegas
-from longdraft.model import LM, Taps
-from longdraft.runs import Prefilled
-from longdraft.tree import Tree
+from longdraft.models.lm import LM, Taps
+from longdraft.engine.decode_session import Prefilled
+from longdraft.core.tree import Tree
 from longdraft.views import Policy
 
 ROWS = (2, 4, 8, 16, 32, 69)  # 69: LongSpec's tree

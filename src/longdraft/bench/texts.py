@@ -7,8 +7,8 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from longdraft.errors import InputError
-from longdraft.loading import BUNDLED, token_ids
+from longdraft.core.errors import InputError
+from longdraft.models.loading import BUNDLED, token_ids
 
 
 def stdlib_files() -> list[Path]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.drafters.glide_block import Glide
-from longdraft.errors import InputError
-from longdraft.model import LM, Taps
-from longdraft.tree import Tree
+from longdraft.drafters.glide.block import Glide
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM, Taps
+from longdraft.core.tree import Tree
 
 CHUNK = 64  # queries at a time; below any sensible window
 

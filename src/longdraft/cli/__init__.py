@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from longdraft.errors import InputError
+from longdraft.core.errors import InputError
 
 
 class Command(NamedTuple):
@@ -33,12 +33,12 @@ COMMANDS = {
     ),
     "methods": Command("longdraft.cli.methods", "Every method, its options, and what it needs."),
     "demo": Command("longdraft.cli.demo", "Plain decoding, vegas and lookup on a long real prompt, side by side."),
-    "bench": Command("longdraft.bench.commands", "Measure methods against each other; one record per run.", True),
+    "bench": Command("longdraft.cli.bench", "Measure methods against each other; one record per run.", True),
     "audit": Command(
         "longdraft.cli.audit", "Is a method lossless on your model and text? Ties explained, failures counted."
     ),
-    "report": Command("longdraft.bench.commands", "Tables and plots from such records.", True),
-    "train": Command("longdraft.train.commands", "Train a model or a drafter."),
+    "report": Command("longdraft.cli.bench", "Tables and plots from such records.", True),
+    "train": Command("longdraft.cli.train", "Train a model or a drafter."),
     "import": Command("longdraft.cli.import_", "A drafter that others released, in longdraft's layout."),
 }
 HELP = ("-h", "--help", "help")
@@ -81,8 +81,8 @@ def run(words: list[str]) -> int:
     try:
         status = app.main(rest, prog_name=f"longdraft {name}", standalone_mode=False)
     finally:
-        if "longdraft.threads" in sys.modules:  # a command may have pinned them
-            sys.modules["longdraft.threads"].release()
+        if "longdraft.ops.threads" in sys.modules:  # a command may have pinned them
+            sys.modules["longdraft.ops.threads"].release()
         gc.unfreeze()
     return status if isinstance(status, int) else 0
 

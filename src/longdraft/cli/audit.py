@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli.generate import MOST_SEED
-from longdraft.options import pairs
+from longdraft.core.options import pairs
 
 app = typer.Typer(add_completion=False)
 
@@ -56,16 +56,16 @@ def audit(
     """
     from hashlib import sha256
 
-    from longdraft.bench.audit import Audit, ways, windows
-    from longdraft.bench.audit_log import AuditLog, sentences, table
-    from longdraft.bench.entries import Entry
-    from longdraft.bench.record import provenance, relative
-    from longdraft.bench.ties import WIDTH, default_tolerance
+    from longdraft.audit.audit import Audit, ways, windows
+    from longdraft.audit.log import AuditLog, sentences, table
+    from longdraft.methods.spec import Entry
+    from longdraft.engine.records import provenance, relative
+    from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
-    from longdraft.loading import load, quiet
+    from longdraft.models.loading import load, quiet
     from longdraft.methods import find
-    from longdraft.parts import Parts
-    from longdraft.threads import pin
+    from longdraft.methods.drafter_weights import Parts
+    from longdraft.ops.threads import pin
 
     find(method)
     entry = Entry(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model, any_target))

@@ -28,13 +28,13 @@ def demo(
     from longdraft.bench.texts import stdlib_prompt
     from longdraft.cli.job import WARM, Run, traffic
     from longdraft.drafters import Drafter, Pace
-    from longdraft.engine import check
-    from longdraft.loading import load, quiet
+    from longdraft.engine.generate import check
+    from longdraft.models.loading import load, quiet
     from longdraft.methods import build
-    from longdraft.runs import Prefilled, first_difference
-    from longdraft.sampling import Sampler
-    from longdraft.threads import pin
-    from longdraft.verify import match
+    from longdraft.engine.decode_session import Prefilled, first_difference
+    from longdraft.core.sampling import Sampler
+    from longdraft.ops.threads import pin
+    from longdraft.core.verify import match
 
     console = Console(highlight=False)
     sampler = Sampler(temperature)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from longdraft.options import pairs
+from longdraft.core.options import pairs
 
 app = typer.Typer(add_completion=False)
 MOST_SEED = 1 << 62
@@ -57,14 +57,14 @@ def generate(
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the CPU; torch's choice if unset.")] = None,
 ) -> None:
     """Continue a prompt with any method; the text is plain decoding's own, whatever drafts it."""
-    from longdraft.bench.entries import Entry
+    from longdraft.methods.spec import Entry
     from longdraft.cli import prompts
     from longdraft.cli.job import Job, Printer
-    from longdraft.loading import load, quiet
+    from longdraft.models.loading import load, quiet
     from longdraft.methods import find
-    from longdraft.parts import Parts
-    from longdraft.sampling import Sampler
-    from longdraft.threads import pin
+    from longdraft.methods.drafter_weights import Parts
+    from longdraft.core.sampling import Sampler
+    from longdraft.ops.threads import pin
 
     texts = prompts.gather(prompt, prompt_file or [], prompt_tokens)
     given = pairs(option or [])

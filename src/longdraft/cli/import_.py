@@ -24,8 +24,8 @@ def import_drafter(
     What it is shows in the names and shapes of its weights, which must all be known and fit the target. Nothing of the
     folder is run.
     """
-    from longdraft import importers
-    from longdraft.loading import load_lm
+    from longdraft.drafters import importing as importers
+    from longdraft.models.loading import load_lm
 
     made = importers.convert(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")

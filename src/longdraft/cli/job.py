@@ -6,18 +6,18 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from longdraft.bench.entries import Entry
-from longdraft.bench.rates import speedups, timings
-from longdraft.bench.record import bandwidth, bytes_per_step, provenance
+from longdraft.methods.spec import Entry
+from longdraft.engine.rates import speedups, timings
+from longdraft.engine.records import bandwidth, bytes_per_step, provenance
 from longdraft.bench.run import diversity, outcome
 from longdraft.cli.prompts import Prompt
 from longdraft.cli.show import Detokenizer, text_of
 from longdraft.drafters import Drafter, Oracle
-from longdraft.engine import Stats, Step
-from longdraft.errors import InputError
-from longdraft.model import LM
-from longdraft.runs import Prefilled, first_difference
-from longdraft.sampling import Sampler
+from longdraft.engine.generate import Stats, Step
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.engine.decode_session import Prefilled, first_difference
+from longdraft.core.sampling import Sampler
 
 WARM = 24  # tokens decoded before a comparison is timed
 

@@ -12,7 +12,7 @@ app = typer.Typer(add_completion=False)
 
 def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
     """available: it needs no drafter, or there is a trained one beside the target."""
-    from longdraft.options import ANY
+    from longdraft.core.options import ANY
 
     needs = [] if method.needs in (None, ANY) else [method.needs]
     return {
@@ -40,7 +40,7 @@ def methods(
 ) -> None:
     """Every method with its options (and their defaults), what it needs besides the target, and its paper."""
     from longdraft.methods import CONTROLS, METHODS
-    from longdraft.parts import Parts
+    from longdraft.methods.drafter_weights import Parts
 
     parts = Parts(model=model)
     found = {

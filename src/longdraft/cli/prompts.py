@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longdraft.errors import InputError
+from longdraft.core.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: b
 
     control: special tokens that a prompt spells are those tokens; otherwise they are text.
     """
-    from longdraft.loading import token_ids
+    from longdraft.models.loading import token_ids
 
     rows = []
     for prompt in prompts:

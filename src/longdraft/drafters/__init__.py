@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from longdraft.drafters.auto import Auto
+from longdraft.drafters.adaptive.auto import Auto
 from longdraft.drafters.base import Drafter, Then, beam
-from longdraft.drafters.eagle import Eagle
-from longdraft.drafters.glide import GlideDrafter
-from longdraft.drafters.glide_block import Glide, random_glide
-from longdraft.drafters.heads import Heads, Medusa
+from longdraft.drafters.eagle.drafter import Eagle
+from longdraft.drafters.glide.drafter import GlideDrafter
+from longdraft.drafters.glide.block import Glide, random_glide
+from longdraft.drafters.heads.drafter import Heads, Medusa
 from longdraft.drafters.hierarchical import Hierarchical
-from longdraft.drafters.lm import LMDrafter
-from longdraft.drafters.ngram import Lookup
+from longdraft.drafters.small_model.drafter import LMDrafter
+from longdraft.drafters.ngram.lookup import Lookup
 from longdraft.drafters.oracle import Oracle
-from longdraft.drafters.pace import Pace
-from longdraft.drafters.recycle import Recycle
-from longdraft.drafters.reuse import Reuse
-from longdraft.drafters.selfdraft import SelfDrafter
-from longdraft.drafters.suffix import Suffix
+from longdraft.drafters.adaptive.adaptive_draft import Pace
+from longdraft.drafters.ngram.recycle import Recycle
+from longdraft.drafters.ngram.reuse import Reuse
+from longdraft.drafters.self_draft import SelfDrafter
+from longdraft.drafters.ngram.suffix import Suffix
 
 __all__ = [
     "Auto",

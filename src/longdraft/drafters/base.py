@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from longdraft.fast import Draws
-from longdraft.model import Taps
+from longdraft.backends.native import Draws
+from longdraft.models.lm import Taps
 from longdraft.ops import DRAFT
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
-from longdraft.verify import Verdict
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
 
 
 class Drafter:

@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from longdraft.cache import KVCache
-from longdraft.decoder import experts_of
-from longdraft.model import LM, Taps
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
+from longdraft.core.cache import KVCache
+from longdraft.backends.architecture import experts_of
+from longdraft.models.lm import LM, Taps
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
 
 if TYPE_CHECKING:
     from longdraft.drafters.base import Drafter

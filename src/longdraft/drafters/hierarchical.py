@@ -8,11 +8,11 @@ import torch
 
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.costs import bytes_read
-from longdraft.model import LM, Taps
-from longdraft.rounds import play
-from longdraft.sequences import Sequences
-from longdraft.tree import Tree
-from longdraft.verify import Verdict
+from longdraft.models.lm import LM, Taps
+from longdraft.drafters.step import play
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
 from longdraft.views.base import Policy
 
 

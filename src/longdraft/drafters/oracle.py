@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from longdraft.drafters.base import Drafter
-from longdraft.errors import InputError
-from longdraft.model import Taps
-from longdraft.sequences import Sequences, without
-from longdraft.tree import Tree
-from longdraft.verify import Verdict
+from longdraft.core.errors import InputError
+from longdraft.models.lm import Taps
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly over a step, for any number of rows
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from longdraft.cache import KVCache
-from longdraft.model import LM, KVView, Taps
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM, KVView, Taps
 from longdraft.ops import Compact, Segment, refill
-from longdraft.sequences import without
+from longdraft.core.sequences import without
 
 T = TypeVar("T")
 Table = dict[tuple[int, int], T]  # by layer and row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.views.once import Once
+from longdraft.views.prompt_selection import Once
 
 
 class Chunks(Once):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from longdraft.cache import KVCache
+from longdraft.core.cache import KVCache
 from longdraft.ops import uniform
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 

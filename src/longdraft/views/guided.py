@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, minimum
 
-from longdraft.cache import KVCache
-from longdraft.model import LM, Taps
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM, Taps
 from longdraft.ops import Compact, choose
 from longdraft.views.base import Policy, Table, View, budget_of, pad_rows, table_without
 

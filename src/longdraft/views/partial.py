@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.cache import KVCache
-from longdraft.model import LM, Taps
-from longdraft.sequences import without
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM, Taps
+from longdraft.core.sequences import without
 from longdraft.views.base import Policy, View
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from longdraft.cache import KVCache
-from longdraft.model import LM
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM
 from longdraft.ops import Segment
 from longdraft.views.base import Policy, Table, budget_of, table_without
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, arange, minimum, stack
 
-from longdraft.cache import KVCache
-from longdraft.model import LM, Taps
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM, Taps
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.views.base import budget_of
-from longdraft.views.once import OBSERVED, Once
+from longdraft.views.prompt_selection import OBSERVED, Once
 
 POOL = 5  # neighbours of a key that many queries read are kept with it
 

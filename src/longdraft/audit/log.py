@@ -1,0 +1,159 @@
+"""What an audit found so far: a JSON file that is whole after every run, totals, and a table."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from longdraft.audit.ties import most_ties
+from longdraft.core.errors import InputError
+from longdraft.core.files import parse
+
+FIRST = 5  # failures that are shown
+
+
+class AuditLog:
+    """settings: what must be the same for an audit to be resumed. The file, if there is one, holds what `record` says.
+
+    Raises InputError on a file that is another audit's, or an unfinished one that is not resumed.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any], expected: int, resume: bool):
+        self.path, self.settings, self.expected = path, settings, expected
+        self.shared: dict[str, Any] = {}
+        self.runs: list[dict[str, Any]] = []
+        if resume and path is None:
+            raise InputError("--resume goes on from a file: give --out FILE too")
+        old = _read(path) if path is not None and path.exists() else None
+        if old is None:
+            return
+        if resume:
+            odd = next((k for k, v in settings.items() if old.get("settings", {}).get(k) != v), None)
+            if odd:
+                raise InputError(
+                    f"{path} is an audit with another {odd}: resume it as it was begun, or give another --out"
+                )
+            self.runs = [r for r in old["runs"] if not r.get("interrupted")]
+        elif not old.get("complete", True):
+            raise InputError(f"{path} holds an unfinished audit: add --resume, or give another --out")
+
+    def known(self, index: int, way: str) -> bool:
+        return any(r["index"] == index and r["way"] == way for r in self.runs)
+
+    def add(self, run: dict[str, Any]) -> None:
+        self.runs.append(run)
+        self.write()
+
+    def record(self) -> dict[str, Any]:
+        counted = ("tokens", "differences", "ties", "failures", "verify_steps")
+        counted += ("control_tokens", "control_ties", "control_failures")
+        totals = {k: sum(r[k] for r in self.runs) for k in counted}
+        accepted = sum(r["accepted"] for r in self.runs)
+        gaps = [d["gap"] for r in self.runs for d in r["found"] if d["kind"] == "tie"]
+        return {
+            "task": "audit",
+            **totals,
+            "largest_tie": max(gaps, default=None),
+            **_rates(totals),
+            "mean_acceptance_length": 1 + accepted / max(totals["verify_steps"], 1),
+            "complete": len(self.runs) == self.expected and not any(r.get("interrupted") for r in self.runs),
+            "settings": self.settings,
+            **self.shared,
+            "runs": self.runs,
+        }
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part = self.path.with_name(self.path.name + ".part")
+            part.write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
+            os.replace(part, self.path)
+        except OSError as error:
+            raise InputError(f"cannot write {self.path} ({error.strerror}): give another --out") from None
+
+
+def _rates(totals: dict[str, int]) -> dict[str, Any]:
+    """How often the method and the control tied, and the rate up to which the method's is no reason for alarm."""
+    tokens, ties, control = (totals[k] for k in ("tokens", "ties", "control_tokens"))
+    most = most_ties(tokens, totals["control_ties"], control) if control else 0
+    return {
+        "tie_rate": ties / tokens if tokens else 0.0,
+        "control_rate": totals["control_ties"] / control if control else None,
+        "tie_bound": most / tokens if tokens else 0.0,
+        "too_many_ties": ties > most,
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or found.get("task") != "audit" or not _runs(found.get("runs")):
+        raise InputError(f"{path} is there and is no audit: give another --out")
+    return found
+
+
+def _runs(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in found)
+
+
+def table(runs: list[dict[str, Any]]) -> Any:
+    """A row per text and way."""
+    from rich.table import Table
+
+    shown = Table("text", "way")
+    for column in ("tokens", "ties", "largest gap", "failures", "mean acceptance length", "distinct-3"):
+        shown.add_column(column, justify="right")
+    cells = dict.fromkeys((r["prompt"].rpartition(":")[0] or r["prompt"], r["way"]) for r in runs)
+    for text, way in cells:
+        mine = [r for r in runs if r["way"] == way and (r["prompt"].rpartition(":")[0] or r["prompt"]) == text]
+        total = {k: sum(r[k] for r in mine) for k in ("tokens", "ties", "failures", "accepted", "verify_steps")}
+        gaps = [d["gap"] for r in mine for d in r["found"] if d["kind"] == "tie"]
+        length = 1 + total["accepted"] / max(total["verify_steps"], 1)
+        numbers = [total["tokens"], total["ties"], f"{max(gaps):.2g}" if gaps else "", total["failures"]]
+        rest = [f"{length:.2f}", f"{fmean(r['distinct_3'] for r in mine):.2f}"]
+        shown.add_row(text, way, *map(str, [*numbers, *rest]))
+    return shown
+
+
+def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
+    """What it comes to, and where the first failures are."""
+    found = [(r, d) for r in record["runs"] for d in r["found"] if d["kind"] == "failure"]
+    lines = []
+    for r, d in found[:FIRST]:
+        gap = "unknown: not among its best" if d.get("gap") is None else f"{d['gap']:.3g}"
+        what = d.get("why") or f"new token {d['position'] + 1} is {d['method']}, not {d['plain']} (gap {gap})"
+        lines.append(f"failure: {r['prompt']}, {r['way']}: {what}")
+    if len(found) > FIRST:
+        lines.append(f"... and {len(found) - FIRST} more")
+    if record["verify_steps"] and record["mean_acceptance_length"] == 1:
+        lines.append("No draft was ever accepted: only the target's own tokens were compared.")
+    if record["control_failures"]:
+        lines.append(
+            f"Plain decoding differs from itself by more than {tolerance:g} when several tokens are computed in one"
+            f" pass: {record['control_failures']} times."
+        )
+    if record["ties"]:
+        lines.append(_about_ties(record))
+    ties = f"{record['ties']} ties (gap up to {tolerance:g})" if record["ties"] else "no tie"
+    wrong = f"{record['failures']} FAILURES" if record["failures"] else "no failure"
+    if record.get("exact") is False:
+        lines.append("This backend is not bit-exact: rounding depends on what is drafted, so ties can fall either way.")
+    lines.append(f"{record['tokens']} tokens compared: {ties}, {wrong}.")
+    return lines
+
+
+def _about_ties(record: dict[str, Any]) -> str:
+    """The rates side by side, and whether the method's is too high."""
+    rates = f"Ties: {record['tie_rate']:.2%} of the method's tokens"
+    if record["control_rate"] is not None:
+        rates += f"; {record['control_rate']:.2%} of plain decoding's own, computed several in a pass"
+    if record["too_many_ties"]:
+        return f"{rates}. TOO MANY: rounding explains at most {record['tie_bound']:.2%}."
+    return f"{rates}; more than {record['tie_bound']:.2%} would be too many."

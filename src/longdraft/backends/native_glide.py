@@ -1,0 +1,101 @@
+"""LongSpec's block in one native call, beside a target whose step is native (ops/native/step.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.core.cache import KVCache
+from longdraft.drafters.glide.block import Glide
+from longdraft.backends.native import Draws, Pins, sized
+from longdraft.ops import native
+from longdraft.core.tree import Tree
+
+OWN, CROSS = 1, 2  # kinds of layers: types.h
+
+
+class NativeBlock:
+    """Computes what Glide.forward computes, activations in float32, and leaves the nodes' keys behind the ring."""
+
+    def __init__(self, block: Glide):
+        self.block, self._pins = block, Pins()
+        self.step: Any = block.host.target.native
+        whole, pins, none = self.step.model, self._pins, native.Linear(None, None, 0, 0)
+
+        def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
+            linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
+            norms = [None if n is None else pins.float(n.weight) for n in (norm1, norm2)]
+            return native.Layer(*linears, *norms, None, None, 0, kind)
+
+        mlp = [block.gate_proj, block.up_proj, block.down_proj]
+        own = layer(OWN, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
+        cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
+        self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
+        self.model = native.Model(
+            2, whole.d, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
+            block.gate_proj.out_features, whole.vocab, whole.turns, block.self_norm.eps, block.host.dim**-0.5,
+            whole.rope_scale, whole.inv_freq, whole.embed, whole.head, whole.norm if block.with_norm else None,
+            self.layers,
+        )  # fmt: skip
+
+    def __call__(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
+        """Nodes [start, size), position [B,W], over a ring and the target's cache, under a view -> logits [B,W,V]."""
+        step = self.step
+        B, W = position.shape
+        seen = ring.visible(tree, start).contiguous()
+        arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position)]
+        sized([*arrays, seen], (B, W), (B, tree.size), (B,), (B, W), (B, W, ring.window + tree.size))
+        logits = torch.empty(B, W, step.vocab)
+        p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
+        self._keys(p, tree.size, ring, cache, view)
+        p.logits, p.seen = logits.data_ptr(), seen.data_ptr()
+        with step.lock:
+            step.lib.longdraft_step(self.model, p, step.work, step.half)
+        return logits
+
+    def chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: Draws) -> Tensor:
+        """A chain below the tree's root, in one call -> its tokens [B,count]. The ring holds the keys of all but the
+        last, as after a call for each."""
+        root = tree.tokens[:, :1].contiguous()
+        seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
+        sized(
+            [root, cache.length, seen],
+            (len(root), 1),
+            (len(root),),
+            (len(root), draws.count, ring.window + draws.count),
+        )
+        p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
+        self._keys(p, draws.count, ring, cache, view)
+        p.seen = seen.data_ptr()
+        drawn = draws.run(self.step, self.model, p)
+        ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
+        return drawn
+
+    def _keys(self, p: native.Pass, nodes: int, ring: Any, cache: KVCache, view: Any) -> None:
+        """Say where keys and values lie: the ring's, with room for so many nodes, and the target's."""
+        step, layer = self.step, self.block.host.layer
+        ring.room(nodes)
+        if {ring.k.dtype, ring.v.dtype} != {step.dtype} or ring.v.shape != ring.k.shape or len(ring.k) != p.rows:
+            raise ValueError(
+                f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
+            )
+        k, v, slots = step.places(cache, 0)[layer]
+        p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
+        p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
+        p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
+        if view is not None:
+            sized([view.since], (p.rows,))
+            nothing = [native.Picked(None, None, 0, 0)] * p.rows
+            picks = nothing + step.picked(view, cache, [layer], p.rows)
+            p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * p.rows))(*picks)
+
+
+def fits(block: Glide) -> bool:
+    """Whether the native step computes this block: its target's is native, of the same dtype, and has no window."""
+    host = block.host
+    if host.target.native is None or host.window is not None or not host.rotated or block.dtype != host.target.dtype:
+        return False
+    return host.value_dim == host.dim and block.gate_proj.out_features % 16 == 0

@@ -1,0 +1,126 @@
+"""A pass over more nodes than a step takes at once, as several passes that each see the nodes before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.core.cache import KVCache
+from longdraft.core.tree import PAD, Tree
+
+
+def in_parts(
+    step: Callable[..., Tensor],
+    size: int,
+    tree: Tree,
+    cache: KVCache,
+    start: int,
+    position: Tensor,
+    view: Any,
+    taps: Any,
+) -> Tensor:
+    """What step(tree, cache, start, position, view, taps) leaves behind, by passes of at most `size` nodes.
+
+    Parents come before children, so the keys that a part's nodes need are in scratch by then.
+    """
+    logits, scores, states = [], Scores(taps.rows, _kept(taps, tree)), {n: [] for n in taps.hidden}
+    for part in _parts(tree, start, size):
+        asked = PartTaps(taps, scores.nodes(part))
+        logits.append(
+            step(part.tree, cache, part.begin, position[:, part.begin - start : part.end - start], view, asked)
+        )
+        scores.add(part, asked.scores)
+        for n, found in asked.states.items():
+            states[n].append(found)
+    taps.scores, taps.states = scores.merged, {n: torch.cat(found, 1) for n, found in states.items()}
+    return torch.cat(logits, 1)
+
+
+@dataclass
+class Part:
+    """Nodes [begin, end) of a tree: the last ones of `tree`, which holds those before them too."""
+
+    tree: Tree
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.tree.size
+
+
+def _parts(tree: Tree, start: int, size: int) -> Iterator[Part]:
+    for begin in range(start, tree.size, size):
+        end = min(begin + size, tree.size)
+        yield Part(
+            Tree(tree.tokens[:, :end], tree.parent[:, :end], tree.depth[:, :end], tree.mask[:, :end, :end]), begin
+        )
+
+
+def _kept(taps: Any, tree: Tree) -> Tensor | None:
+    return None if taps.rows is None else taps.kept(tree)
+
+
+class PartTaps:
+    """The whole pass's taps, but for the query nodes [B,R], which are given by their place in the part."""
+
+    def __init__(self, whole: Any, nodes: Tensor | None):
+        self.rows = None if nodes is None else whole.rows
+        self.of, self.split, self.only, self.hidden = whole.of, whole.split, whole.only, whole.hidden
+        self.nodes, self.scores, self.states = nodes, {}, {}
+
+    def kept(self, tree: Tree) -> Tensor | None:
+        return self.nodes
+
+
+class Scores:
+    """Scores {layer: [B,R,K|1,S]} of a whole pass's query nodes, put together from those of its parts.
+
+    rows and kept [B,R] are the whole pass's Taps.rows and Taps.kept.
+    """
+
+    def __init__(self, rows: str | None, kept: Tensor | None):
+        self.rows, self.kept, self.merged = rows, kept, {}
+        self._weight: Tensor | None = None  # [B] nodes averaged so far
+
+    def nodes(self, part: Part) -> Tensor | None:
+        """The part's query nodes [B,R], by their place in the part; None where it has none."""
+        if self.kept is None:
+            return None
+        if self.rows in ("all", "mean"):
+            return _real(part)[1]
+        here = (self.kept >= part.begin) & (self.kept < part.end)
+        return (self.kept - part.begin).clamp(0, part.end - part.begin - 1) if bool(here.any()) else None
+
+    def add(self, part: Part, scores: dict[int, Tensor]) -> None:
+        if self.kept is None or not scores:
+            return
+        if self.rows == "mean":
+            self._average(part, scores)
+        elif self.rows == "all":
+            self.merged = {n: torch.cat([self.merged[n], s], 1) if n in self.merged else s for n, s in scores.items()}
+        else:
+            here = ((self.kept >= part.begin) & (self.kept < part.end))[..., None, None]
+            self.merged = {n: torch.where(here, s, self.merged.get(n, s)) for n, s in scores.items()}
+
+    def _average(self, part: Part, scores: dict[int, Tensor]) -> None:
+        """A part counts as often as it has real nodes."""
+        count = _real(part)[0].sum(1)
+        before = torch.zeros_like(count) if self._weight is None else self._weight
+        self._weight = before + count
+        share = (count / self._weight.clamp(min=1))[:, None, None, None]
+        for n, s in scores.items():
+            old = self.merged.get(n, s)
+            mixed = torch.where(s == float("-inf"), s, old + (s - old) * share)  # -inf: beyond the row's root
+            self.merged[n] = torch.where(share > 0, mixed, old)
+
+
+def _real(part: Part) -> tuple[Tensor, Tensor]:
+    """Which of the part's nodes are real [B,R]; and their places, the last real one's in place of padding."""
+    real = part.tree.parent[:, part.begin :] != PAD
+    place = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    last = torch.where(real, place, 0).amax(1, keepdim=True)
+    return real, torch.where(real, place, last)

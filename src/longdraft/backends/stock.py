@@ -1,0 +1,119 @@
+"""Whether a model is what its config and Transformers' own code say, module by module and shape by shape."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers.activations import ACT2FN
+
+from longdraft.core.errors import InputError
+
+FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList}
+RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks look on
+SILU = {nn.SiLU, type(ACT2FN["silu"])}
+
+
+def refuse(hf: Any, windows: dict[int, int]) -> None:
+    """Raises InputError for a model whose shapes contradict each other, whatever computes it.
+
+    Of shapes that only Transformers' own modules have, those of stock models of FAMILY are compared.
+    """
+    c = hf.config.get_text_config()
+    kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
+    if not c.num_hidden_layers or c.vocab_size < 1:
+        what = "no layers" if not c.num_hidden_layers else "no vocabulary"
+        raise InputError(f"this {kind} has {what}: its config.json is not one of a language model")
+    if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
+        raise InputError(
+            f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json must be"
+            " a multiple of num_key_value_heads"
+        )
+    for layer, window in windows.items():
+        if isinstance(window, int) and window < 1:
+            raise InputError(f"this {kind} has a sliding_window of {window} in layer {layer}: it must be 1 or more")
+    if not is_stock(hf):
+        return
+    for name, found, expected in _shapes(hf):
+        if found != expected:
+            raise InputError(
+                f"this {kind}'s {name} is of shape {_written(found)} where its config.json says {_written(expected)}:"
+                " use weights and a config that belong together"
+            )
+    rotary, dim = hf.model.rotary_emb, hf.model.layers[0].self_attn.head_dim
+    if 2 * len(rotary.inv_freq) != dim:
+        raise InputError(
+            f"this {kind} rotates {2 * len(rotary.inv_freq)} of a head's {dim} numbers, and {kind} rotates all of them:"
+            " take partial_rotary_factor out of its config.json"
+        )
+
+
+def _written(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def projections(layer: Any) -> dict[str, Any]:
+    """The linear layers of a decoder layer, in the order of native.Layer."""
+    parts = [(layer.self_attn, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    parts += [(layer.mlp, name) for name in ("gate_proj", "up_proj", "down_proj")]
+    return {name: getattr(part, name) for part, name in parts}
+
+
+def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """(name, shape, shape by the config) of every weight, bias and norm that a model of FAMILY computes with."""
+    c, model = hf.config, hf.model
+    d, mlp, vocab, dim = c.hidden_size, c.intermediate_size, c.vocab_size, model.layers[0].self_attn.head_dim
+    q, kv = c.num_attention_heads * dim, c.num_key_value_heads * dim
+    sizes = {"q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
+    sizes |= {"gate_proj": (mlp, d), "up_proj": (mlp, d), "down_proj": (d, mlp)}
+    yield "list of layers", (len(model.layers),), (c.num_hidden_layers,)
+    yield from _module("embed_tokens", model.embed_tokens, (vocab, d))
+    yield from _module("lm_head", hf.lm_head, (vocab, d))
+    yield from _module("norm", model.norm, (d,))
+    for i, layer in enumerate(model.layers):
+        yield f"layer {i}'s head", (layer.self_attn.head_dim,), (dim,)
+        for name, module in projections(layer).items():
+            yield from _module(f"layer {i}'s {name}", module, sizes[name])
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield from _module(f"layer {i}'s {name}", getattr(layer, name), (d,))
+        for name in ("q_norm", "k_norm"):
+            yield from _module(f"layer {i}'s {name}", getattr(layer.self_attn, name, None), (dim,))
+
+
+def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if weight is not None:
+        yield name, tuple(weight.shape), shape
+    if bias is not None:
+        yield f"{name}.bias", tuple(bias.shape), shape[:1]
+
+
+def is_stock(hf: Any) -> bool:
+    """Whether every module is Transformers' own or plain torch, with nothing hung on it that changes what it computes.
+
+    An adapter (LoRA), a quantised weight, a hook or a parametrization in any place makes it another model.
+    """
+    kind = type(hf)
+    if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
+        return False
+    own = sys.modules[kind.__module__]
+    if not all(_known(m, own) and not _changed(m) for m in hf.modules()):
+        return False
+    norms = {m.variance_epsilon for m in hf.modules() if hasattr(m, "variance_epsilon")}
+    return norms <= {hf.config.rms_norm_eps} and len({layer.self_attn.scaling for layer in hf.model.layers}) == 1
+
+
+def _known(module: nn.Module, own: Any) -> bool:
+    kind = type(module)
+    activation = kind.__module__ in ("torch.nn.modules.activation", "transformers.activations")
+    return activation or kind in PLAIN or getattr(own, kind.__name__, None) is kind
+
+
+def _changed(module: nn.Module) -> bool:
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    # Those that Transformers and LM set to record what passes through change nothing.
+    strange = any(not getattr(hook, "__module__", "").startswith(RECORDERS) for hook in hooks)
+    return strange or "forward" in vars(module)

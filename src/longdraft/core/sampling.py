@@ -1,0 +1,117 @@
+"""From logits to the token each node would emit, one and the same for plain and speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from longdraft.core.errors import InputError
+from longdraft.ops import draw, gumbel
+from longdraft.core.processors import Settings, apply, lowered
+from longdraft.core.rules import Rules
+from longdraft.core.tree import Tree
+
+if TYPE_CHECKING:
+    from longdraft.core.sequences import Sequences
+
+_RANGES = {
+    "temperature": (0, 1e4, "0 (greedy) or more"),
+    "top_k": (0, 1 << 31, "0 (off) or more"),
+    "top_p": (0, 1, "between 0 and 1 (1 is off)"),
+    "min_p": (0, 1, "between 0 (off) and 1"),
+    "eta": (0, 1, "between 0 (off) and 1"),
+    "penalty": (1e-3, 1e3, "above 0 (1 is off)"),
+    "window": (1, 1 << 31, "1 or more"),
+}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A node's token depends on its own path alone: never on how it was drafted or on what is beside it.
+
+    temperature 0 is greedy. penalty divides the logits of tokens among the last `window` ones (TokenSwift eq. 3),
+    counted on each node's own path, and comes first. What follows is Transformers' own chain in its own order: the
+    model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules(): none.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    eta: float = 0.0
+    penalty: float = 1.0
+    window: int = 1024
+    rules: Rules | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high, words) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high or (name == "top_p" and value == 0):
+                raise InputError(f"{name.replace('_', '-')} is {value}: give a value {words}")
+
+    def under(self, rules: Rules) -> Sampler:
+        """The same sampler, with a model's rules unless it has its own."""
+        return replace(self, rules=rules) if self.rules is None else self
+
+    def law(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
+        """Processed logits [B,W,V], float32, of nodes [start, start+W): their softmax is the law of the next token."""
+        logits = logits.float()
+        if self.penalty != 1.0:
+            logits = self._penalised(logits, tree, seqs, start)
+        return apply(self._settings, logits, tree, seqs, start) if self._settings else logits
+
+    def scores(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0, seed: Tensor | None = None) -> Tensor:
+        """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
+
+        Drafter and target add the same noise at the same position, so their draws are coupled. seed [B]: draw with
+        other noise than the rows' own.
+        """
+        law = self.law(logits, tree, seqs, start)
+        if self.temperature == 0:
+            return law
+        position = seqs.length[:, None] + tree.depth[:, start : start + law.shape[1]]
+        return law.log_softmax(-1) + gumbel(seqs.seed if seed is None else seed, position, law.shape[-1])
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing but the temperature shapes the law."""
+        shaping = [f for f in fields(self) if f.name not in ("temperature", "window", "rules")]
+        return all(getattr(self, f.name) == f.default for f in shaping) and not (self.rules or Rules()).settings
+
+    def draw(self, logits: Tensor, tree: Tree, seqs: Sequences) -> Tensor:
+        """The token [B,T] that each node of the tree would emit: argmax of its scores, or the same by a shorter way."""
+        if self.temperature == 0 or not self.bare or not logits.is_cpu:
+            return self.scores(logits, tree, seqs).argmax(-1)
+        return draw(logits, self.temperature, seqs.seed, seqs.length[:, None] + tree.depth)
+
+    @cached_property
+    def _settings(self) -> Settings:
+        """As Transformers' GenerationConfig has them; those that do nothing are left out."""
+        found = dict((self.rules or Rules()).settings)
+        if self.temperature > 0:
+            chosen = {"top_k": self.top_k or None, "top_p": float(self.top_p) if self.top_p < 1 else None}
+            chosen |= {"min_p": self.min_p or None, "eta_cutoff": self.eta or None}
+            if self.temperature != 1:
+                chosen["temperature"] = float(self.temperature)
+            used = {name: value for name, value in chosen.items() if value is not None}
+            found |= {"do_sample": True, **used} if used else {}
+        return tuple(found.items())
+
+    def _penalised(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
+        """Tokens seen among a node's own last `window`: committed ones by their distance, drafted ones on its path."""
+        B, W, V = logits.shape
+        depth = tree.depth[:, start : start + W]
+        n = min(self.window, int(seqs.length.max()) - 1)
+        ago = torch.arange(1, n + 1, device=logits.device)  # 1: the token before the root
+        at = seqs.length[:, None] - 1 - ago
+        tokens = seqs.tokens.gather(1, at.clamp(min=0))
+        near = (ago + depth[..., None] < self.window) & (at >= 0)[:, None]
+        path = tree.mask[:, start : start + W] & (depth[..., None] - tree.depth[:, None] < self.window)
+        tokens = torch.cat([tokens, tree.tokens], 1)[:, None].expand(-1, W, -1)
+        tokens = torch.where(torch.cat([near, path], 2), tokens, V)
+        seen = torch.zeros(B, W, V + 1, dtype=torch.bool, device=logits.device).scatter_(2, tokens, True)[..., :V]
+        return lowered(logits, seen, self.penalty)

@@ -1,0 +1,208 @@
+"""EAGLE's layer: it continues the target's own hidden states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from longdraft import ops
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM
+
+B = TypeVar("B", bound="EagleBlock")
+ROPES = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on how long the text is
+
+
+def ropes_of(config: Any) -> dict[str, Any]:
+    """The rotation of a target's or a layer's config; theta alone where a target turns in a way that a layer cannot."""
+    found = getattr(config, "rope_parameters", None) or {}
+    theta = float(found.get("rope_theta") or 10000.0)
+    kind = found.get("rope_type", "default")
+    if kind == "default" or kind not in ROPES:
+        return {"rope_type": "default", "rope_theta": theta}
+    return {**{k: v for k, v in found.items() if k != "partial_rotary_factor"}, "rope_theta": theta}
+
+
+class EagleBlock(nn.Module, ABC):
+    """Reads the feature of token t beside the embedding of token t+1; gives the feature of t+1 and scores of t+2.
+
+    The layer is that of a Llama: attention, then an MLP behind a norm. A kind says what a feature is, how it is mixed
+    with an embedding (`wide` is the width of what attention reads), and what reads the output. known: how many of the
+    target's tokens it can draft.
+    """
+
+    known: int
+    layer: dict[str, Any]  # what the layer is built from, as JSON
+
+    def __init__(self, config: Any, wide: int):
+        super().__init__()
+        d, heads = config.hidden_size, config.num_attention_heads
+        self.kv = getattr(config, "num_key_value_heads", None) or heads
+        self.dim = getattr(config, "head_dim", None) or d // heads
+        self.eps = getattr(config, "rms_norm_eps", 1e-6)
+        self.layer = {
+            "hidden_size": d,
+            "intermediate_size": config.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.kv,
+            "head_dim": self.dim,
+            "rms_norm_eps": self.eps,
+            "rope_parameters": ropes_of(config),
+            "max_position_embeddings": getattr(config, "max_position_embeddings", 2048),
+            "vocab_size": config.vocab_size,
+            "qkv_bias": bool(getattr(config, "qkv_bias", False)),
+        }
+        sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
+        rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(self.layer[k]) for k in sizes}))
+        self.frequency, self.scaling = rotary.inv_freq, rotary.attention_scaling  # float32 whatever the weights are
+        bias = self.layer["qkv_bias"]
+        self.q = nn.Linear(wide, heads * self.dim, bias)
+        self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias) for _ in range(2))
+        self.o = nn.Linear(heads * self.dim, d, bias=False)
+        self.gate, self.up = (nn.Linear(d, config.intermediate_size, bias=False) for _ in range(2))
+        self.down = nn.Linear(config.intermediate_size, d, bias=False)
+        self.norm_mlp = nn.RMSNorm(d, self.eps)
+
+    @staticmethod
+    @abstractmethod
+    def tapped(layers: int) -> list[int]:
+        """After how many of the target's layers its states are taken."""
+
+    @abstractmethod
+    def feature(self, target: LM, states: list[Tensor]) -> Tensor:
+        """The target's tapped states, [..,d] each -> what the layer reads [..,d]."""
+
+    @abstractmethod
+    def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """feature, token [B,W,d] -> the residual stream [B,W,d] and what attention reads [B,W,wide]."""
+
+    @abstractmethod
+    def scores(self, target: LM, output: Tensor) -> Tensor:
+        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf where the drafter has no such token."""
+
+    def forward(
+        self, feature: Tensor, token: Tensor, position: Tensor, mask: Tensor, cache: KVCache, start: int
+    ) -> Tensor:
+        """feature, token [B,W,d] and position [B,W] of nodes start.. of scratch, mask [B,W,start+W] -> output [B,W,d].
+
+        The output is the next feature and what `scores` reads. Keys and values go to scratch slots start and on.
+        """
+        W = feature.shape[1]
+        residual, x = self.mix(feature, token)
+        q, k, v = self.heads(x, position)
+        begin = cache.length.tolist()
+        cache.write(0, k, v, [n + start for n in begin])
+        found = []
+        for b, n in enumerate(begin):
+            keys, values = (x[:, : n + start + W] for x in cache.read(0, b))
+            segment = ops.Segment(keys, values, mask[b])
+            found.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
+        return self.finish(residual, torch.stack(found))
+
+    def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention reads [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self._rotate(q, position), self._rotate(k, position), v
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """residual [B,W,d], attended [B,W,H*D] -> output [B,W,d]."""
+        x = residual + self.o(attended)
+        y = self.norm_mlp(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+    def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
+        """x [B,H,W,D] turned by its position [B,W]."""
+        self.frequency = self.frequency.to(x.device)
+        angle = (position[..., None] * self.frequency)[:, None]
+        cos, sin = ((self.scaling * turned).to(x.dtype) for turned in (angle.cos(), angle.sin()))
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Eagle2Block(EagleBlock):
+    """A feature is the target's last state, normed; the target's own output matrix reads the output (EAGLE sec. 3)."""
+
+    def __init__(self, config: Any):
+        d = config.hidden_size
+        super().__init__(config, d)
+        bias = self.layer["fuse_bias"] = bool(getattr(config, "fuse_bias", True))
+        self.fuse, self.known = nn.Linear(2 * d, d, bias), config.vocab_size
+
+    @staticmethod
+    def tapped(layers: int) -> list[int]:
+        return [layers]
+
+    def feature(self, target: LM, states: list[Tensor]) -> Tensor:
+        return target.norm(states[0]).to(self.o.weight.dtype)
+
+    def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fuse(torch.cat([token, feature], -1))
+        return x, x
+
+    def scores(self, target: LM, output: Tensor) -> Tensor:
+        return target.project(output).float()
+
+
+class Eagle3Block(EagleBlock):
+    """A feature is made of states of three depths; an own head reads the output (EAGLE-3 sec. 3).
+
+    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i]. What attention reads of a
+    feature is normed; the residual stream begins with the feature itself, or normed too where config says
+    norm_before_residual (as `speculators` trains it).
+    """
+
+    d2t: Tensor
+
+    def __init__(self, config: Any, vocab: int | None = None):
+        d = config.hidden_size
+        super().__init__(config, 2 * d)
+        self.normed = self.layer["norm_before_residual"] = bool(getattr(config, "norm_before_residual", False))
+        self.fuse, self.known = nn.Linear(3 * d, d, bias=False), min(vocab or config.vocab_size, config.vocab_size)
+        self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, self.eps) for _ in range(3))
+        self.head = nn.Linear(d, self.known, bias=False)
+        self.register_buffer("d2t", torch.zeros(self.known, dtype=torch.long))
+
+    @staticmethod
+    def tapped(layers: int) -> list[int]:
+        """Before layers 2, L/2 and L-3."""
+        return [min(2, layers), layers // 2, max(layers - 3, 0)]
+
+    def feature(self, target: LM, states: list[Tensor]) -> Tensor:
+        return self.fuse(torch.cat(states, -1).to(self.o.weight.dtype))
+
+    def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        normed = self.norm_feature(feature)
+        return normed if self.normed else feature, torch.cat([self.norm_token(token), normed], -1)
+
+    def scores(self, target: LM, output: Tensor) -> Tensor:
+        found = self.head(self.norm_out(output)).float()
+        full = found.new_full((*found.shape[:-1], target.vocab), float("-inf"))
+        full[..., torch.arange(self.known, device=found.device) + self.d2t] = found
+        return full
+
+
+def random_eagle2(target: LM, seed: int) -> Eagle2Block:
+    """An untrained EAGLE-2 layer."""
+    return _filled(Eagle2Block(target.config), target, seed)
+
+
+def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> Eagle3Block:
+    """An untrained EAGLE-3 layer; where the target has more tokens than `vocab`, it drafts a random choice of them."""
+    block = Eagle3Block(target.config, vocab)
+    tokens = torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: block.known].sort().values
+    block.d2t.copy_(tokens - torch.arange(block.known))
+    return _filled(block, target, seed)
+
+
+def _filled(block: B, target: LM, seed: int) -> B:
+    generator = torch.Generator().manual_seed(seed)
+    for p in block.parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=generator)
+    return block.to(target.device, target.dtype).eval().requires_grad_(False)

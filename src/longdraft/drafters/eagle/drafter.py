@@ -1,0 +1,173 @@
+"""EAGLE-2 and EAGLE-3: a layer on the target's states grows a dynamic tree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.core.cache import KVCache
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import head_size, size_of
+from longdraft.drafters.eagle.block import EagleBlock
+from longdraft.core.errors import InputError
+from longdraft.backends.native import NODES
+from longdraft.models.lm import LM, Taps
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import Verdict
+
+CANDIDATES = 4096  # whose ancestors fit a mask
+
+
+def chosen(tree: Tree, nodes: Tensor) -> Tree:
+    """The root and nodes [B,N] (ascending, each with its parent) as a tree of their own."""
+    nodes = torch.cat([torch.zeros_like(nodes[:, :1]), nodes], 1)
+    B, N = nodes.shape
+    place = torch.full_like(tree.parent, PAD).scatter(1, nodes, torch.arange(N, device=nodes.device).expand(B, N))
+    parent = tree.parent.gather(1, nodes)
+    parent = torch.where(parent >= 0, place.gather(1, parent.clamp(min=0)), parent)
+    mask = tree.mask.gather(1, nodes[..., None].expand(-1, -1, tree.size)).gather(2, nodes[:, None].expand(-1, N, -1))
+    return Tree(tree.tokens.gather(1, nodes), parent, tree.depth.gather(1, nodes), mask)
+
+
+class Eagle(Drafter):
+    """Before a draft, its cache holds one pair (feature of t, token t+1) per token in the target's cache, all with true
+    features.
+
+    A tree is grown from the `topk` best children of the `topk` best nodes of each level, `levels` times, and the best
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Before the first draft, and where rounds were left out, the
+    target reads tokens again, the last `reach` at most. A value is the cumulative log-probability of a draft, at a
+    temperature that of it being the draw given the noise: never above its parent's. Not for use inside a hierarchy,
+    which verifies under a view.
+    """
+
+    def __init__(
+        self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512
+    ):
+        if block.known < topk:
+            raise InputError(f"option topk is {topk}: the drafter knows {block.known} tokens, so give that or fewer")
+        if topk + levels * topk**2 > CANDIDATES:
+            raise InputError(f"{topk} children of {topk} nodes a level, {levels} times: give a smaller topk or levels")
+        self.target, self.block, self.reach = target, block, reach
+        self.topk, self.levels, self.nodes = topk, levels, nodes
+        self.layers = block.tapped(target.config.num_hidden_layers)
+
+    def wants(self) -> Taps:
+        return Taps(hidden=tuple(sorted(set(self.layers))))
+
+    def _states(self, taps: Taps) -> Tensor:
+        return self.block.feature(self.target, [taps.states[n] for n in self.layers])
+
+    def start(self, seqs: Sequences) -> None:
+        B, cache = len(seqs.length), seqs.cache
+        room = seqs.tokens.shape[1] - max(min(cache.length.tolist(), default=0) - self.reach, 0)
+        self._whole = KVCache(seqs.capacity, room + self.topk * self.levels, cache.length.device)
+        self.own = self._whole.first(B)
+        self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
+        self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self._whole.length[row] = 0
+        self.own = self._whole.first(row + 1)
+        self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
+        self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        last = len(seqs.length)
+        if row != last:
+            self._whole.move(last, row)
+        self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
+
+    def ready(self, seqs: Sequences) -> None:
+        """Rows that still draft get the pairs they lack."""
+        lacking = (seqs.cache.length - self.first - self.own.length).masked_fill(seqs.done, 0)
+        for b in lacking.nonzero()[:, 0].tolist():
+            self._read(seqs, b)
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Run a row's committed tokens that have no pairs yet again, for their features alone: no bit of it changes."""
+        row, n = seqs.cache.row(b), int(seqs.cache.length[b])
+        if n - int(self.first[b] + self.own.length[b]) > self.reach:  # what lies further back is not worth it
+            self.first[b], self.own.length[b] = n - self.reach, 0
+        fed, found = n - int(self.first[b] + self.own.length[b]), []
+        wanted = 1 if self.target.native is None else 0  # the native step gives all logits or none of its speed
+        with row.reopen(fed):
+            for part in seqs.tokens[b : b + 1, n - fed : n].split(NODES, 1):
+                taps = self.wants()
+                self.target(Tree.chain(part), row, taps=taps, logits=wanted)
+                row.length += part.shape[1]
+                found.append(self._states(taps))
+        self._feed(torch.cat(found, 1), seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
+
+    def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
+        """Append pairs features [B',A,d], tokens [B',A], of which count are real, to the cache of these rows."""
+        own = self.own.row(rows.start) if rows.stop - rows.start == 1 else self.own
+        taken = torch.tensor(count, device=tokens.device)
+        for at in range(0, tokens.shape[1], chunk):
+            part, W = tokens[:, at : at + chunk], len(tokens[0, at : at + chunk])
+            tree = Tree.chain(part)
+            position = self._next[rows] + tree.depth
+            out = self.block(features[:, at : at + W], self._embed(part), position, tree.mask, own, 0)
+            real = (taken - at).clamp(0, W)
+            last = out.gather(1, (real - 1).clamp(min=0)[:, None, None].expand(-1, 1, out.shape[-1]))
+            self.output[rows] = torch.where(real[:, None, None] > 0, last, self.output[rows])
+            own.length += real
+
+    @property
+    def _next(self) -> Tensor:
+        """[B,1] position of the pair that comes next."""
+        return (self.first + self.own.length)[:, None]
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.target.hf.get_input_embeddings()(tokens).to(self.block.o.weight.dtype)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """Its own keys are few beside the weights. An EAGLE-2 layer reads the target's output matrix too."""
+        return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        states = self._states(taps)
+        features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
+        count = seqs.cache.length - self.first - self.own.length  # what a row took: none if it was done
+        count = count.where(count <= verdict.count, 0)  # rows that missed rounds, or were never read: see ready
+        self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        if tree.size != 1:
+            raise ValueError("this drafter grows from the root alone: put it first")
+        depth = min(self.levels + 1, seqs.room)
+        if depth < 1 or self.nodes < 2:
+            return tree
+        self.ready(seqs)
+        B, device = len(tree.tokens), tree.tokens.device
+        rows = torch.arange(B, device=device)[:, None]
+        value = torch.zeros(B, 1, device=device)  # of every candidate
+        run = torch.zeros(B, 0, dtype=torch.long, device=device)  # candidates the layer has read, in order
+        here, output = torch.zeros_like(tree.tokens), self.output
+        outputs = output  # of the root's pair, then of what was run: as in the tree of both
+        topk = min(self.topk, seqs.wide)
+        for level in range(depth):
+            small, start = tree, 0
+            if level:
+                start, run = 1 + run.shape[1], torch.cat([run, here], 1)
+                small = chosen(tree, run)
+                token, position = small.tokens[:, start:], small.depth[:, start:] - 1 + self._next
+                feature = outputs[rows, small.parent[:, start:]]
+                output = self.block(
+                    feature, self._embed(token), position, small.mask[:, start:, 1:], self.own, start - 1
+                )
+                outputs = torch.cat([outputs, output], 1)
+            scores = seqs.sampler.scores(self.block.scores(self.target, output), small, seqs, start).log_softmax(-1)
+            best = scores.topk(topk, -1)
+            new = (value.gather(1, here)[..., None] + best.values).flatten(1)
+            first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), best.indices.flatten(1))
+            value = torch.cat([value, new], 1)
+            here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
+        if topk < self.topk:  # no level may have more than those that were run
+            return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
+        return self._best(tree, value)
+
+    def _best(self, tree: Tree, value: Tensor) -> Tree:
+        """The root and the best of the others: a stable sort puts a parent before a child of equal value."""
+        order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, : self.nodes - 1] + 1
+        return chosen(tree, order.sort(1).values)

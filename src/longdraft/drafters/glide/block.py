@@ -1,0 +1,148 @@
+"""LongSpec's draft block: one layer that reads the target's own cache (LongSpec sec. 3.1)."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.core.tree import Tree
+
+Turn = tuple[Tensor, Tensor]  # cosines and sines of some positions
+Own = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]
+Cross = Callable[[Tensor], Tensor]  # q [B,H,W,D] -> [B,W,H,Dv]
+
+
+class Host:
+    """What a block takes from its target and never owns: tables, rotation, and the layer whose keys it reads.
+
+    layer: the last one that sees everything, else the last. keys, dim, value_dim: of its cached keys and values.
+    """
+
+    def __init__(self, target: LM):
+        self.target = target
+        count = target.config.num_hidden_layers
+        self.layer = max(set(range(count)) - set(target.windows), default=count - 1)
+        self.window = target.windows.get(self.layer)
+        module, body = sys.modules[type(target.hf).__module__], target.hf.get_decoder()
+        self._rotary: Any = getattr(body, "rotary_emb", None)
+        self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
+        by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
+        self._kind = (target.config.layer_types[self.layer],) if by_type else ()
+        start, later = (self._key(position) for position in (0, 11))
+        self.rotated = not bool(torch.allclose(start, later, rtol=0.01, atol=1e-6))
+        if not self._turns(start, later if self.rotated else start, 11 * self.rotated):
+            kind = target.config.model_type
+            raise InputError(f"{kind} turns keys in a way of its own, so longspec cannot read them: use another method")
+
+    @torch.no_grad()
+    def _key(self, position: int) -> Tensor:
+        """[1,K,1,D] the layer's key of a token that sees itself alone: only its rotation tells where it stands."""
+        one, cache = torch.ones(1, 1, dtype=torch.long, device=self.target.device), self.target.new_cache(1, 1)
+        self.target(Tree(one, -one, one * position, one[..., None].bool()), cache)
+        k, v = cache.read(self.layer, 0)
+        self.keys, self.dim, self.value_dim = len(k), k.shape[-1], v.shape[-1]
+        return k[None]
+
+    def _turns(self, start: Tensor, later: Tensor, position: int) -> bool:
+        """Whether `rotate` takes the key at position 0 to the one at `position`, [1,K,1,D] each."""
+        try:
+            at = torch.tensor([[0, position]], device=start.device)
+            first, found = self.rotate(start.repeat(1, 1, 2, 1), self.turn(at)).split(1, 2)
+        except (AttributeError, RuntimeError, TypeError):  # no such functions, or for other shapes
+            return False
+        found = found * (start.norm() / first.norm())  # yarn also scales what it rotates
+        return float((found - later).norm()) < 0.05 * float(later.norm())
+
+    def turn(self, position: Tensor) -> Turn:
+        """position [B,W] -> the target's cosines and sines."""
+        like = torch.empty(0, dtype=self.target.dtype, device=position.device)
+        return self._rotary(like, position.clamp(max=self.target.reach - 1), *self._kind)
+
+    def rotate(self, x: Tensor, turn: Turn) -> Tensor:
+        """x [B,H,W,D] -> the same, turned as the target turns its own queries and keys."""
+        return self._apply(x, x[:, :1], *turn)[0]
+
+
+class Glide(nn.Module):
+    """Owns one layer; embedding, head and rotation are the target's and are in no state dict.
+
+    z = c + SwiGLU(N3(c)),  c = s + Oc Cross(Qc N2(s)),  s = e + Os Self(Qs N1(e), Ks N1(e), Vs N1(e)),  e = E[token].
+    Self sees a node's ancestors up to `window` positions back; Cross sees the target's cached keys and values of one
+    layer. Both are given by the caller: a drafter's ring, a trainer's masks. Logits are G z, or G N(z) with_norm.
+    """
+
+    def __init__(self, target: LM, window: int = 512, with_norm: bool = False):
+        super().__init__()
+        host, c = Host(target), target.config
+        self.host, self.window, self.with_norm = host, window, with_norm
+        d, mlp, eps = c.hidden_size, c.intermediate_size, float(getattr(c, "rms_norm_eps", None) or 1e-6)
+        self.heads = c.num_attention_heads
+        self.self_norm, self.cross_norm, self.mlp_norm = (nn.RMSNorm(d, eps) for _ in range(3))
+        self.q_proj = nn.Linear(d, self.heads * host.dim)
+        self.k_proj = nn.Linear(d, host.keys * host.dim)
+        self.v_proj = nn.Linear(d, host.keys * host.dim)
+        self.o_proj = nn.Linear(self.heads * host.dim, d, bias=False)
+        self.cross_q_proj = nn.Linear(d, self.heads * host.dim)
+        self.cross_o_proj = nn.Linear(self.heads * host.value_dim, d, bias=False)
+        self.gate_proj, self.up_proj = (nn.Linear(d, mlp, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(mlp, d, bias=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.q_proj.weight.dtype
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [B,W] -> [B,W,d]."""
+        return self.host.target.hf.get_input_embeddings()(tokens).to(self.dtype)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B,W,heads*D] -> [B,heads,W,D]."""
+        return x.unflatten(-1, (-1, self.host.dim)).transpose(1, 2)
+
+    def queries(self, normed: Tensor, turn: Turn) -> Tensor:
+        """N1(e) [B,W,d] -> self-attention's q [B,H,W,D]."""
+        return self.host.rotate(self._split(self.q_proj(normed)), turn)
+
+    def keys(self, normed: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """N1(e) [B,W,d] -> self-attention's k, v [B,K,W,D]: functions of token and position alone."""
+        return self.host.rotate(self._split(self.k_proj(normed)), turn), self._split(self.v_proj(normed))
+
+    def keys_of(self, tokens: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens, position [B,W] -> k, v [B,K,W,D]."""
+        return self.keys(self.self_norm(self.embed(tokens)), self.host.turn(position))
+
+    def hidden(self, tokens: Tensor, position: Tensor, own: Own, cross: Cross) -> Tensor:
+        """tokens, position [B,W] -> z [B,W,d], from which `head` makes logits."""
+        x, turn = self.embed(tokens), self.host.turn(position)
+        normed = self.self_norm(x)
+        x = x + self.o_proj(own(self.queries(normed, turn), *self.keys(normed, turn)).flatten(2))
+        q = self._split(self.cross_q_proj(self.cross_norm(x)))
+        q = self.host.rotate(q, turn) if self.host.rotated else q
+        x = x + self.cross_o_proj(cross(q).flatten(2))
+        normed = self.mlp_norm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[B,W,d] -> logits [B,W,V] by the target's head, as a rule without its final norm."""
+        target = self.host.target
+        return target.head(hidden) if self.with_norm else target.project(hidden)
+
+    def forward(self, tokens: Tensor, position: Tensor, own: Own, cross: Cross) -> Tensor:
+        """tokens, position [B,W] -> logits [B,W,V]."""
+        return self.head(self.hidden(tokens, position, own, cross))
+
+
+def random_glide(target: LM, seed: int = 0, **options: Any) -> Glide:
+    """A block that learnt nothing, of the target's dtype and device; the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        block = Glide(target, **options)
+    return block.to(target.device, target.dtype).eval()

@@ -1,0 +1,178 @@
+"""LongSpec: a block of one layer drafts from the target's cache, with a memory of its own that does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import head_size, keys_read, size_of
+from longdraft.drafters.glide.block import Glide
+from longdraft.backends.native_glide import NativeBlock, fits
+from longdraft.backends.native import Draws, copied
+from longdraft.models.lm import KVView, Taps
+from longdraft.ops import Segment, attend
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
+from longdraft.views.base import Full, Policy
+
+
+class Ring:
+    """Slot p % window holds position p's self-attention key and value, of the `window` positions before the root.
+
+    A slot remembers whose key it holds: key and value follow from token and position, so whatever was committed, taken
+    back or replaced since, the slots that are out of date are found by comparing and computed anew. Behind the ring are
+    slots for the nodes of a tree; a context of any length takes the same memory.
+    """
+
+    def __init__(self, block: Glide, rows: int, window: int):
+        host = block.host
+        self.block, self.window = block, window
+        shape = (rows, host.keys, window, host.dim)
+        self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=host.target.device) for _ in range(2))
+        self._slots = torch.arange(window, device=host.target.device)
+        self._owner = torch.full((rows, window), -1, device=host.target.device)
+        self.drafted: Tensor | None = None  # tokens [B,N] of the latest tree's nodes whose keys lie behind the ring
+
+    def enter(self) -> None:
+        """One row more, which holds nothing yet."""
+        self.k, self.v = (torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in (self.k, self.v))
+        self._owner = torch.cat([self._owner, self._owner.new_full((1, self.window), -1)])
+
+    def leave(self, row: int) -> None:
+        self.k, self.v, self._owner = (without(x, row) for x in (self.k, self.v, self._owner))
+        self.drafted = None
+
+    def refresh(self, tokens: Tensor, root: Tensor) -> None:
+        """Make the ring hold the tokens [B,N] before position root [B]."""
+        self.root = root
+        self.position = root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window  # below 0: none yet
+        mine = tokens.gather(1, self.position.clamp(min=0))
+        owner = self.position * self.block.host.target.vocab + mine
+        rows, slots = ((owner != self._owner) & (self.position >= 0)).nonzero(as_tuple=True)
+        if len(rows):
+            k, v = self.block.keys_of(mine[rows, slots][None], self.position[rows, slots][None])
+            self.k[rows, :, slots], self.v[rows, :, slots] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+            self._owner = owner
+
+    def keep(self, verdict: Verdict) -> None:
+        """The keys of accepted nodes move into the ring: they need not be computed again."""
+        if self.drafted is None:
+            return
+        steps = torch.arange(verdict.path.shape[1], device=self._slots.device)
+        mine = (steps < verdict.count[:, None]) & (verdict.path < self.drafted.shape[1])
+        rows, depth = mine.nonzero(as_tuple=True)
+        node, position = verdict.path[rows, depth], self.root[rows] + depth
+        slots = position % self.window
+        for x in (self.k, self.v):
+            x[rows, :, slots] = x[rows, :, self.window + node]
+        self._owner[rows, slots] = position * self.block.host.target.vocab + self.drafted[rows, node]
+        self.drafted = None
+
+    def visible(self, tree: Tree, start: int) -> Tensor:
+        """[B,W,window+size]: what nodes [start, size) see, their own `window` positions back and no further."""
+        low = (self.root[:, None] + tree.depth[:, start:] - self.window).clamp(min=0)
+        return torch.cat([self.position[:, None] >= low[..., None], tree.mask[:, start:]], 2)
+
+    def room(self, nodes: int) -> None:
+        """Slots behind the ring for so many nodes of a tree."""
+        missing = self.window + nodes - self.k.shape[2]
+        if missing > 0:
+            self.k, self.v = (F.pad(x, (0, 0, 0, missing)) for x in (self.k, self.v))
+
+    def attend(self, tree: Tree, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; their keys and values stay for the next."""
+        first, end = self.window + start, self.window + tree.size
+        self.room(tree.size)
+        self.k[:, :, first:end], self.v[:, :, first:end] = k, v
+        rows, scale = self.visible(tree, start), self.block.host.dim**-0.5
+        found = [
+            attend(q[b], [Segment(self.k[b, :, :end], self.v[b, :, :end], seen)], scale).out
+            for b, seen in enumerate(rows)
+        ]
+        return torch.stack(found)
+
+
+class GlideDrafter(Drafter):
+    """Draft nodes see the target's keys of verified tokens alone: all of them, or the policy's view of them.
+
+    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3; a chain is [1]*gamma); window 0: the block's own.
+    No node is discarded, no key is moved. Under a view of fixed size (Guided) a draft costs the same at any context.
+    """
+
+    keeps_law = True
+
+    def __init__(self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0):
+        self.block, self.widths, self.policy = block, widths, policy or Full()
+        self.window = window or block.window
+        self.native = NativeBlock(block) if fits(block) else None
+
+    def wants(self) -> Taps:
+        return replace(self.policy.wants(), only=self.block.host.layer)  # no other layer is read
+
+    def start(self, seqs: Sequences) -> None:
+        self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
+        self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.block.host.target, seqs.tokens, seqs.cache, row)
+        self.ring.enter()
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.block.host.target, seqs.tokens, seqs.cache, row)
+        self.ring.leave(row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        target, layer = self.block.host.target, self.block.host.layer
+        keys = keys_read(target, seqs.cache, self.policy.seen, [layer])
+        return depth * (size_of(self.block) + head_size(target) + keys)
+
+    def ready(self, seqs: Sequences) -> None:
+        self.ring.refresh(seqs.tokens, seqs.length - 1)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        view = self.policy.view(seqs.cache)
+        self.ready(seqs)
+        chain = self.chain(tree, seqs, view)
+        return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, chain)
+
+    def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[Draws], Tensor] | None:
+        """Drafting a chain in one call, where the block's native step does it."""
+        if self.native is None or not copied(view):
+            return None
+        return partial(self.native.chain, tree, self.ring, seqs.cache, view)
+
+    def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
+        """[B,W,V] of nodes [start, size)."""
+        position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
+        if self.native is not None and copied(view):
+            return self.native(tree, start, position, self.ring, seqs.cache, view)
+        return self.block(
+            tree.tokens[:, start:],
+            position,
+            lambda q, k, v: self.ring.attend(tree, start, q, k, v),
+            lambda q: torch.stack([self._cross(q[b], b, seqs, view) for b in range(len(q))]),
+        )
+
+    def _cross(self, q: Tensor, b: int, seqs: Sequences, view: KVView | None) -> Tensor:
+        """Attention of row b's nodes to verified tokens, slots 0..m-1 (LongSpec sec. 3.1): q [H,W,D] -> [W,H,Dv]."""
+        host, m = self.block.host, int(seqs.cache.length[b])
+        if m == 0:
+            return q.new_zeros(q.shape[1], q.shape[0], host.value_dim)
+        k, v = seqs.cache.read(host.layer, b)
+        if view is None or host.window is not None:
+            low = 0 if host.window is None else max(0, m - host.window)
+            segments = [Segment(k[:, low:m], v[:, low:m])]
+        else:
+            segments = [s for s in view.segments(host.layer, b, k, v, m, None, q) if s.k.shape[1]]
+        return attend(q, segments, host.dim**-0.5).out
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.ring.keep(verdict)
+        self.policy.update(seqs.cache, taps)

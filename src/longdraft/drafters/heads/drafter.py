@@ -1,0 +1,203 @@
+"""Extra heads on a hidden state guess several tokens ahead: chained ones (TokenSwift) and separate ones (Medusa)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import bytes_read, head_size, size_of
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM, Taps
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
+from longdraft.views.base import Policy
+
+NODES = 1024
+M = TypeVar("M", "ChainedHeads", "MedusaHeads")
+Counts = Sequence[Sequence[int]]  # per level, how many children each node of the level above has; zeros may be left out
+# Medusa's fixed tree (its "mc_sim_7b_63"): 63 nodes over the ten best tokens of each head.
+SPARSE: Counts = (
+    (10,),
+    (10, 7, 3, 2, 1, 1, 1, 1, 1, 1),
+    (10, 3, 2, 1, 1, 1, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1),
+    (2,),
+)
+
+
+def cartesian(widths: Sequence[int]) -> Counts:
+    """Each node of depth i has widths[i] children: TokenSwift's [1,3,3,3] has 1, 3, 9 and 27 nodes."""
+    if prod(widths) > NODES:
+        raise InputError(f"a tree of widths {list(widths)} has over {NODES} leaves: give smaller widths")
+    sizes = [1]
+    for width in widths:
+        sizes.append(sizes[-1] * width)
+    return [[width] * size for width, size in zip(widths, sizes, strict=False)]
+
+
+def fan(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences) -> Tree:
+    """Grow from the root; logits [B,D,V] are of depth 1..D, the same below every node of a level.
+
+    A node's children are the top-k of its own processed scores: the penalty counts its own path, and at a temperature
+    the noise is the target's, so they are draws without replacement coupled to the target's draw.
+    """
+    if tree.size != 1:
+        raise ValueError("heads grow from the root alone: put them first")
+    start = 0
+    for level, children in list(enumerate(counts))[: min(logits.shape[1], seqs.room)]:
+        children = list(children)[: tree.size - start]
+        here = logits[:, level, None].expand(-1, len(children), -1)
+        ranked = seqs.sampler.scores(here, tree, seqs, start).topk(min(max(children), logits.shape[-1]), -1).indices
+        pairs = [(node, rank) for node, n in enumerate(children) for rank in range(min(n, ranked.shape[-1]))]
+        pairs = sorted(sorted(pairs, key=lambda p: (p[0] + 1) * (p[1] + 1))[: seqs.wide])
+        node, rank = torch.tensor(pairs, device=logits.device).T
+        parent = (start + node).expand(len(tree.tokens), -1)
+        start, tree = tree.size, tree.grow(parent, ranked[:, node, rank])
+    return tree
+
+
+class ChainedHeads(nn.Module):
+    """h_i = h_{i-1} + W_i RMS_in(h_{i-1}), logits G RMS_out(h_i): head i reads head i-1 (TokenSwift eq. 1).
+
+    h_0 is the target's residual stream after its last layer, before the final norm; G is its output matrix. W_i starts
+    at zero: an untrained head says again what h_0 says.
+    """
+
+    def __init__(self, dim: int, heads: int = 3, eps: float = 1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
+        self.norm_in, self.norm_out = (nn.Parameter(torch.ones(heads, dim)) for _ in range(2))
+        self.eps = eps
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def forward(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
+        """hidden h_0 [..,d] -> logits [..,heads,V]; head i guesses the token i+1 after the state's own."""
+        hidden, normed = hidden.to(self.weight.dtype), []
+        for w, norm_in, norm_out in zip(self.weight, self.norm_in, self.norm_out, strict=True):
+            hidden = hidden + F.linear(F.rms_norm(hidden, norm_in.shape, norm_in, self.eps), w)
+            normed.append(F.rms_norm(hidden, norm_out.shape, norm_out, self.eps))
+        return project(torch.stack(normed, -2))
+
+
+class MedusaHeads(nn.Module):
+    """Each head reads the target's normed state alone: h + SiLU(Wh + b), then an output matrix (Medusa sec. 2.1).
+
+    W and b start at zero, as published. own: output matrices of their own [heads,V,d]; None: the target's.
+    """
+
+    def __init__(self, dim: int, heads: int = 4, own: Tensor | None = None):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(heads, dim, dim)), nn.Parameter(torch.zeros(heads, dim))
+        self.out = None if own is None else nn.Parameter(own)
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def forward(self, normed: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
+        """normed [..,d] -> logits [..,heads,V]; head i guesses the token i+1 after the state's own."""
+        normed = normed.to(self.weight.dtype)
+        states = normed[..., None, :] + F.silu(torch.einsum("...d,hed->...he", normed, self.weight) + self.bias)
+        return project(states) if self.out is None else torch.einsum("...hd,hvd->...hv", states, self.out)
+
+
+class Heads(Drafter):
+    """The root, read by the target under a partial view, gives the next token; chained heads those after (TokenSwift).
+
+    Two passes of the target per step: this one over few keys, and the verification over all.
+    """
+
+    def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
+        if len(widths) != len(module) + 1:
+            raise InputError(
+                f"{len(module)} heads and the model itself draft {len(module) + 1} levels, not {len(widths)}"
+            )
+        self.target, self.module, self.policy, self.counts = target, module, policy, cartesian(widths)
+
+    def wants(self) -> Taps:
+        return self.policy.wants()
+
+    def start(self, seqs: Sequences) -> None:
+        self.policy.start(self.target, seqs.tokens, seqs.cache)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """However deep: one pass of the target, then all heads at once."""
+        first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
+        return first + size_of(self.module) + head_size(self.target)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.policy.update(seqs.cache, taps)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        if not seqs.room:
+            return tree
+        last = self.target.config.num_hidden_layers
+        taps = Taps(hidden=(last,))
+        first = self.target(tree, seqs.cache, view=self.policy.view(seqs.cache), taps=taps)
+        later = self.module(taps.states[last][:, -1], self.target.project)
+        return fan(tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs)
+
+
+class Medusa(Drafter):
+    """Heads on the state of the last verified token, which the verify pass leaves behind: no pass of the target."""
+
+    def __init__(self, target: LM, module: MedusaHeads, counts: Counts = SPARSE):
+        if len(counts) > len(module):
+            raise InputError(f"a tree of depth {len(counts)} needs as many heads; these are {len(module)}")
+        self.target, self.module, self.counts = target, module, counts
+        self._last = target.config.num_hidden_layers
+
+    def wants(self) -> Taps:
+        return Taps(hidden=(self._last,))
+
+    def start(self, seqs: Sequences) -> None:
+        self._state: Tensor | None = None  # [B,d] of each row's last verified token, which the next round leaves behind
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self._state = None if self._state is None else without(self._state, row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """However deep: all heads at once."""
+        return size_of(self.module) + (head_size(self.target) if self.module.out is None else 0)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        states = taps.states[self._last]
+        rows = torch.arange(len(states), device=states.device)
+        self._state = states[rows, verdict.path[rows, verdict.count - 1]]
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        if not seqs.room or self._state is None:
+            return tree
+        logits = self.module(self.target.norm(self._state), self.target.project)
+        return fan(tree, logits.float(), self.counts, seqs)
+
+
+def random_heads(target: LM, seed: int) -> ChainedHeads:
+    """Untrained chained heads, near what zero weights say."""
+    return _filled(
+        ChainedHeads(target.config.hidden_size, eps=getattr(target.config, "rms_norm_eps", 1e-6)), target, seed
+    )
+
+
+def random_medusa(target: LM, seed: int) -> MedusaHeads:
+    """Untrained Medusa heads over the target's output matrix."""
+    return _filled(MedusaHeads(target.config.hidden_size), target, seed)
+
+
+def _filled(module: M, target: LM, seed: int) -> M:
+    size = module.weight.shape[-1] ** -0.5 / 2
+    nn.init.normal_(module.weight, std=size, generator=torch.Generator().manual_seed(seed))
+    return module.to(target.device, target.dtype).eval().requires_grad_(False)

@@ -1,0 +1,115 @@
+"""Drafts from what verification ranked highest after each token, the last time it met it (Token Recycling)."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import torch
+from torch import Tensor
+
+from longdraft.drafters.base import Drafter
+from longdraft.models.lm import Taps
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import Verdict
+
+RANKS, DEPTH = 8, 6
+# How much a child of each rank is worth beside its parent: with it, 80 nodes fall into depths 8, 21, 25, 19, 6, 1; the
+# published tree of 80, found by search, has 8, 21, 25, 15, 8, 3.
+WORTH = [0.35 / (rank + 1) ** 2.3 for rank in range(RANKS)]
+
+
+def template(nodes: int) -> list[tuple[int, int]]:
+    """The `nodes` paths of greatest worth as a tree: (parent, rank), where 0 is the root and i the i-th pair."""
+    found: list[tuple[int, int]] = []
+    heap = [(-worth, 1, 0, rank) for rank, worth in enumerate(WORTH)]
+    heapify(heap)
+    while len(found) < nodes:
+        loss, depth, parent, rank = heappop(heap)
+        found.append((parent, rank))
+        if depth < DEPTH:
+            for r, worth in enumerate(WORTH):
+                heappush(heap, (loss * worth, depth + 1, len(found), r))
+    return found
+
+
+class Recycle(Drafter):
+    """table [B,V,8]: the tokens that the last logits after each token ranked highest, best first (-1: none known yet).
+
+    Drafts fill a fixed template, breadth first: a node is its parent's entry of the template's rank (Token Recycling
+    sec. 3). Every verified node updates its token's entry, refused ones too; where a token stands at several nodes, an
+    accepted one counts. A token that was never verified holds what followed it in the prompt, latest first (published:
+    nothing).
+    """
+
+    def __init__(self, nodes: int = 24):
+        self.template = template(nodes)
+
+    def start(self, seqs: Sequences) -> None:
+        self.table: Tensor | None = None  # its width is known from the first logits on
+        self.prompts = [seqs.tokens[b, :n].tolist() for b, n in enumerate(seqs.prompt.tolist())]
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.prompts.append(seqs.tokens[row, : int(seqs.prompt[row])].tolist())
+        if self.table is not None:
+            new = _followers(self.prompts[row], self.table.shape[1]).to(self.table.device)
+            self.table = torch.cat([self.table, new[None]])
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.prompts = without(self.prompts, row)
+        self.table = None if self.table is None else without(self.table, row)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        assert taps.logits is not None
+        B, _, V = taps.logits.shape
+        if self.table is None:
+            self.table = torch.stack([_followers(prompt, V) for prompt in self.prompts]).to(tree.tokens.device)
+        ranks = min(RANKS, V)
+        tokens, padding = tree.tokens.tolist(), (tree.parent == PAD).tolist()
+        paths, counts = verdict.path.tolist(), verdict.count.tolist()
+        nodes, rows = [], []
+        for b in range(B):
+            latest = {token: n for n, token in enumerate(tokens[b]) if not padding[b][n]}
+            latest |= {tokens[b][n]: n for n in paths[b][: counts[b]]}
+            rows += [b] * len(latest)
+            nodes += latest.values()
+        best = taps.logits[rows, nodes].topk(ranks).indices
+        self.table[rows, tree.tokens[rows, nodes], :ranks] = best.to(self.table.dtype)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        if self.table is None or seqs.room == 0:
+            return tree
+        here, known = tree.tokens[:, 0], []
+        for b, done in enumerate(seqs.done.tolist()):
+            known.append([] if done else self._fill(b, int(here[b]), seqs.room))
+        return tree.plant(known, seqs.wide)
+
+    def _fill(self, b: int, root: int, room: int) -> list[tuple[int, int]]:
+        """The template with this row's tokens: nodes whose parent's entry has none of that rank are left out."""
+        assert self.table is not None
+        entries: dict[int, list[int]] = {}
+        place, found = {0: (0, root, 0)}, []  # template node -> (number among those found, token, depth)
+        for i, (parent, rank) in enumerate(self.template, 1):
+            if parent not in place:
+                continue
+            number, token, depth = place[parent]
+            if token not in entries:
+                entries[token] = self.table[b, token].tolist()
+            child = entries[token][rank]
+            if child >= 0 and depth < room:
+                found.append((number, child))
+                place[i] = (len(found), child, depth + 1)
+        return found
+
+
+def _followers(prompt: list[int], vocab: int) -> Tensor:
+    """[V,8] int32: for each token, those that came after it in the prompt, latest first, without repeats."""
+    after: dict[int, dict[int, None]] = {}
+    for token, following in zip(prompt[-2::-1], prompt[:0:-1], strict=True):
+        seen = after.setdefault(token, {})
+        if len(seen) < RANKS:
+            seen[following] = None
+    table = torch.full((vocab, RANKS), -1, dtype=torch.int32)
+    for token, seen in after.items():
+        table[token, : len(seen)] = torch.tensor(list(seen), dtype=torch.int32)
+    return table

@@ -1,0 +1,130 @@
+"""TokenSwift's token reutilisation: what often followed a token becomes branches below it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from heapq import nlargest
+from math import log
+
+import torch
+
+from longdraft.drafters.base import Drafter
+from longdraft.core.errors import InputError
+from longdraft.ops import DRAFT, gumbel
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import PAD, Tree
+
+Gram = tuple[int, ...]
+TOKENS = 1 << 22  # that all n-grams of one text have together, at most: 32 MB of memory
+
+
+class NGrams:
+    """How often each n-gram of a growing text was seen and where last; beyond `capacity`, the longest unseen goes."""
+
+    def __init__(self, n: int, capacity: int):
+        self.n, self.capacity = n, capacity
+        self.size, self.tail = 0, deque[int](maxlen=n)  # of the text: how many tokens, and the last n
+        self.seen: OrderedDict[Gram, tuple[int, int]] = OrderedDict()  # n-gram: count, end; the longest unseen first
+        self.after: dict[int, set[Gram]] = {}  # n-grams by their first token
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self.size += 1
+            self.tail.append(token)
+            if self.size >= self.n:
+                self._add(tuple(self.tail))
+
+    def _add(self, gram: Gram) -> None:
+        count, _ = self.seen.pop(gram, (0, 0))
+        self.seen[gram] = count + 1, self.size
+        self.after.setdefault(gram[0], set()).add(gram)
+        if len(self.seen) > self.capacity:
+            old, _ = self.seen.popitem(last=False)
+            grams = self.after[old[0]]
+            grams.remove(old)
+            if not grams:
+                del self.after[old[0]]
+
+    def best(self, key: int, k: int, seed: int | None = None) -> list[Gram]:
+        """The k most frequent continuations of a token, best first; of equals the latest. seed: k draws without
+        replacement by frequency instead, a function of the seed and of where the text stands."""
+        known = self.after.get(key, ())
+        if seed is None:
+            chosen = nlargest(k, known, key=lambda g: self.seen[g])  # no two end at one place
+        else:
+            grams = sorted(known, key=lambda g: self.seen[g][1])  # a set has no order to draw by
+            noise = gumbel(torch.tensor([seed ^ DRAFT]), torch.tensor([[self.size]]), len(grams)).view(-1).tolist()
+            ranked = nlargest(k, zip(grams, noise, strict=True), key=lambda pair: log(self.seen[pair[0]][0]) + pair[1])
+            chosen = [gram for gram, _ in ranked]
+        return [gram[1:] for gram in chosen]
+
+
+def hang(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
+    """Each row's (node, tokens below it) as a trie: what is there already, drafted or hung, is not repeated."""
+    children = [
+        {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)) if parent >= 0}
+        for parents, tokens in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True)
+    ]
+    for depth in range(max((len(path) for row in rows for _, path in row), default=0)):
+        new: list[list[tuple[int, int]]] = []
+        for b, row in enumerate(rows):
+            level: list[tuple[int, int]] = []
+            for i, (node, path) in enumerate(row):
+                if depth >= len(path):
+                    continue
+                edge = (node, path[depth])
+                if edge not in children[b]:
+                    children[b][edge] = tree.size + len(level)
+                    level.append(edge)
+                row[i] = (children[b][edge], path)
+            new.append(level)
+        most = max(map(len, new))
+        if most:
+            padded = torch.tensor(
+                [level + [(PAD, 0)] * (most - len(level)) for level in new], device=tree.tokens.device
+            )
+            tree = tree.grow(padded[..., 0], padded[..., 1])
+    return tree
+
+
+class Reuse(Drafter):
+    """Below each node at depth `below`: the `topk` most frequent n-grams of the text that begin with its token.
+
+    Where the sampler has a penalty, n-grams that end inside its window are not counted yet: the target is made to avoid
+    them (TokenSwift sec. 3.3). choice "random" draws n-grams by frequency instead of taking the most frequent; what is
+    offered then depends on the seed, and what is emitted still does not depend on what is offered.
+    """
+
+    def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
+        if n < 2:
+            raise InputError(f"option n is {n}: an n-gram is a token and its continuation, so give 2 or more")
+        self.n, self.topk, self.below, self.choice = n, topk, below, choice
+        self.capacity = min(capacity, TOKENS // n)
+
+    def start(self, seqs: Sequences) -> None:
+        self.rows = [NGrams(self.n, self.capacity) for _ in range(len(seqs.length))]
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.rows.append(NGrams(self.n, self.capacity))
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.rows = without(self.rows, row)
+
+    def ready(self, seqs: Sequences) -> None:
+        lag = seqs.sampler.window if seqs.sampler.penalty != 1 else 0
+        for b, row in enumerate(self.rows):
+            row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        deep = min(self.n - 1, seqs.room - self.below)
+        if deep < 1:
+            return tree
+        self.ready(seqs)
+        seeds = seqs.seed.tolist() if self.choice == "random" else [None] * len(self.rows)
+        found: list[list[tuple[int, Gram]]] = []
+        for b, row in enumerate(self.rows):
+            at = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
+            offers = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in at]
+            found.append([(node, path[:deep]) for node, paths in offers for path in paths][: seqs.wide])
+        return hang(tree, found)

@@ -1,0 +1,194 @@
+"""Drafts copied from the text, weighed by how often each continuation followed (SuffixDecoding)."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import ceil
+
+from longdraft.drafters.base import Drafter
+from longdraft.models.lm import Taps
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
+
+LONGEST = 256  # tokens of a text that are looked up again when what is remembered has grown
+NESTED = 64  # in a text that repeats one token, every position ends as many repeats as it has predecessors
+
+
+class Automaton:
+    """A state is a set of substrings with the same end positions; next leads to theirs with one more token.
+
+    Built token by token, two states and constant time each. count: how many end positions a state has, kept for the
+    NESTED longest repeated suffixes of every position. State 0 is the empty string.
+    """
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link, self.length, self.count = [-1], [0], [0]
+        self.last = 0
+
+    def _state(self, length: int, link: int, moves: dict[int, int], count: int) -> int:
+        self.next.append(moves)
+        self.link.append(link)
+        self.length.append(length)
+        self.count.append(count)
+        return len(self.next) - 1
+
+    def extend(self, token: int) -> None:
+        new = self._state(self.length[self.last] + 1, 0, {}, 0)
+        at, self.last = self.last, new
+        while at >= 0 and token not in self.next[at]:
+            self.next[at][token] = new
+            at = self.link[at]
+        if at >= 0:
+            self.link[new] = self._ending(at, token)
+        for _ in range(NESTED):
+            if new <= 0:
+                break
+            self.count[new] += 1
+            new = self.link[new]
+
+    def _ending(self, at: int, token: int) -> int:
+        """The state whose longest string is that of `at`, then token; split off a state of longer ones if need be."""
+        found = self.next[at][token]
+        if self.length[found] == self.length[at] + 1:
+            return found
+        copy = self._state(self.length[at] + 1, self.link[found], dict(self.next[found]), self.count[found])
+        self.link[found] = copy
+        while at >= 0 and self.next[at].get(token) == found:
+            self.next[at][token] = copy
+            at = self.link[at]
+        return copy
+
+    def repeated(self) -> tuple[int, int]:
+        """The longest suffix that also ended earlier: its state and length."""
+        state = max(self.link[self.last], 0)
+        return state, self.length[state]
+
+    def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """The longest suffix of (a string of `state` with this length, then token) that occurs: its state, length."""
+        while state and token not in self.next[state]:
+            state = self.link[state]
+            length = self.length[state]
+        found = self.next[state].get(token)
+        return (0, 0) if found is None else (found, length + 1)
+
+    def likely(self, state: int, nodes: int, depth: int, floor: float) -> list[tuple[int, int]]:
+        """The `nodes` likeliest continuations of a state as a tree: (parent, token), where 0 is the state itself.
+
+        A continuation's probability is the product of count shares along its path; those below `floor` are left out.
+        """
+        found: list[tuple[int, int]] = []
+        heap: list[tuple[float, int, int, int, int]] = []  # -probability, level, parent, token, state
+
+        def offer(state: int, parent: int, probability: float, level: int) -> None:
+            share = probability / max(sum(self.count[n] for n in self.next[state].values()), 1)
+            for token, reached in self.next[state].items():
+                if share * self.count[reached] >= floor:
+                    heappush(heap, (-share * self.count[reached], level, parent, token, reached))
+
+        offer(state, 0, 1.0, 1)
+        while heap and len(found) < nodes:
+            loss, level, parent, token, reached = heappop(heap)
+            found.append((parent, token))
+            if level < depth:
+                offer(reached, len(found), -loss, level + 1)
+        return found
+
+
+class Recent:
+    """An automaton over the latest tokens of a stream: at least `most` of them, fewer than twice as many."""
+
+    def __init__(self, most: int):
+        self.most, self.tokens, self.index, self.seen = most, [], Automaton(), 0
+
+    def extend(self, tokens: list[int]) -> None:
+        self.seen += len(tokens)
+        if len(self.tokens) + len(tokens) >= 2 * self.most:
+            tokens = (self.tokens + tokens)[-self.most :]
+            self.tokens, self.index = [], Automaton()
+        self.tokens += tokens
+        for token in tokens:
+            self.index.extend(token)
+
+
+class Suffix(Drafter):
+    """A tree of what followed the longest suffix that occurred before, in this text or, if longer, in earlier ones.
+
+    nodes: the largest tree; a match of m tokens is trusted for `factor` * m (SuffixDecoding sec. 3.2). floor: the least
+    probability of a node. most: tokens of the text that are indexed. earlier: tokens of earlier texts' outputs that are
+    remembered (0: none, so that a text's drafts depend on it alone).
+    """
+
+    def __init__(self, nodes: int = 16, factor: float = 2.0, floor: float = 0.1, most: int = 1 << 16, earlier: int = 0):
+        self.nodes, self.factor, self.floor, self.most = nodes, factor, floor, most
+        self.memory = Recent(earlier) if earlier else None
+        self.rows: list[Recent] = []
+        self.outputs: list[list[int]] = []
+
+    def start(self, seqs: Sequences) -> None:
+        if self.memory is not None:
+            for output in self.outputs:
+                self.memory.extend([*output, -1 - self.memory.seen])  # a separator that occurs once
+        self.rows = [Recent(self.most) for _ in range(len(seqs.length))]
+        self.outputs = [[] for _ in self.rows]
+        self.matched = [(0, 0)] * len(self.rows)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.rows.append(Recent(self.most))
+        self.outputs.append([])
+        self.matched.append((0, 0))
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        """The row's output is one of the earlier texts from now on, also for the rows that remain."""
+        output = self.outputs[row]
+        self.rows, self.outputs = without(self.rows, row), without(self.outputs, row)
+        self.matched = without(self.matched, row)
+        if self.memory is not None and output:
+            self.memory.extend([*output, -1 - self.memory.seen])
+            self.matched = [self._match(self.memory, text.tokens[-LONGEST:]) for text in self.rows]
+
+    @staticmethod
+    def _match(memory: Recent, text: list[int]) -> tuple[int, int]:
+        """The longest suffix of a text that occurs in what is remembered."""
+        found: tuple[int, int] = 0, 0
+        for token in text:
+            found = memory.index.follow(*found, token)
+        return found
+
+    def ready(self, seqs: Sequences) -> None:
+        for b, (row, prompt) in enumerate(zip(self.rows, seqs.prompt.tolist(), strict=True)):
+            new = seqs.tokens[b, row.seen : int(seqs.length[b])].tolist()
+            if self.memory is not None:
+                self.outputs[b] += new[max(prompt - row.seen, 0) :]
+                for token in new:
+                    self.matched[b] = self.memory.index.follow(*self.matched[b], token)
+            row.extend(new)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        if self.memory is not None:  # an output is remembered to its end, whether drafts were asked for or not
+            self.ready(seqs)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        self.ready(seqs)
+        rows = [[] if done else self._draft(b, seqs.room) for b, done in enumerate(seqs.done.tolist())]
+        return tree.plant(rows, seqs.wide)
+
+    def _draft(self, b: int, room: int) -> list[tuple[int, int]]:
+        index = self.rows[b].index
+        state, length = index.repeated()
+        if self.memory is not None and self.matched[b][1] > length:
+            index, (state, length) = self.memory.index, self.matched[b]
+        nodes = ceil(min(self.nodes, self.factor * length))
+        drafts = index.likely(state, nodes, room, self.floor) if nodes and room else []
+        return _without_separators(drafts)
+
+
+def _without_separators(drafts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Nothing follows the end of an earlier text; what was drafted across it is dropped."""
+    place, kept = {0: 0}, []
+    for i, (parent, token) in enumerate(drafts, 1):
+        if token >= 0 and parent in place:
+            kept.append((place[parent], token))
+            place[i] = len(kept)
+    return kept

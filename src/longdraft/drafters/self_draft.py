@@ -1,0 +1,53 @@
+"""The target drafts for itself under a view of its own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import bytes_read
+from longdraft.backends.native import chain
+from longdraft.models.lm import LM, Taps
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
+from longdraft.views.base import Policy
+
+
+class SelfDrafter(Drafter):
+    """Draft keys and values go to the target's own scratch slots, and verification overwrites them."""
+
+    keeps_law = True
+
+    def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
+        self.target, self.policy, self.widths = target, policy, widths
+
+    def wants(self) -> Taps:
+        return self.policy.wants()
+
+    def start(self, seqs: Sequences) -> None:
+        self.policy.start(self.target, seqs.tokens, seqs.cache)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return depth * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        view = self.policy.view(seqs.cache)
+        whole = chain(self.target, seqs.cache, view)
+        return beam(
+            lambda t, start: self.target(t, seqs.cache, start, view),
+            tree,
+            self.widths,
+            seqs,
+            whole and partial(whole, tree.tokens[:, 0], 0),
+        )
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        self.policy.update(seqs.cache, taps)

@@ -1,0 +1,227 @@
+"""A separate small language model drafts: plain speculative decoding, BudgetDraft, TriForce's innermost level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import bytes_read
+from longdraft.core.errors import InputError
+from longdraft.backends.native import NODES, Draws, chain
+from longdraft.models.lm import LM, KVView, Taps
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
+from longdraft.views.base import Policy
+
+PADDING = 512  # vocabularies are padded to a multiple of at most this
+SINK = 16  # first tokens of a prompt that are read however long it is: models lean on a text's beginning
+NEAR = 16  # tokens that a row may be behind its root: they run in the root's pass
+CHUNK = 1024  # nodes of a pass that reads, where there is no native step
+GROWTH = 1024  # slots for what is said after the prompt; the cache grows where that is not enough
+
+
+class LMDrafter(Drafter):
+    """Its cache holds a prefix of each row's excerpt; what is missing of it runs in front of the next root.
+
+    An excerpt is what the small model reads of a text: the first SINK tokens, the last `tail` of those that are there
+    at the row's first draft, and all that is said later (tail 0: everything). Nothing is read before that draft. A slot
+    of the cache is a place in the excerpt, so what was left out has no slot that a view could show. Positions are
+    places in the excerpt too: only the distance to the first SINK tokens is not that in the text. vocab: the target's,
+    where padding makes it another than the small model's.
+    """
+
+    keeps_law = True
+
+    def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
+        self.small, self.policy, self.widths, self.tail = small, policy, widths, tail
+        self.vocab = small.vocab if vocab is None else vocab
+        larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
+        if apart > min(PADDING, larger // 8):
+            raise InputError(
+                f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}: use a drafter that was"
+                " trained with the target's tokenizer"
+            )
+        if tail and policy.wants().rows is not None:
+            raise ValueError("the target's taps name slots of the whole text: a policy that wants them needs tail=0")
+        self.cache = small.new_cache(0, 0)
+        self._run = 0  # nodes of this round's tree that have keys in scratch
+
+    def wants(self) -> Taps:
+        return self.policy.wants()
+
+    def start(self, seqs: Sequences) -> None:
+        wide = seqs.tokens.shape[1]
+        slots = min(wide, SINK + self.tail + GROWTH) if self.tail else wide
+        self._whole_cache = self.small.new_cache(seqs.capacity, slots + 128)
+        self._whole_text = seqs.tokens.new_zeros(seqs.capacity, wide)
+        self._whole_left = seqs.length.new_zeros(seqs.capacity)
+        self._copied = [0] * len(seqs.length)  # tokens of each excerpt that were copied from the text
+        self._have_rows(seqs)
+        self.policy.start(self.small, self._text, self.cache)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self._whole_cache.length[row] = self._whole_left[row] = 0
+        self._copied.append(0)
+        self._have_rows(seqs)
+        self.policy.enter(self.small, self._text, self.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        last = len(seqs.length)
+        if row != last:
+            self._whole_cache.move(last, row)
+            self._whole_text[row], self._whole_left[row] = self._whole_text[last], self._whole_left[last]
+        self._copied = without(self._copied, row)
+        self._have_rows(seqs)
+        self.policy.leave(self.small, self._text, self.cache, row)
+
+    def _have_rows(self, seqs: Sequences) -> None:
+        """Use as many rows as there are sequences: excerpts [B,N], and how many tokens each leaves out [B]."""
+        rows = len(seqs.length)
+        self.cache, self._run = self._whole_cache.first(rows), 0
+        self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
+
+    def rewind(self, seqs: Sequences) -> None:
+        self.cache.length.copy_(torch.minimum(self.cache.length, self._root_of(seqs)))
+
+    def _root_of(self, seqs: Sequences) -> Tensor:
+        """[B] the root's place in each excerpt: by the next draft, the cache holds all that is before it."""
+        return seqs.length - 1 - self._left
+
+    def ready(self, seqs: Sequences) -> None:
+        """Rows that still draft read their prompts, if they have not, and what was said during a long pause."""
+        places = zip(*(x.tolist() for x in (self.cache.length, seqs.length, self._left, seqs.done)), strict=True)
+        for b, (held, length, left, done) in enumerate(places):
+            if done:
+                continue
+            if not held and self.tail:
+                self._left[b] = left = max(length - SINK - self.tail, 0)
+            self._copy(seqs.tokens[b], b, min(held, self._copied[b]), length, left)
+            if not held or length - 1 - left - held > NEAR:
+                self._read(seqs, b)
+
+    def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
+        """Bring row b's excerpt up to its root; it holds what it should before place `at`."""
+        first = min(SINK, length - left)
+        if at < first:
+            self._text[b, at:first], at = self._known(text[at:first]), first
+        self._text[b, at : length - left] = self._known(text[at + left : length])
+        self._copied[b] = length - left
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Run what row b's cache lacks of its excerpt, all but the root, in passes of bounded width.
+
+        The native step takes as many nodes as NODES at once; elsewhere wider passes are faster, and give the logits of
+        their last node alone.
+        """
+        row, native = self.cache.row(b), self.small.native is not None
+        missing = self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])]
+        for part in missing.split(NODES if native else CHUNK, 1):
+            if part.shape[1]:
+                self.small(Tree.chain(part), row, logits=0 if native else 1)
+                row.length += part.shape[1]
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
+
+    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+        self._run = 0
+        self.ready(seqs)
+        view = self.policy.view(self.cache)
+
+        def step(tree: Tree, start: int) -> Tensor:
+            """Logits [B,W,V] of nodes [start, size); the first pass catches up as well."""
+            if start == 0:
+                logits = self._root(seqs, view)
+            else:
+                logits = self.small(replace(tree, tokens=self._known(tree.tokens)), self.cache, start, view)
+            self._run = tree.size
+            return self._fitted(logits)
+
+        rest = chain(self.small, self.cache, view) if self.small.vocab == self.vocab else None
+        whole = rest and partial(self._whole, partial(step, tree, 0), rest)
+        return beam(step, tree, self.widths, seqs, whole)
+
+    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: Draws) -> Tensor:
+        """A chain [B,count] in two calls: the one that catches up, and the rest."""
+        first = draws.one(root())
+        self._run = draws.count
+        return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
+
+    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        """Accepted nodes that have run stay; the deepest one never ran."""
+        if self._run:
+            steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+            run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
+            lacking = self._root_of(seqs) - self.cache.length
+            self.cache.keep(verdict.path, torch.minimum(run, lacking).masked_fill(~self._drafted, 0))
+        self._run = 0  # a round that drafts nothing may come next
+        ahead = self.cache.first(len(seqs.length))
+        ahead.length = self._root_of(seqs)
+        self.policy.update(ahead, taps)
+
+    def _root(self, seqs: Sequences, view: KVView | None) -> Tensor:
+        """Run what was committed since the last round, up to the root -> the root's logits [B,1,V].
+
+        Rows that miss less are padded behind their root: nothing real sees that, and drafts overwrite it. A row that is
+        done may miss any number; it comes as far as the others need, and drafts nothing that counts.
+        """
+        n = self._root_of(seqs) + 1 - self.cache.length
+        wide = int(n.masked_fill(seqs.done, 1).max())
+        at = self.cache.length[:, None] + torch.arange(wide, device=n.device)
+        tokens = self._text.gather(1, at.clamp(max=self._text.shape[1] - 1))
+        logits = self.small(Tree.chain(tokens), self.cache, view=view)
+        self._drafted, last = n <= wide, n.clamp(max=wide) - 1
+        self.cache.length += torch.where(self._drafted, last, 0)
+        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """A token that the small model has no embedding for reads as its last one, which is padding as a rule."""
+        return tokens if self.small.vocab >= self.vocab else tokens.clamp(max=self.small.vocab - 1)
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary."""
+        missing = self.vocab - logits.shape[-1]
+        return logits if missing == 0 else F.pad(logits, (0, missing), value=float("-inf"))
+
+
+def random_lm(target: LM, seed: int) -> LM:
+    """An untrained Llama (Qwen3 beside a Qwen3) that reads at most a tenth of the target's weights a step, or the least
+    that runs."""
+    c, weight = target.config, next(target.hf.parameters())
+    layers, most = 2 if c.num_hidden_layers > 2 else 1, target.nbytes() / weight.element_size() / 10
+    width = max((d for d in range(16, c.hidden_size + 1, 16) if _cost(d, layers, target.vocab) <= most), default=16)
+    dim = next(d for d in (64, 32, 16) if width % d == 0)
+    rope = getattr(c, "rope_parameters", None) or {}
+    make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
+    config = make(
+        vocab_size=target.vocab,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // dim,
+        num_key_value_heads=width // dim,
+        head_dim=dim,
+        max_position_embeddings=target.positions,
+        rope_parameters={"rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hf = AutoModelForCausalLM.from_config(config)
+    return LM(hf.to(device=weight.device, dtype=weight.dtype), "random")
+
+
+def _cost(width: int, layers: int, vocab: int) -> int:
+    """Weights that one step of a small model reads: the head, and per layer 4 projections and an MLP of 3 widths."""
+    return vocab * width + layers * (4 + 3 * 3) * width**2

@@ -1,0 +1,125 @@
+"""BudgetDraft: a small model learns to draft under any part of its own cache (Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+
+from longdraft.core.cache import KVCache
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.training.frozen import Frozen, matches, whole_rows
+from longdraft.views import Chunks
+
+BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
+CHUNK = 8
+R = TypeVar("R")
+
+
+def exactly(body: Callable[..., R]) -> Callable[..., R]:
+    """The same without autocast: the cache of the prefix is in the small model's own dtype."""
+
+    @wraps(body)
+    def run(self: BudgetObjective, tokens: Tensor, *args: Any) -> R:
+        with torch.autocast(tokens.device.type, enabled=False):
+            return body(self, tokens, *args)
+
+    return run
+
+
+@dataclass
+class BudgetObjective:
+    """The prefix is read without gradient; the last `tail` tokens are drafted seeing all of it, and a budget of it.
+
+    The budget's chunks are chosen by the very object that chooses when drafting. share: the weight of the sparse branch
+    (0: the baseline without it). labels: what the target says after each of the last tokens, or the text.
+    """
+
+    frozen: Frozen
+    small: LM
+    labels: str = "target"
+    share: float = 0.5
+    tail: int = 256
+    score: str = "obs_window"
+
+    def __post_init__(self) -> None:
+        if self.small.windows:
+            raise InputError("the small model has layers with windows of their own: use one that sees everything")
+        self.part: nn.Module = self.small.hf
+
+    @torch.no_grad()
+    def _prefix(self, row: Tensor, length: int) -> KVCache:
+        """The small model's cache of the row's first `length` tokens."""
+        cache = self.small.new_cache(1, len(row) + 64)
+        self.small.prefill(row[:length].tolist(), cache)
+        return cache
+
+    @torch.no_grad()
+    def _seen(self, row: Tensor, cache: KVCache, budget: int) -> DynamicCache:
+        """The prefix as Transformers takes it: whole (budget 0), or the chunks that the policy chooses of it."""
+        length, view = int(cache.length[0]), None
+        if budget:
+            policy = Chunks(budget, CHUNK, self.score)
+            policy.start(self.small, row[None, : length + 1], cache)
+            view = policy.view(cache)
+        found = DynamicCache()
+        for layer in cache.layers:
+            k, v = cache.read(layer, 0)
+            parts = [(k[:, :length], v[:, :length])]
+            if view is not None:
+                since, picked = int(view.since[0]), view.compact(layer, 0, k, v)
+                parts = [*([picked] if picked else []), (k[:, since:length], v[:, since:length])]
+            k, v = (torch.cat(x, 1)[None] for x in zip(*parts, strict=True))
+            found.update(k.clone(), v.clone(), layer)
+        return found
+
+    def _logits(self, row: Tensor, prefix: DynamicCache, length: int) -> Tensor:
+        """Of the tokens from `length` on, at their own positions whatever the prefix leaves out -> [C,V]."""
+        hf, tokens = self.small.hf, row[None, length:]
+        position = torch.arange(length, len(row), device=row.device)[None]
+        mask = torch.ones(1, prefix.get_seq_length() + tokens.shape[1], dtype=torch.long, device=row.device)
+        with whole_rows(self.small):
+            return hf(tokens, position_ids=position, attention_mask=mask, past_key_values=prefix).logits[0]
+
+    def _labels(self, row: Tensor, length: int) -> Tensor:
+        """row [T+1] -> [C]: what comes after each of tokens length..T-1."""
+        if self.labels == "text":
+            return row[length + 1 :]
+        state = self.frozen.read(row[None, :-1], states=[self.frozen.last]).states[self.frozen.last]
+        return self.frozen.says(state[:, length:])[0]
+
+    @exactly
+    def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
+        budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros((), device=tokens.device)
+        for row in tokens:
+            length = max(len(row) - 1 - self.tail, 1)
+            wanted, given = self._labels(row, length), row[:-1]
+            cache = self._prefix(given, length)
+            branches = [(0, 1.0), (budget, self.share)] if self.share else [(0, 1.0)]
+            for size, weight in branches:
+                logits = self._logits(given, self._seen(given, cache, size), length)
+                total = total + weight * cross_entropy(logits.float(), wanted) / len(tokens)
+        return total
+
+    @exactly
+    def shares(self, tokens: Tensor) -> list[float]:
+        """Not by depth: the first is of all the prefix, the second of the smallest budget."""
+        found = []
+        for row in tokens:
+            length = max(len(row) - 1 - self.tail, 1)
+            wanted, given = self._labels(row, length), row[:-1]
+            cache = self._prefix(given, length)
+            whole, sparse = (
+                matches(self._logits(given, self._seen(given, cache, b), length).argmax(-1), wanted)
+                for b in (0, BUDGETS[0])
+            )
+            found.append((whole, sparse))
+        return [sum(f) / len(f) for f in zip(*found, strict=True)]

@@ -1,0 +1,68 @@
+"""How fast a decoding was, and what "speedup" means: everything that a method adds counts against it."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from longdraft.engine.generate import Stats
+
+Record = dict[str, Any]
+# Each speedup is the ratio of one rate to plain decoding's. What the rates leave out:
+# the target's prefill; nothing; the target's prefill and the drafter's start (a prefill of its own, say).
+SPEEDUPS = {
+    "speedup": "tokens_per_s",
+    "speedup_end_to_end": "tokens_per_s_end_to_end",
+    "speedup_steady": "tokens_per_s_steady",
+}
+
+
+def timings(stats: Stats) -> dict[str, float]:
+    """Seconds of the target's prefill, the drafter's start and all rounds; and the rates that follow from them."""
+    seconds = {"prefill_s": stats.prefill_s, "start_s": stats.start_s, "decode_s": stats.decode_s}
+    return seconds | rates(stats.emitted, **seconds)
+
+
+def rates(tokens: int, prefill_s: float, start_s: float, decode_s: float) -> dict[str, float]:
+    """New tokens a second: after the target's prefill, over all, and in rounds alone. 0 where no time was taken."""
+    seconds = {
+        "tokens_per_s": start_s + decode_s,
+        "tokens_per_s_end_to_end": prefill_s + start_s + decode_s,
+        "tokens_per_s_steady": decode_s,
+    }
+    return {name: tokens / s if s else 0.0 for name, s in seconds.items()}
+
+
+def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
+    """Of one record over the median of plain's; None where there is none, or plain's rate is not known."""
+    found: dict[str, float | None] = {}
+    for name, rate in SPEEDUPS.items():
+        known = [p[rate] for p in plains if p.get(rate)]
+        found[name] = record[rate] / median(known) if known and record.get(rate) is not None else None
+    return found
+
+
+def completed(records: list[Record]) -> list[Record]:
+    """Records of task `speed` with the rates above, also where they are older and count the start as prefill.
+
+    What an older one says of prefill beyond plain's of the same run, text and context is the drafter's start.
+    """
+
+    def place(r: Record) -> tuple:
+        return r.get("run"), r.get("text_name"), r["context"], r.get("temperature")
+
+    prefills = {place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"}
+    return [
+        r if r["task"] != "speed" or "start_s" in r or place(r) not in prefills else _complete(r, prefills[place(r)])
+        for r in records
+    ]
+
+
+def _complete(record: Record, prefill_s: float) -> Record:
+    if record["method"].startswith("hf-"):
+        return record | {"start_s": 0.0}
+    new = record["new_tokens"]
+    start_s = max(record["prefill_s"] - prefill_s, 0.0)
+    tokens = sum(new) if isinstance(new, list) else new
+    whole = {"prefill_s": prefill_s, "start_s": start_s, "decode_s": record["decode_s"]}
+    return record | whole | rates(tokens, **whole)

@@ -1,0 +1,293 @@
+"""A session: requests of many callers decoded side by side; each enters, ends and fails by itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import index
+from threading import Lock
+from time import perf_counter
+from typing import Self
+
+import torch
+
+from longdraft.drafters.base import Drafter
+from longdraft.engine.generate import Stats, check, check_pair, step
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.core.rules import Rules
+from longdraft.core.sampling import Sampler
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.verify import Verifier, match
+
+SPARE = 128  # slots beyond a row's text, for the nodes of a tree
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and all that decides its text."""
+
+    id: int
+    prompt: list[int]
+    max_new_tokens: int
+    seed: int
+    eos: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """New tokens of a request, and, in its last event, how it ended.
+
+    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None while it goes on. error: why
+    it failed.
+    """
+
+    id: int
+    tokens: list[int]
+    ended: str | None = None
+    error: BaseException | None = None
+
+
+class Session:
+    """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens to the others.
+
+    At most `batch` requests run side by side, each in a row of `slots` slots for its prompt and its new tokens; the
+    others wait in the order of their submission. A request's text is what `generate` gives its prompt alone with the
+    same seed. `submit` and `cancel` may be called from any thread at any time; `step` from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        target: LM,
+        drafter: Drafter | None = None,
+        batch: int = 8,
+        slots: int = 1 << 15,
+        sampler: Sampler | None = None,
+        verify: Verifier = match,
+        stats: Stats | None = None,
+    ):
+        if batch < 1:
+            raise InputError(f"batch is {batch}: give 1 or more")
+        if slots < 2:
+            raise InputError(f"slots is {slots}: a prompt and a new token need 2 or more")
+        self.target, self.slots, self.verify = target, slots, verify
+        self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
+        check_pair(self.drafter, verify)
+        self._places = Places(target, batch, slots, (sampler or Sampler()).under(Rules.of(target)))
+        self._eos = target.end_tokens
+        self._started = False  # whether the drafter knows the rows that run
+        self._tapped = True  # whether it has seen a round of all of them
+        self._lock, self._turn = Lock(), Lock()  # of the fields below; of the one thread that is inside step
+        self._waiting = deque[Request]()
+        self._alive: set[int] = set()  # requests that have not ended
+        self._unwanted: set[int] = set()  # those of them that were cancelled after they had begun to run
+        self._events: list[Event] = []
+        self._count, self._closed = 0, False
+
+    def submit(
+        self, prompt: Iterable[int], max_new_tokens: int = 256, seed: int = 0, eos: Iterable[int] | None = None
+    ) -> int:
+        """Queue a prompt (token ids) -> the id that its events carry. eos None: the model's end tokens end its text.
+
+        Raises InputError where it cannot be decoded.
+        """
+        try:
+            tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in (self._eos if eos is None else eos))
+        except TypeError as error:
+            raise InputError(f"a prompt and its end tokens must be lists of token numbers: {error}") from None
+        check(self.target, [tokens], max_new_tokens, Drafter(), match)
+        need = len(tokens) + max_new_tokens
+        if need > self.slots:
+            what = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {need} slots"
+            raise InputError(f"{what}, and a row has {self.slots}: give more slots or a shorter prompt")
+        if not -(1 << 63) <= seed < 1 << 63:
+            raise InputError(f"seed is {seed}: give one of at most 63 bits")
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the session is closed")
+            self._count += 1
+            self._alive.add(self._count)
+            self._waiting.append(Request(self._count, tokens, max_new_tokens, seed, ends))
+            return self._count
+
+    def cancel(self, id: int) -> bool:
+        """End a request before the next round -> whether it had not ended yet. Its last event may still say otherwise:
+        the round at hand may have been its last."""
+        with self._lock:
+            if id not in self._alive:
+                return False
+            waiting = next((r for r in self._waiting if r.id == id), None)
+            if waiting is None:
+                self._unwanted.add(id)
+            else:
+                self._waiting.remove(waiting)
+                self._end(id, "cancelled")
+            return True
+
+    @property
+    def running(self) -> int:
+        return len(self._places.requests)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def step(self) -> list[Event]:
+        """Let requests in where there is room and decode one round of all rows -> what happened since the last call.
+
+        Without anything to do it returns at once. A request that cannot enter fails alone; if a round fails, all of its
+        rows do, and the session goes on with those that wait.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("another thread is inside step: call it from one thread at a time")
+        try:
+            with torch.inference_mode():
+                for b in reversed(range(self.running)):
+                    if self._places.requests[b].id in self._unwanted:
+                        self._leave(b, [], "cancelled")
+                self._admit()
+                if self.running:
+                    self._round()
+        finally:
+            self._turn.release()
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def close(self) -> list[Event]:
+        """End all requests and give their memory back -> the events that no step has returned. Waits for a step."""
+        with self._turn:
+            with self._lock:
+                self._closed = True
+                self._waiting.clear()
+                for id in sorted(self._alive):
+                    self._end(id, "cancelled")
+                events, self._events = self._events, []
+            self._places = Places(self.target, 1, 1, Sampler())
+        return events
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self, id: int, how: str, tokens: Iterable[int] = (), error: BaseException | None = None) -> None:
+        """The caller holds the lock."""
+        self._alive.discard(id)
+        self._unwanted.discard(id)
+        self._events.append(Event(id, list(tokens), how, error))
+
+    def _next(self) -> Request | None:
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and self._places.free else None
+
+    def _admit(self) -> None:
+        while (request := self._next()) is not None:
+            try:
+                self._enter(request)
+            except BaseException as error:
+                if self.running and self._places.requests[-1] is request:  # it was the drafter that could not
+                    self._places.leave(self.running - 1)
+                    self._started = False
+                with self._lock:
+                    self._end(request.id, "failed", error=error)
+                if not isinstance(error, Exception):
+                    raise
+
+    def _enter(self, request: Request) -> None:
+        begin = perf_counter()
+        self._places.enter(request)
+        prefilled = perf_counter()
+        self.stats.prefill_s += prefilled - begin
+        if self._started:
+            self.drafter.enter(self._places.seqs, self.running - 1)
+        else:
+            self._start()
+        self.stats.start_s += perf_counter() - prefilled
+        self._tapped = False
+
+    def _start(self) -> None:
+        """Let the drafter begin with the rows that there are: the first ones, or those left after it has failed."""
+        self.drafter.start(self._places.seqs)
+        self._started, self._tapped = True, False
+
+    def _round(self) -> None:
+        begin = perf_counter()
+        try:
+            if not self._started:
+                self._start()
+            tokens = step(self.target, self.drafter, self._places.seqs, self.verify, self.stats, self._tapped).tokens
+        except BaseException as error:
+            self._started = False
+            for b in reversed(range(self.running)):
+                self._leave(b, [], "failed", error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self._tapped = True
+        done = self._places.seqs.done.tolist()
+        with self._lock:
+            self._events += [
+                Event(r.id, new)
+                for r, new, over in zip(self._places.requests, tokens, done, strict=True)
+                if new and not over
+            ]
+        for b in reversed(range(self.running)):
+            if done[b]:
+                self._leave(b, tokens[b], "eos" if tokens[b][-1] in self._places.requests[b].eos else "length")
+        self.stats.decode_s += perf_counter() - begin
+
+    def _leave(self, b: int, tokens: list[int], how: str, error: BaseException | None = None) -> None:
+        """Row b ends; a drafter that cannot follow starts anew before the next round."""
+        request = self._places.leave(b)
+        with self._lock:
+            self._end(request.id, how, tokens, error)
+        if not self._started:
+            return
+        try:
+            self.drafter.leave(self._places.seqs, b)
+            if type(self.drafter).leave is Drafter.leave:  # it has started anew
+                self._tapped = False
+        except BaseException as error:
+            self._started = False
+            if not isinstance(error, Exception):
+                raise
+
+
+class Places:
+    """Rows [0, n) of one cache are in use; the last one moves into the place of a row that leaves."""
+
+    def __init__(self, target: LM, batch: int, slots: int, sampler: Sampler):
+        self.target = target
+        self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), sampler)
+        self.requests: list[Request] = []
+        self.seqs = self.whole.first(0)
+
+    @property
+    def free(self) -> int:
+        return self.whole.capacity - len(self.requests)
+
+    def enter(self, request: Request) -> None:
+        """Prefill a prompt into the next free row. If this fails, the rows in use are as they were."""
+        s, b, prompt = self.whole, len(self.requests), request.prompt
+        s.cache.length[b] = 0
+        self.target.prefill(prompt[:-1], s.cache.row(b))
+        s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
+        s.length[b] = s.prompt[b] = len(prompt)
+        s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
+        self.requests.append(request)
+        self.seqs = s.first(len(self.requests))
+
+    def leave(self, b: int) -> Request:
+        """Free row b -> the request that was in it."""
+        s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
+        if b != last:
+            for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
+                rows[b] = rows[last]
+            s.eos[b] = s.eos[last]
+            s.cache.move(last, b)
+        self.requests = without(self.requests, b)
+        self.seqs = s.first(last)
+        return request

@@ -1,0 +1,107 @@
+"""Whether Triton's kernels are right on this very device: tried once, on small shapes, before they are first used."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from longdraft.ops import noise, reference
+from longdraft.ops.reference import Segment
+
+# Norm of the difference over norm of the reference.
+ERROR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+@cache
+def kernels() -> ModuleType | None:
+    """ops.gpu; None where torch must do: no Triton, LONGDRAFT_TRITON=0, or a kernel that fails here (one warning)."""
+    if os.environ.get("LONGDRAFT_TRITON") == "0" or find_spec("triton") is None:
+        return None
+    try:
+        from longdraft.ops.triton import functions as gpu
+
+        compare(torch.device("cuda"))
+    except Exception as error:  # a compiler's, a driver's, or a number that is wrong: torch can do without
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        warnings.warn(f"Triton's kernels are not used on this device: {why[:200]}", stacklevel=2)
+        return None
+    return gpu
+
+
+def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> None:
+    """Raises ArithmeticError where a kernel's numbers are not the reference's."""
+    for dtype in dtypes:
+        _attention(device, dtype)
+        _slots(device, dtype)
+        _norm(device, dtype)
+    from longdraft.ops.triton import functions as gpu
+
+    seed, position = torch.tensor([3, 1 << 40], device=device), torch.tensor([[5], [9]], device=device)
+    _near("noise", gpu.gumbel(seed, position, 300), noise.gumbel(seed, position, 300), 1e-5)
+
+
+def _near(what: str, found: Tensor, wanted: Tensor, error: float) -> None:
+    apart = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    if not apart <= error:  # NaN is not
+        raise ArithmeticError(f"{what} differs from the reference by {apart:.1e} of its norm (at most {error:.0e})")
+
+
+def _draw(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=g).to(device, dtype) for s in shapes]
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> None:
+    """Two segments, a mask, grouped heads, a sink, scores kept."""
+    from longdraft.ops.triton import functions as gpu
+
+    q, k, v, sink = _draw(device, dtype, (4, 5, 64), (2, 150, 64), (2, 150, 64), (4,))
+    mask = torch.ones(5, 5, dtype=torch.bool, device=device).tril()
+    options = {"sink": sink.float(), "keep": [0, 4]}
+    found = gpu.attend(q, [Segment(k[:, :99], v[:, :99]), Segment(k[:, 99:], v[:, 99:], mask)], 0.125, **options)
+    parts = [Segment(k[:, :99].float(), v[:, :99].float()), Segment(k[:, 99:].float(), v[:, 99:].float(), mask)]
+    wanted = reference.attend(q.float(), parts, 0.125, **options)
+    _near("attention", found.out, wanted.out, ERROR[dtype])
+    assert found.weights is not None and wanted.weights is not None
+    _near("kept weights", found.weights, wanted.weights, ERROR[dtype])
+
+
+def _slots(device: torch.device, dtype: torch.dtype) -> None:
+    """Three new nodes behind 90 slots of a cache, of which the first 40 are replaced by 20 picked keys."""
+    from longdraft.ops.triton import slots
+
+    q, new_k, new_v, k, v = _draw(device, dtype, (1, 4, 3, 64), *[(1, 2, 3, 64)] * 2, *[(1, 2, 128, 64)] * 2)
+    own_k, own_v = (x[0, :, :40:2].contiguous() for x in (k, v))
+    whole = [
+        torch.cat([own.float(), x[0, :, 40:90].float(), new[0].float()], 1)
+        for own, x, new in ((own_k, k, new_k), (own_v, v, new_v))
+    ]
+    mask = torch.ones(3, 3, dtype=torch.bool, device=device).tril()
+    wanted = reference.attend(q[0].float(), [Segment(whole[0], whole[1], mask)], 0.125)
+
+    def table(*numbers: int) -> Tensor:
+        return torch.tensor(numbers, device=device)
+
+    visible = torch.zeros(1, 3, 16, dtype=torch.uint8, device=device)
+    visible[0, :, :3] = mask
+    reach = slots.Reach(
+        table(k.data_ptr(), v.data_ptr(), 128, 0), table(own_k.data_ptr(), own_v.data_ptr(), 20, 20)[None],
+        table(90, 0, 3, 40)[None], visible, table(0, 1, 2)[None], 1024, 64,
+    )  # fmt: skip
+    slots.write(new_k, new_v, reach.cache, reach.bounds)
+    out, _, _ = slots.attend(q, 2, reach, 0.125)
+    _near("attention over slots", out[0], wanted.out, ERROR[dtype])
+
+
+def _norm(device: torch.device, dtype: torch.dtype) -> None:
+    from longdraft.ops.triton import functions as gpu
+
+    x, weight = _draw(device, dtype, (3, 2, 96), (96,))
+    wanted = torch.nn.functional.rms_norm(x.float(), (96,), weight.float(), 1e-6)
+    _near("norm", gpu.rms_norm(x, weight, 1e-6), wanted, ERROR[dtype])

@@ -1,0 +1,62 @@
+"""Checkpoints: a folder per step, complete or absent (written beside, then renamed); nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from longdraft.core.errors import InputError
+from longdraft.core.files import parse
+
+
+def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: int = 2) -> Path:
+    """Write folder/step-NNNNNNNN and remove all but the newest `keep`."""
+    final, draft = folder / f"step-{step:08d}", folder / "writing"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, draft / "model.safetensors")
+        torch.save([o.state_dict() for o in optimisers], draft / "optimisers.pt")
+        (draft / "state.json").write_text(json.dumps({**state, "step": step}))
+        shutil.rmtree(final, ignore_errors=True)
+        draft.rename(final)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise InputError(f"could not write {final}: {error}; make room (or mend the folder), then --resume") from None
+    for old in listed(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def listed(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if (p / "state.json").exists())
+
+
+def latest(folder: Path) -> Path:
+    found = listed(folder)
+    if not found:
+        raise InputError(f"{folder}: no checkpoint there; leave out --resume to begin anew")
+    return found[-1]
+
+
+def load(path: Path, model, optimisers: list) -> dict:
+    """Put weights and optimiser state back; -> the state saved with them."""
+    try:
+        state = parse((path / "state.json").read_text())
+        if not isinstance(state, dict):
+            raise ValueError("state.json holds no JSON object")
+        model.load_state_dict(load_file(path / "model.safetensors"))
+        if optimisers:
+            saved = torch.load(path / "optimisers.pt", weights_only=True)
+            for optimiser, part in zip(optimisers, saved, strict=True):
+                optimiser.load_state_dict(part)
+    except Exception as error:  # each library has its own errors for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path}: unreadable checkpoint ({reason}); delete that folder to fall back") from None
+    return state

@@ -1,0 +1,200 @@
+"""Text on this machine -> one array of tokens with marked documents and groups -> training rows.
+
+A group is a book, or the files of one package in path order: text that a reader would have open together. A row is S
+consecutive tokens of one group, so a long row is a long book passage or a repository-like context, never a mixture.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from longdraft.core.errors import InputError
+from longdraft.core.files import parse
+from longdraft.training import hub
+
+KINDS = ("code", "book")
+# vendored packages are near-copies of held-out or installed files
+SKIP_PARTS = {"_vendor", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__", "site-packages"}
+SKIP_PARTS |= {"ensurepip", "msilib", "_click"}
+LEAST_TOKENS = 2000
+LONGEST_LINE = 600  # beyond it a file is data or generated, not something a person wrote
+
+
+@dataclass
+class Document:
+    """One file's text: `kind` is code or book; files of one `group` may share a row."""
+
+    name: str
+    group: str
+    kind: str
+    text: str
+
+
+@dataclass
+class Corpus:
+    """Tokens of all documents, groups contiguous, each document closed by eos; offsets ascend to len(tokens)."""
+
+    tokens: np.ndarray  # [N] uint16, or uint32 where the vocabulary needs it
+    starts: np.ndarray  # int64 [documents + 1]
+    groups: np.ndarray  # int64 [groups + 1]: token offsets
+    names: list[str]
+    group_names: list[str]
+    kinds: list[str]  # of the groups
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in ("tokens", "starts", "groups"):
+            np.save(folder / f"{part}.npy", getattr(self, part))
+        meta = {part: getattr(self, part) for part in ("names", "group_names", "kinds")}
+        (folder / "corpus.json").write_text(json.dumps(meta))
+
+    @classmethod
+    def load(cls, folder: Path) -> Corpus:
+        try:
+            arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "starts", "groups")}
+            return cls(**arrays, **parse((folder / "corpus.json").read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{folder}: no readable tokenised data ({error}); delete it to make it again") from None
+
+    def count(self, kind: str) -> int:
+        sizes = np.diff(self.groups)
+        return int(sum(size for size, each in zip(sizes, self.kinds, strict=True) if each == kind))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where text comes from: names (folders, globs, hf:datasets), this Python's library and packages, or both."""
+
+    names: list[str]
+    environment: bool = True
+    package_cap: int = 8_000_000  # characters of one installed package
+    dataset_cap: int = 50_000_000  # characters of one dataset of the Hub
+
+
+def load(home: Path) -> tuple[Corpus, Corpus]:
+    """What was tokenised into home/train and home/heldout. Raises InputError where there is too little to train on."""
+    corpus, heldout = (Corpus.load(home / name) for name in ("train", "heldout"))
+    if len(corpus.tokens) < LEAST_TOKENS:
+        raise InputError(f"only {len(corpus.tokens)} tokens to train on: want at least {LEAST_TOKENS}, better millions")
+    return corpus, heldout
+
+
+def held_out(name: str, patterns: list[str]) -> bool:
+    """Names look like `stdlib/argparse.py`, `typer/main.py`, `books/dracula.txt`; patterns may use *."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def read(path: Path) -> str | None:
+    """The text, or None where it is not UTF-8, too short to learn from, or has lines nobody writes by hand."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    long_lines = max(map(len, text.splitlines()), default=0) > LONGEST_LINE
+    return None if len(text) < 300 or (path.suffix == ".py" and long_lines) else text
+
+
+def environment_code(cap: int) -> list[Document]:
+    """The standard library and the installed packages; of each package at most `cap` characters, evenly spread."""
+    stdlib, site = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    documents = package("stdlib", stdlib, cap=10**9)
+    ours = ("longdraft", "_distutils_hack", "__pycache__")
+    for folder in sorted(p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in ours):
+        documents += package(folder.name, folder, cap)
+    return documents
+
+
+def package(name: str, root: Path, cap: int) -> list[Document]:
+    """Python files under root in path order; groups are its first-level folders, the loose files form one more."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if SKIP_PARTS & set(relative.parts[:-1]) or (text := read(path)) is None:
+            continue
+        group = f"{name}/{relative.parts[0]}" if len(relative.parts) > 1 else name
+        found.append(Document(f"{name}/{relative.as_posix()}", group, "code", text))
+    keep = min(1.0, cap / max(1, sum(len(d.text) for d in found)))
+    return [d for i, d in enumerate(found) if int((i + 1) * keep) > int(i * keep)]
+
+
+def text_of(source: str, cap: int) -> list[Document]:
+    """A dataset of the Hub (hf:..., `cap` characters of it), or the files of a folder or a glob. Raises InputError."""
+    if source.startswith(hub.PREFIX):
+        numbered = enumerate(hub.documents(source, cap))
+        return [Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered]
+    found = text_files(source)
+    if not found:
+        raise InputError(f"no readable text matches {source!r}; give a glob of UTF-8 files such as 'books/*.txt'")
+    return found
+
+
+def text_files(pattern: str) -> list[Document]:
+    """Every file of a folder or of a glob such as `books/*.txt`, every line of a .jsonl file: one group each."""
+    if Path(pattern).is_dir():
+        pattern = f"{pattern.rstrip('/')}/**/*"
+    root = Path("/") if pattern.startswith("/") else Path()
+    found = []
+    for path in sorted(root.glob(pattern.lstrip("/"))):
+        name = f"{path.parent.name}/{path.name}"
+        if path.suffix == ".jsonl" and path.is_file():
+            found += json_lines(path, name)
+            continue
+        if path.is_file() and (text := read(path)) is not None:
+            found.append(Document(name, name, "code" if path.suffix == ".py" else "book", text))
+    return found
+
+
+def json_lines(path: Path, name: str) -> list[Document]:
+    """The "text" of every line."""
+    found = []
+    try:
+        for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
+            if line.strip():
+                found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f'{path}, line {len(found) + 1}: want JSON lines like {{"text": "..."}}') from None
+    return found
+
+
+def collect(sources: Sources) -> list[Document]:
+    """All documents once (by content), groups contiguous."""
+    documents = environment_code(sources.package_cap) if sources.environment else []
+    for name in sources.names:
+        documents += text_of(name, sources.dataset_cap)
+    seen: set[bytes] = set()
+    unique = []
+    for document in documents:
+        digest = hashlib.sha256(document.text.encode()).digest()
+        if digest not in seen:
+            seen.add(digest)
+            unique.append(document)
+    return sorted(unique, key=lambda d: (d.kind, d.group, d.name))
+
+
+def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document], list[Document]]:
+    """-> (training documents, held-out documents)."""
+    out = [d for d in documents if held_out(d.name, patterns)]
+    return [d for d in documents if not held_out(d.name, patterns)], out
+
+
+def tokenise(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
+    """Encode in batches; `tokenizer` is a tokenizers.Tokenizer of at most `vocab` entries."""
+    pieces, lengths, kind = [], [], np.uint16 if vocab <= 1 << 16 else np.uint32
+    for at in range(0, len(documents), 64):
+        for encoded in tokenizer.encode_batch([d.text for d in documents[at : at + 64]]):
+            pieces.append(np.asarray([*encoded.ids, eos], kind))
+            lengths.append(len(pieces[-1]))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    first = [i for i, d in enumerate(documents) if i == 0 or d.group != documents[i - 1].group]
+    tokens = np.concatenate(pieces) if pieces else np.zeros(0, kind)
+    groups = np.asarray([*starts[first], len(tokens)], np.int64)
+    heads = [documents[i] for i in first]
+    names = [d.name for d in documents]
+    return Corpus(tokens, starts, groups, names, [d.group for d in heads], [d.kind for d in heads])

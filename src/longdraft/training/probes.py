@@ -1,0 +1,128 @@
+"""What a target can do with its context, measured on text it never saw."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from longdraft.training.data import Corpus
+
+LARGEST: list[float] = []
+
+
+def watched_attention(module, query, key, value, mask, scaling=None, **kwargs):
+    """SDPA that also notes the largest causal logit; query, key [B,H,T,D]."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = query.float() @ key.float().transpose(-1, -2) * scale
+    LARGEST.append(float(logits.tril().amax()))
+    return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+
+AttentionInterface.register("longdraft_watched", watched_attention)
+AttentionMaskInterface.register("longdraft_watched", sdpa_mask)
+
+
+@torch.no_grad()
+def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
+    """tokens [B,S] -> nats [B, last] of each row's last tokens (all but the first by default)."""
+    last = last or tokens.shape[1] - 1
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[:, -last:])
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, -last:].flatten(), reduction="none").view(-1, last)
+
+
+def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
+    """[count, size]: evenly spaced pieces of the groups of that kind; no rows where none is long enough."""
+    pieces = []
+    for at, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
+        if each == kind and end - at >= size:
+            pieces += [int(p) for p in np.arange(at, end - size + 1, max(1, size // 2))]
+    chosen = [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)] if pieces else []
+    found = [np.asarray(corpus.tokens[p : p + size], np.int64) for p in chosen]
+    return torch.from_numpy(np.stack(found) if found else np.zeros((0, size), np.int64))
+
+
+def mean(values: torch.Tensor) -> float | None:
+    return round(float(values.mean()), 4) if values.numel() else None
+
+
+def each_row(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
+    """`losses`, one row at a time: long rows need the memory."""
+    parts = [losses(model, row[None], last) for row in tokens]
+    return torch.cat(parts) if parts else torch.zeros(0, 1)
+
+
+def held_out(model, corpus: Corpus, count: int = 16, size: int = 512) -> dict:
+    """Mean loss of held-out rows."""
+    return {f"heldout_{kind}": mean(each_row(model, rows(corpus, kind, count, size + 1))) for kind in ("code", "book")}
+
+
+def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4096) -> dict:
+    """Mean loss between positions 0, 64, 128, 256, ... of held-out rows."""
+    found = each_row(model, rows(corpus, kind, count, size + 1))
+    edges = [0, *(2**i for i in range(6, 20) if 2**i <= size)]
+    return {f"{a}-{b}": mean(found[:, a:b]) for a, b in pairwise(edges)} if found.numel() else {}
+
+
+def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512) -> dict:
+    """Mean loss of the SAME last 512 tokens of each row, read after more and more context.
+
+    `change` is the mean difference to the context before, row by row, with its standard error: below 0, context helps.
+    """
+    tokens = rows(corpus, kind, count, max(contexts) + 1)
+    if not len(tokens):
+        return {}
+    found, before = {}, None
+    for context in sorted(contexts):
+        per_row = each_row(model, tokens[:, -(context + 1) :], min(last, context)).mean(1)
+        found[str(context)] = {"loss": mean(per_row)}
+        if before is not None and len(per_row) > 1:
+            change = per_row - before
+            error = round(float(change.std() / len(change) ** 0.5), 4)
+            found[str(context)] |= {"change": mean(change), "change_stderr": error}
+        before = per_row
+    return {"rows": len(tokens), "by_context": found}
+
+
+def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | None:
+    """Loss on the repetition of `span` random tokens said twice: ln(vocab) is no copying, 0 perfect copying."""
+    generator = torch.Generator().manual_seed(0)
+    once = torch.randint(1, vocab, (count, span), generator=generator)
+    return mean(each_row(model, torch.cat([once, once], 1), span - 1))
+
+
+def largest_logit(model, tokens: torch.Tensor) -> float | None:
+    """Largest attention logit of all layers over these rows."""
+    before = model.config._attn_implementation
+    LARGEST.clear()
+    try:
+        model.config._attn_implementation = "longdraft_watched"
+        each_row(model, tokens)
+    finally:
+        model.config._attn_implementation = before
+    return round(max(LARGEST), 2) if LARGEST else None
+
+
+def cheap(model, corpus: Corpus, vocab: int) -> dict:
+    """A few seconds' worth, for the log."""
+    found = held_out(model, corpus)
+    some = torch.cat([rows(corpus, kind, 1, 513) for kind in ("code", "book")])
+    return {**found, "induction": induction(model, vocab), "largest_logit": largest_logit(model, some)}
+
+
+def full(model, corpus: Corpus, vocab: int, contexts: list[int], count: int = 8) -> dict:
+    """All probes; minutes at contexts of 32K."""
+    found = {**cheap(model, corpus, vocab), **held_out(model, corpus, count=64, size=1024)}
+    found["induction_by_span"] = {str(s): induction(model, vocab, s, 8) for s in (64, 256, 512, 1024, 2048)}
+    for kind in ("code", "book"):
+        logit = {"largest_logit": largest_logit(model, rows(corpus, kind, 1, 4097))}
+        found[kind] = {"by_position": by_position(model, corpus, kind), **logit}
+        found[kind] |= by_context(model, corpus, kind, contexts, count)
+    return found

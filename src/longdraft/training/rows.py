@@ -1,0 +1,67 @@
+"""Training rows as a pure function of (seed, step): resuming needs no sampler state."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from longdraft.core.errors import InputError
+from longdraft.training.data import Corpus
+
+IGNORE = -100
+
+
+def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code: float, copies: float, vocab: int):
+    """-> three times [rows, length + 1] int64: tokens, labels (the token itself), sources (the place that it repeats).
+
+    Labels and sources hold IGNORE where there is nothing to score, or nothing repeated.
+
+    `code`: chance that a row is code; `copies`: chance that a row carries repeated spans.
+    """
+    rng = np.random.default_rng([seed, step])
+    picked = [cut(corpus, length + 1, rng, code) for _ in range(rows)]
+    tokens = np.stack(picked).astype(np.int64)
+    labels, sources = tokens.copy(), np.full_like(tokens, IGNORE)
+    for row, label, source in zip(tokens, labels, sources, strict=True):
+        if rng.random() < copies:
+            repeat_spans(row, label, source, rng, vocab)
+    return torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(sources)
+
+
+def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float) -> np.ndarray:
+    """`size` consecutive tokens of one group, uniform over all such places of the chosen kind."""
+    room = np.diff(corpus.groups) - size + 1
+    room[room < 0] = 0
+    wanted = "code" if rng.random() < code else "book"
+    of_kind = np.where(np.asarray(corpus.kinds) == wanted, room, 0)
+    places = np.cumsum(of_kind if of_kind.sum() else room)
+    if not len(places) or not places[-1]:
+        raise InputError(f"no book or package has {size} tokens in a row: give longer text or a shorter --stage")
+    place = int(rng.integers(places[-1]))
+    group = int(np.searchsorted(places, place, side="right"))
+    at = int(corpus.groups[group]) + place - (int(places[group - 1]) if group else 0)
+    return corpus.tokens[at : at + size]
+
+
+def repeat_spans(row: np.ndarray, label: np.ndarray, source: np.ndarray, rng: np.random.Generator, vocab: int) -> None:
+    """Overwrite, in place, later spans of the row with earlier ones; distances are log-uniform up to the row.
+
+    Half of the spans are the row's own text, half random tokens; the random original teaches nothing and is not scored,
+    nor are the tokens at the seams, which cannot be foreseen. No place is written twice.
+    """
+    size, taken = len(row), np.zeros(len(row), bool)
+    for _ in range(max(1, size // 256)):
+        span = min(int(rng.integers(32, 257)), size // 2 - 2)
+        distance = span + int(np.exp(rng.uniform(0, np.log(size - 2 * span))))
+        start = int(rng.integers(1, size - distance - span + 1))
+        old, new = slice(start, start + span), slice(start + distance, start + distance + span)
+        made_up = rng.random() < 0.5
+        if taken[old].any() or taken[new].any():
+            continue
+        taken[old] = taken[new] = True
+        if made_up:
+            row[old] = rng.integers(1, vocab, span)
+            label[start : old.stop + 1] = IGNORE
+        row[new] = label[new] = row[old]
+        source[new.start + 1 : new.stop] = np.arange(start + 1, start + span)
+        label[[new.start, min(new.stop, size - 1)]] = IGNORE

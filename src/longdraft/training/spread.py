@@ -1,0 +1,37 @@
+"""A frozen target too large for one device: each process holds a share of every layer and gathers one to run it."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from longdraft.core.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.drafters.checkpoint import fingerprint
+from longdraft.training.processes import Team
+
+
+def spread(lm: LM, team: Team) -> None:
+    """Share a target's layers, loaded on the CPU, out among the team's devices; embeddings, norm and head stay whole.
+
+    Afterwards all processes must run the target together: as often, in the same order. Raises InputError alone.
+    """
+    if team.size == 1:
+        raise InputError("--spread shares the target out among processes, and there is one: start several by torchrun")
+    lm.known, lm.native = fingerprint(lm), None  # afterwards no process has whole weights to read
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mesh = init_device_mesh(device, (team.size,))
+    body = lm.hf.get_decoder()
+    inner = {p for layer in body.layers for p in layer.parameters()}
+    outer = set(body.parameters()) - inner
+    for layer in body.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(body, mesh=mesh, ignored_params=outer)
+    for module in (body.get_input_embeddings(), body.norm, lm.hf.get_output_embeddings(), *rotations(body)):
+        module.to(device)
+
+
+def rotations(body: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules without weights, such as rotary embeddings, whose buffers must lie beside the states."""
+    return [m for m in body.children() if not list(m.parameters())]

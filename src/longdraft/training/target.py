@@ -1,0 +1,137 @@
+"""The bundled target: a small Qwen3 trained from nothing on this machine's Python files and on books."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from longdraft.core.errors import InputError
+from longdraft.models.loading import BUNDLED
+from longdraft.training import checkpoint
+from longdraft.training import data
+from longdraft.training import guide
+from longdraft.training import probes
+from longdraft.training import tokenizer
+from longdraft.training.rows import IGNORE, batch
+from longdraft.training.schedule import Plan
+
+# never trained on, nor is the tokenizer: files of the standard library, three books, two packages
+HELD_OUT = [
+    *(f"stdlib/{name}.py" for name in ("argparse", "tarfile", "difflib", "subprocess", "inspect", "pickle", "mailbox")),
+    *(f"stdlib/{name}.py" for name in ("optparse", "doctest", "imaplib", "zipfile", "pathlib", "typing", "turtle")),
+    *(f"books/{name}.txt" for name in ("dracula", "great-expectations", "moby-dick")),
+    *("typer/*", "accelerate/*"),
+]
+GUIDANCE = 0.3  # weight of the attention guidance beside the loss
+
+
+def prepare(
+    folder: Path, sources: data.Sources, vocab: int, positions: int, words: str = ""
+) -> tuple[data.Corpus, data.Corpus]:
+    """Tokenizer, training corpus and held-out corpus under folder/data, made once; -> (train, held out).
+
+    words: the folder of a model whose tokenizer is taken, for a small model that drafts for it; "": a new one.
+    """
+    home = folder / "data"
+    if not (home / "done").exists():
+        seen, unseen = data.split(data.collect(sources), HELD_OUT)
+        if not seen:
+            raise InputError("nothing to train on: all text is held out or unreadable")
+        if words:
+            made = tokenizer.load(BUNDLED if words == "bundled" else Path(words))
+            if made.get_vocab_size() > vocab:
+                raise InputError(f"{words} has a tokenizer of {made.get_vocab_size()} entries: give as large a --vocab")
+        else:
+            made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
+        tokenizer.save(made, home / "tokenizer", positions)
+        data.tokenise(seen, made, tokenizer.EOS_ID).save(home / "train")
+        data.tokenise(unseen, made, tokenizer.EOS_ID).save(home / "heldout")
+        (home / "done").touch()
+    return data.load(home)
+
+
+def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int) -> Qwen3ForCausalLM:
+    """MHA with QK-norm; input and output embeddings are separate, since at this size they cost no time."""
+    if hidden % heads or (hidden // heads) % 2:
+        raise InputError(f"--hidden {hidden} must divide into --heads {heads} of even size")
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.EOS_ID,
+        pad_token_id=tokenizer.EOS_ID,
+        use_cache=True,
+    )
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(config)
+
+
+def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch.Tensor:
+    """Mean next-token loss of tokens, labels [B,S+1]; under autocast the weights stay float32."""
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
+        hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+        wanted = labels[:, 1:].flatten()
+        if hasattr(F, "linear_cross_entropy"):  # torch >= 2.13: the logits are never stored
+            return F.linear_cross_entropy(hidden.flatten(0, 1), model.lm_head.weight, wanted, ignore_index=IGNORE)
+        return F.cross_entropy(model.lm_head(hidden).float().flatten(0, 1), wanted, ignore_index=IGNORE)
+
+
+def objective(model, corpus: data.Corpus, plan: Plan, seed: int, code: float, copies: float, bf16: bool, guide_to: int):
+    """step -> loss, a pure function of the weights and the step; before step `guide_to` some heads are guided."""
+
+    def loss_of(step: int) -> torch.Tensor:
+        count, length = plan.shape(step)
+        vocab = model.config.vocab_size
+        tokens, labels, sources = batch(corpus, count, length, seed, step, code=code, copies=copies, vocab=vocab)
+        if step >= guide_to:
+            return loss(model, tokens, labels, bf16)
+        plain, extra = guide.guided(model, lambda: loss(model, tokens, labels, bf16), sources)
+        return plain + GUIDANCE * extra
+
+    return loss_of
+
+
+def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, contexts: list[int]) -> dict:
+    """Newest checkpoint of the run in folder -> a model folder, bf16, each file replaced in one move."""
+    path = checkpoint.latest(folder / "checkpoints")
+    state = checkpoint.load(path, model, [])
+    draft = out.with_name(f".{out.name}.writing")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        found = probes.full(model, heldout, model.config.vocab_size, contexts) if contexts else {}
+        weights = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+        save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+        config = {**model.config.to_diff_dict(), "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
+        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for file in (folder / "data" / "tokenizer").iterdir():
+            shutil.copy(file, draft)
+        files = {"patterns": HELD_OUT, "files": heldout.names}
+        (draft / "holdout.json").write_text(json.dumps(files, indent=1) + "\n")
+        record = {"parameters": sum(p.numel() for p in model.parameters()), **facts, **state, "full_probes": found}
+        (draft / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+        out.mkdir(parents=True, exist_ok=True)
+        for file in sorted(draft.iterdir()):
+            file.chmod(0o644)  # safetensors writes 0600
+            os.replace(file, out / file.name)
+    except OSError as error:
+        raise InputError(f"could not write {out}: {error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return record

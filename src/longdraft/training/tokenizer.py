@@ -1,0 +1,60 @@
+"""A byte-level BPE tokenizer from a sample of the training text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from longdraft.core.errors import InputError
+
+EOS = "<|endoftext|>"  # ends a document, pads, and stands between documents; there is no bos
+EOS_ID = 0  # special entries come first
+
+
+def train(texts: Iterable[str], vocab: int) -> Tokenizer:
+    """Every byte is an entry, so any text can be written; ids 0..vocab-1, eos = 0."""
+    if not 257 < vocab <= 65536:
+        raise InputError(f"--vocab {vocab}: want 258 to 65536 (every byte, one end marker, and some merges)")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=[EOS],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+def sample(texts: list[str], characters: int) -> Iterator[str]:
+    """Evenly spread pieces of the texts, about `characters` in all, the same every time."""
+    share = min(1.0, characters / max(1, sum(map(len, texts))))
+    for text in texts:
+        for at in range(0, len(text), 20_000):
+            yield text[at : at + max(1, int(20_000 * share))]
+
+
+def save(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
+    """So that AutoTokenizer.from_pretrained(folder) works offline."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=EOS,
+        model_max_length=positions,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.save_pretrained(folder)
+
+
+def load(folder: Path) -> Tokenizer:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: no readable tokenizer there ({str(error).splitlines()[0]})") from None

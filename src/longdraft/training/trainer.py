@@ -1,0 +1,261 @@
+"""One loop for every objective: steps, log, checkpoints. It knows neither the model nor what is learnt."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from longdraft.core.errors import InputError
+from longdraft.training import checkpoint
+from longdraft.training.processes import Team
+from longdraft.training.schedule import Plan
+
+ALONE = Team()
+
+
+def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms; each remembers its full rate."""
+    inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "head" not in n]
+    ids = {id(p) for p in inner}
+    rest = [p for p in model.parameters() if id(p) not in ids]
+    made: list[torch.optim.Optimizer] = []
+    if inner:
+        made.append(torch.optim.Muon(inner, lr=matrix_rate, weight_decay=0.01))
+    if rest:
+        made.append(torch.optim.AdamW(rest, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
+    set_rates(made, (matrix_rate, other_rate))
+    return made
+
+
+def set_rates(made: list, rates: tuple[float, float]) -> None:
+    """The rates at factor 1; those of a checkpoint give way, so that a resumed run can go slower."""
+    for each in made:
+        for group in each.param_groups:
+            group["full_rate"] = rates[0] if isinstance(each, torch.optim.Muon) else rates[1]
+
+
+def command_line() -> str:
+    """This process's own, however it was started."""
+    words = sys.argv[1:]
+    return shlex.join(["longdraft", "train", *(words[1:] if words[:1] == ["train"] else words)])
+
+
+def provenance(command: str) -> dict:
+    """Where a number comes from."""
+    sha = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    import transformers
+
+    return {
+        "command": command,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "git_sha": sha.stdout.strip() if sha.returncode == 0 else None,
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }
+
+
+class Log:
+    """JSON lines, each on disk when `write` returns; a silent one writes none."""
+
+    def __init__(self, path: Path, silent: bool = False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = (Path(os.devnull) if silent else path).open("a", buffering=1)
+
+    def write(self, event: str, **fields) -> None:
+        try:
+            self.file.write(json.dumps({"event": event, **fields}) + "\n")
+        except OSError as error:
+            raise InputError(f"could not write {self.file.name}: {error}; make room, then --resume") from None
+
+
+def train(
+    model: torch.nn.Module,
+    loss_of: Callable[[int], torch.Tensor],
+    plan: Plan,
+    folder: Path,
+    *,
+    command: str,
+    rates: tuple[float, float],
+    settings: dict | None = None,
+    resume: bool = False,
+    probe: Callable[[], dict] | None = None,
+    probe_every: int = 500,
+    log_every: int = 10,
+    save_seconds: float = 300,
+    stop_at: int | None = None,
+    enough: Callable[[list[dict]], bool] = lambda probes: False,
+    best: Callable[[list[dict]], bool] = lambda probes: False,
+    parts: int = 1,
+    team: Team = ALONE,
+) -> dict:
+    """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
+
+    `loss_of(step)` must be a pure function of the weights and the step: then a killed run, resumed, repeats itself.
+    With several parts a step is the mean of loss_of(step * parts + 0, 1, ...), shared out among the team.
+    enough(probes so far): whether to end here. best(probes so far): whether to keep these weights in folder/best too.
+    """
+    team.share(parts)  # found before any work
+    made, records = optimisers(model, *rates), folder / "checkpoints"
+    log = Log(folder / "log.jsonl", silent=not team.first)
+    state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
+    if resume:
+        state = checkpoint.load(checkpoint.latest(records), model, made)
+        set_rates(made, rates)
+    elif checkpoint.listed(records):
+        raise InputError(f"{records} holds a run: --resume continues it, another --work keeps it")
+    first, last = state["step"], min(plan.steps, stop_at or plan.steps)
+    if first > plan.steps:
+        raise InputError(f"the checkpoint is at step {first}, the stages end at {plan.steps}: add steps")
+    head = {**provenance(command), "from_step": first, "stages": list(plan.stages), "decay": plan.decay}
+    head |= {"step_tokens": plan.step_tokens, "rates": list(rates), **(settings or {})}
+    state["runs"] = [*state["runs"], head]
+    log.write("start", **head)
+    started = time.monotonic() - state["seconds"]
+    saved, meter = time.monotonic(), Meter(log)
+
+    def keep(step: int, where: Path = records, newest: int = 2) -> None:
+        state.update(step=step, tokens=parts * plan.tokens(step), seconds=time.monotonic() - started)
+        if team.first:
+            checkpoint.save(where, step, model, made, state, newest)
+
+    step, over = first, False
+    with bar(shown=team.first) as shown, asked_to_stop() as asked:
+        task = shown.add_task("train", total=plan.steps, completed=first, loss=math.nan, speed=0.0)
+        while step < last and not team.any(bool(asked) or over):
+            rows, length = plan.shape(step)
+            losses = Step(model, loss_of, step, parts, team)
+            meter.add(parts * rows * length, *update(model, made, losses, plan.rate(step), records))
+            step += 1
+            tokens = parts * plan.tokens(step)
+            if step % log_every == 0 or step == last:
+                fields = {"tokens": tokens, "rate": plan.rate(step - 1), "length": length}
+                shown.update(task, completed=step, **meter.report(step=step, **fields))
+            if probe and (step % probe_every == 0 or step == last):  # by all: a target may be spread over them
+                with meter.paused():
+                    state["probes"] = [*state["probes"], {"step": step, "tokens": tokens, **probe()}]
+                    log.write("probe", **state["probes"][-1])
+                    if best(state["probes"]):
+                        keep(step, folder / "best", 1)
+                over = enough(state["probes"])
+            if time.monotonic() - saved >= save_seconds and step < last:
+                with meter.paused():
+                    keep(step)
+                saved = time.monotonic()
+        keep(step)
+    log.write("end", step=step, tokens=state["tokens"], seconds=state["seconds"])
+    return state
+
+
+class Meter:
+    """Losses and tokens since the last report; time spent in `paused` does not count."""
+
+    def __init__(self, log: Log):
+        self.log, self.losses, self.tokens, self.norm, self.since = log, [], 0, 0.0, time.monotonic()
+
+    def add(self, tokens: int, loss: float, norm: float) -> None:
+        self.tokens += tokens
+        self.losses.append(loss)
+        self.norm = norm
+
+    def report(self, **fields) -> dict:
+        """Log the mean loss and the speed, and begin again; -> both."""
+        loss, speed = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.since)
+        more = {"last_loss": self.losses[-1], "norm": self.norm, "tokens_per_s": round(speed)}
+        self.log.write("step", loss=loss, **more, **fields)
+        self.losses, self.tokens, self.since = [], 0, time.monotonic()
+        return {"loss": loss, "speed": speed}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = time.monotonic()
+        yield
+        self.since += time.monotonic() - before
+
+
+@dataclass
+class Step:
+    """One step's gradient: the mean over its parts, of which each process of the team computes its share."""
+
+    model: torch.nn.Module
+    loss_of: Callable[[int], torch.Tensor]
+    step: int
+    parts: int
+    team: Team
+
+    def backward(self) -> float:
+        """Leave the gradient in the parameters; -> the mean loss."""
+        total = torch.zeros(())
+        for part in self.team.share(self.parts):
+            loss = self.loss_of(self.step * self.parts + part) / self.parts
+            loss.backward()
+            total += loss.detach().float().cpu()
+        self.team.sum([total, *(p.grad for p in self.model.parameters() if p.grad is not None)])
+        return float(total)
+
+
+def update(model, made: list, losses: Step, factor: float, records: Path) -> tuple[float, float]:
+    """One optimiser step; -> (loss, gradient norm). A loss or gradient that is not finite changes no weight."""
+    loss, step = losses.backward(), losses.step
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        kept = checkpoint.listed(records)
+        where = f"last good checkpoint: {kept[-1]}" if kept else "no checkpoint was written yet"
+        raise InputError(
+            f"the loss is not a number at step {step} ({where}); try --resume with lower --matrix-rate and --other-rate"
+        )
+    for each in made:
+        for group in each.param_groups:
+            group["lr"] = group["full_rate"] * factor
+        each.step()
+        each.zero_grad(set_to_none=True)
+    return loss, norm
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list]:
+    """The list fills when Ctrl-C or SIGTERM comes: the step in hand is finished and kept. Old handlers come back."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # handlers can be set nowhere else
+        yield asked
+        return
+    kept = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def bar(*columns: str, shown: bool = True) -> Progress:
+    """A progress bar on standard error; by default with a step's loss and speed."""
+    step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
+    texts = [TextColumn(c) for c in columns or step]
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *texts,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not shown,
+    )
