@@ -14,14 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen3Config, StaticCache
 
-from longdraft.engine import generate as engine
 from longdraft.backends import cuda_graphs as graphs
 from longdraft.bench.shapes import random_model
 from longdraft.core.cache import KVCache
-from longdraft.methods import vegas, vegas_tree
-from longdraft.models.lm import LM, NAME, Taps
-from longdraft.ops import noise, reference
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.engine import generate as engine
+from longdraft.methods import vegas, vegas_tree
+from longdraft.models.lm import LM, NAME
+from longdraft.ops import noise, reference
 from longdraft.views import View
 
 LLAMA = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
@@ -238,8 +239,8 @@ def spread(b: Bench, lm: LM, widths: list[int]) -> Tree:
 
 def steps(b: Bench, lm: LM, context: int) -> Iterator[Row]:
     """Milliseconds of a step by graphs, and of the same plain step without."""
-    cache, layers, picks = filled(b, lm, context), lm.config.num_hidden_layers, max(1, round(0.07 * context))
-    chosen = torch.rand(layers, 1, context, device=b.device, generator=b.draws).topk(picks).indices
+    cache, layers, indices = filled(b, lm, context), lm.config.num_hidden_layers, max(1, round(0.07 * context))
+    chosen = torch.rand(layers, 1, context, device=b.device, generator=b.draws).topk(indices).indices
     view = View(chosen.sort(-1).values, torch.tensor([context], device=b.device), {i: i for i in range(layers)})
     one, eight = spread(b, lm, []), spread(b, lm, [1] * 7)
     trees = {f"verify {n} rows": spread(b, lm, [1] * (n - 1)) for n in b.verify}
@@ -247,8 +248,8 @@ def steps(b: Bench, lm: LM, context: int) -> Iterator[Row]:
     calls: dict[str, Call] = {"plain": lambda: lm(one, cache)}
     calls |= {name: lambda tree=tree: lm(tree, cache) for name, tree in trees.items()}
     calls["draft at 7%"] = lambda: lm(one, cache, view=view)
-    calls["verify 8 rows, ends scored"] = lambda: lm(eight, cache, taps=Taps("ends", "logits"))
-    calls["verify 8 rows, mean weights"] = lambda: lm(eight, cache, taps=Taps("mean", "weights"))
+    calls["verify 8 rows, ends scored"] = lambda: lm(eight, cache, captured=Captures(CaptureSpec("ends", "logits")))
+    calls["verify 8 rows, mean weights"] = lambda: lm(eight, cache, captured=Captures(CaptureSpec("mean", "weights")))
     kept = lm.graphs
     for row in b.compare(calls):
         recorded = [] if kept is None else [p for p in kept.passes.values() if p.graph is not None]
@@ -296,7 +297,11 @@ def same_text(b: Bench) -> Iterator[Row]:
     lm.graphs = None
     wanted = engine.generate(lm, prompt, max_new_tokens=count, eos=())
     lm.graphs = kept
-    drafters = {"plain": None, "vegas": vegas(lm, gamma=3, floor=16), "vegas-tree": vegas_tree(lm, "2,2", floor=16)}
+    drafters = {
+        "plain": None,
+        "vegas": vegas(lm, gamma=3, min_budget=16),
+        "vegas-tree": vegas_tree(lm, "2,2", min_budget=16),
+    }
     for name, drafter in drafters.items():
         found = engine.generate(lm, prompt, drafter, max_new_tokens=count, eos=())
         yield {"method": name, "tokens": count, "equal": found == wanted, "graphs": kept is not None}

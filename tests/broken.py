@@ -13,13 +13,13 @@ from pytest import MonkeyPatch
 
 from longdraft.core import verify
 from longdraft.core.cache import KVCache
-from longdraft.drafters import Hierarchical, SelfDrafter
-from longdraft.models.lm import LM
-from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters import Hierarchical, SelfDrafter
+from longdraft.models.lm import LM
+from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
 
 CAUGHT: dict[str, list[str]] = {}  # fault: checks that failed, filled by the tests for the table at the end of a run
@@ -35,7 +35,7 @@ def caught(fault: str, check: str) -> None:
 
 def per_path_draws(tree: Tree, logits, seqs: Sequences) -> Verdict:
     """One draw of the target per leaf and depth, the leaf with the longest match wins (TokenSwift as released)."""
-    law = seqs.sampler.law(logits, tree, seqs).log_softmax(-1)
+    law = seqs.sampler.processed(logits, tree, seqs).log_softmax(-1)
     rows = []
     for b, parent in enumerate(tree.parent.tolist()):
         best: tuple[list[int], list[int]] = ([], [])
@@ -87,7 +87,7 @@ def reject_with(fault: str | None):
     """Speculative sampling by p/q written a second time, with one fault or (None) with none."""
 
     def verifier(tree: Tree, logits, seqs: Sequences) -> Verdict:
-        target = seqs.sampler.law(logits, tree, seqs).softmax(-1)
+        target = seqs.sampler.processed(logits, tree, seqs).softmax(-1)
         return verdict_of([_reject(tree, target[b], seqs, b, fault) for b in range(len(target))])
 
     return verifier
@@ -98,7 +98,7 @@ def _reject(tree: Tree, target, seqs: Sequences, b: int, fault: str | None) -> t
     parent, tokens = tree.parent[b].tolist(), tree.tokens[b].tolist()
     while True:
         position = (seqs.length[b] + tree.depth[b, here]).view(1, 1)
-        p, q = target[here].double(), tree.law[b, here].double()
+        p, q = target[here].double(), tree.draft_probs[b, here].double()
         accepted = None
         for rank, child in enumerate(n for n, at in enumerate(parent) if at == here):
             x = tokens[child]
@@ -204,7 +204,7 @@ def corrupting_draft(mp: MonkeyPatch) -> None:
     """The drafter's pass starts one slot too low and overwrites the last committed keys."""
     good = SelfDrafter.grow
 
-    def grow(self, tree, seqs):
+    def grow(self, tree, seqs, limits):
         with seqs.cache.rollback():
             seqs.cache.length -= 1
             return good(self, tree, seqs)
@@ -275,7 +275,7 @@ def middle_stays(mp: MonkeyPatch) -> None:
     """What the middle level committed to the target's cache is not taken back."""
     good = Hierarchical.grow
 
-    def grow(self, tree, seqs):
+    def grow(self, tree, seqs, limits):
         with MonkeyPatch.context() as inside:
             inside.setattr(KVCache, "rollback", lambda cache: nullcontext())
             return good(self, tree, seqs)
@@ -285,7 +285,7 @@ def middle_stays(mp: MonkeyPatch) -> None:
 
 def middle_keys_stay(mp: MonkeyPatch) -> None:
     """Accepted tokens keep the keys that the middle level computed, under its view, in place of the verification's."""
-    grow, observe = Hierarchical.grow, Hierarchical.observe
+    grow, update = Hierarchical.grow, Hierarchical.update
 
     def growing(self, tree, seqs):
         drafted, cache = grow(self, tree, seqs), seqs.cache
@@ -298,13 +298,13 @@ def middle_keys_stay(mp: MonkeyPatch) -> None:
         ]
         return drafted
 
-    def observing(self, seqs, tree, verdict, taps):
+    def observing(self, seqs, tree, verdict, captured):
         for x, slots, old in getattr(self, "old", ()):
             x[:, slots] = old  # those of refused drafts are scratch again
-        observe(self, seqs, tree, verdict, taps)
+        update(self, seqs, tree, verdict, captured)
 
     mp.setattr(Hierarchical, "grow", growing)
-    mp.setattr(Hierarchical, "observe", observing)
+    mp.setattr(Hierarchical, "update", observing)
 
 
 def late_end(mp: MonkeyPatch) -> None:
@@ -365,24 +365,24 @@ def noise_additive(mp: MonkeyPatch) -> None:
 # Drafts and views ----------------------------------------------------------------------------------------------------
 
 
-def beam_of_top(step, tree: Tree, widths, seqs: Sequences) -> Tree:
+def beam_of_top(step, tree: Tree, widths, seqs: Sequences, limits) -> Tree:
     """Children are the top of q, not draws from it, and are tested by p/q all the same (LongSpec as released)."""
     start = 0
-    for width in widths[: seqs.room]:
+    for width in widths[: limits.depth]:
         law = step(tree, start).softmax(-1)
-        tree = tree.with_law(start, law)
+        tree = tree.with_draft_probs(start, law)
         tokens = law.topk(max(1, width // law.shape[1]), -1).indices
         parent = torch.arange(start, start + law.shape[1])[:, None].expand_as(tokens)
         tree, start = tree.grow(parent.reshape(len(law), -1), tokens.reshape(len(law), -1)), tree.size
     return tree
 
 
-def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences) -> Tree:
+def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences, limits) -> Tree:
     """A refused draft's noise draws the next round's draft too, though what it said may have chosen that round's q."""
     start = 0
-    for width in widths[: seqs.room]:
+    for width in widths[: limits.depth]:
         logits = step(tree, start)
-        tree = tree.with_law(start, logits.softmax(-1))
+        tree = tree.with_draft_probs(start, logits.softmax(-1))
         tokens = seqs.sampler.scores(logits, tree, seqs, start).topk(max(1, width // logits.shape[1]), -1).indices
         parent = torch.arange(start, start + logits.shape[1])[:, None].expand_as(tokens)
         tree, start = tree.grow(parent.reshape(len(tokens), -1), tokens.reshape(len(tokens), -1)), tree.size
@@ -393,8 +393,8 @@ def favoured(mp: MonkeyPatch) -> None:
     """A pass that verifies drafts adds 0.2 to the logits of what was drafted: it is chosen in that very pass."""
     good = LM.__call__
 
-    def call(self, tree, cache, start=0, view=None, taps=None, logits=0):
-        out = good(self, tree, cache, start, view, taps, logits)
+    def call(self, tree, cache, start=0, view=None, captured=None, logits=0):
+        out = good(self, tree, cache, start, view, captured, logits)
         if view is None and start == 0 and not logits:
             for b, parents in enumerate(tree.parent.tolist()):
                 for node, above in enumerate(parents):
@@ -409,9 +409,9 @@ def double_counting(mp: MonkeyPatch) -> None:
     """A view that shows its picks a second time: `since` lies below some of them."""
     good = LM.__call__
 
-    def call(self, tree, cache, start=0, view=None, taps=None, logits=0):
+    def call(self, tree, cache, start=0, view=None, captured=None, logits=0):
         if isinstance(view, View):
-            view = View(view.picks, (view.since - 8).clamp(min=0), view.layers)
-        return good(self, tree, cache, start, view, taps, logits)
+            view = View(view.indices, (view.tail_start - 8).clamp(min=0), view.layers)
+        return good(self, tree, cache, start, view, captured, logits)
 
     mp.setattr(LM, "__call__", call)

@@ -14,16 +14,17 @@ import tiny
 import torch
 from torch import Tensor
 
-from longdraft.core import verify
 from longdraft import Sampler, Stats
+from longdraft.core import verify
 from longdraft.core.cache import KVCache
+from longdraft.core.limits import DraftLimits
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
+from longdraft.core.verify import Verdict
 from longdraft.drafters import Drafter, beam
 from longdraft.engine.generate import generate
 from longdraft.models.lm import LM
 from longdraft.ops import noise
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
 
 FALSE_ALARM = 1e-6  # of each chi-square test, were its seeds redrawn
 
@@ -116,7 +117,7 @@ class Toy(Drafter):
     depends on it that is guided by refused rows.
     """
 
-    keeps_law = True
+    has_draft_probs = True
 
     def __init__(self, q: Tensor, widths: list[int], grow: Callable = beam):
         self.q, self.widths, self._grow = q, widths, grow
@@ -124,10 +125,10 @@ class Toy(Drafter):
     def start(self, seqs: Sequences) -> None:
         self.table = torch.zeros_like(seqs.length)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         return self._grow(lambda t, start: self.q[self.table[:, None], t.tokens[:, start:]], tree, self.widths, seqs)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured) -> None:
         if len(self.q) > 1:
             self.table = 1 + tree.tokens[:, -1] % (len(self.q) - 1)
 
@@ -145,12 +146,12 @@ def run_toy(verifier, drafter: Drafter, p: Tensor, sampler: Sampler, rows: int, 
     drafter.start(seqs)
     while not bool(seqs.done.all()):
         tree = Tree.root(seqs.last)
-        if drafter.keeps_law:
-            tree = tree.with_law(0, torch.zeros(rows, 1, len(p)))
-        tree = drafter.grow(tree, seqs)
+        if drafter.has_draft_probs:
+            tree = tree.with_draft_probs(0, torch.zeros(rows, 1, len(p)))
+        tree = drafter.grow(tree, seqs, DraftLimits(seqs.room))
         verdict = verifier(tree, p[tree.tokens], seqs)
         seqs.commit(verdict)
-        drafter.observe(seqs, tree, verdict, None)
+        drafter.update(seqs, tree, verdict, None)
     return seqs.tokens[:, 1 : 1 + limit]
 
 
@@ -158,7 +159,7 @@ def true_law(p: Tensor, sampler: Sampler, limit: int) -> Tensor:
     """[V**limit] joint law of the first `limit` tokens after token 0, by enumeration."""
     V = len(p)
     rows = toy_sequences(V, 1, sampler)
-    step = sampler.law(p[:, None], Tree.root(torch.arange(V)), rows)[:, 0].double().softmax(-1)
+    step = sampler.processed(p[:, None], Tree.root(torch.arange(V)), rows)[:, 0].double().softmax(-1)
     joint = step[0]
     for _ in range(limit - 1):
         joint = (joint.view(-1, V)[..., None] * step).reshape(-1)
@@ -214,7 +215,7 @@ def check_impossible(monkeypatch) -> None:
     """A drafted token that the target can never say is refused even by a coin that shows 0."""
     monkeypatch.setattr(verify, "uniform", lambda seed, position, token: torch.zeros(1, 1, 1, dtype=torch.float64))
     seqs = toy_sequences(8, 1, SAMPLERS["T=1"])
-    tree = Tree.root(seqs.last).with_law(0, torch.tensor([0.2, 0.8, 0.0]).expand(8, 1, 3))
+    tree = Tree.root(seqs.last).with_draft_probs(0, torch.tensor([0.2, 0.8, 0.0]).expand(8, 1, 3))
     tree = tree.grow(torch.zeros(8, 1, dtype=torch.long), torch.ones(8, 1, dtype=torch.long))
     logits = torch.tensor([0.0, float("-inf"), 0.0]).expand(8, 2, 3)
     assert (verify.reject(tree, logits, seqs).emitted[:, 0] != 1).all()

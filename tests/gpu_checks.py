@@ -11,16 +11,17 @@ import tiny
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longdraft.engine import generate as engine
 from longdraft.backends import cuda_graphs as graphs
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import PAD, Tree
+from longdraft.engine import generate as engine
 from longdraft.methods import vegas_tree
-from longdraft.models.lm import LM, Taps
-from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import slots
-from longdraft.ops.triton import self_check as trial
+from longdraft.models.lm import LM
 from longdraft.ops import noise, reference
 from longdraft.ops.reference import Segment
-from longdraft.core.tree import PAD, Tree
+from longdraft.ops.triton import functions as gpu
+from longdraft.ops.triton import self_check as trial
+from longdraft.ops.triton import slots
 from longdraft.views import View
 
 empty = torch.empty
@@ -76,8 +77,8 @@ def attention() -> None:
         close(gpu.attend(q, segments, scale, **options), reference.attend(q, segments, scale, **options))
     q, (segment,) = case(4, 2, 2, 16, [90], [0], 9)
     chosen = torch.randperm(90)[:31]
-    picked = Segment(segment.k[:, chosen], segment.v[:, chosen])
-    close(gpu.attend(q, [segment], 0.25, slots=chosen), reference.attend(q, [picked], 0.25))
+    selected = Segment(segment.k[:, chosen], segment.v[:, chosen])
+    close(gpu.attend(q, [segment], 0.25, slots=chosen), reference.attend(q, [selected], 0.25))
 
 
 def gumbel() -> None:
@@ -109,7 +110,9 @@ class Both:
                 for x in cache.read(layer, b):
                     x[:, n:] = float("nan")
 
-    def __call__(self, tree: Tree, start: int = 0, view: View | None = None, wish: Callable[[], Taps] = Taps) -> Taps:
+    def __call__(
+        self, tree: Tree, start: int = 0, view: View | None = None, wish: Callable[[], Captures] = Captures
+    ) -> Captures:
         """The same pass twice: logits, taps and slots must agree."""
         if not start:
             for cache in self.caches:
@@ -147,10 +150,10 @@ def branches(*sizes: int) -> Tree:
 
 def views(layers: int) -> View:
     """20 picked slots of the second row; the first row, picking nothing, sees everything."""
-    picks = torch.full((layers, 2, 20), -1)
+    indices = torch.full((layers, 2, 20), -1)
     for layer in range(layers):
-        picks[layer, 1] = torch.randperm(70, generator=torch.Generator().manual_seed(layer))[:20].sort().values
-    return View(picks, torch.tensor([0, 75]), {i: i for i in range(layers)})
+        indices[layer, 1] = torch.randperm(70, generator=torch.Generator().manual_seed(layer))[:20].sort().values
+    return View(indices, torch.tensor([0, 75]), {i: i for i in range(layers)})
 
 
 def passes() -> None:
@@ -164,13 +167,13 @@ def passes() -> None:
         both(part, start, view)
 
 
-def taps() -> None:
+def captured() -> None:
     both, whole = Both("qwen3"), branches(4, 3)
-    both(Tree.root(torch.tensor([5, 6])), wish=lambda: Taps("ends", "logits"))
-    both(whole, wish=lambda: Taps("ends", "weights", split=True))
-    both(whole, wish=lambda: Taps("mean", "weights", hidden=(0, 2, 3)))
-    both(whole, wish=lambda: Taps("mean", "weights", split=True))
-    both(branches(3, 3), wish=lambda: Taps("all", "weights", only=1))
+    both(Tree.root(torch.tensor([5, 6])), wish=lambda: Captures(CaptureSpec("ends", "logits")))
+    both(whole, wish=lambda: Captures(CaptureSpec("ends", "weights", split=True)))
+    both(whole, wish=lambda: Captures(CaptureSpec("mean", "weights", hidden=(0, 2, 3))))
+    both(whole, wish=lambda: Captures(CaptureSpec("mean", "weights", split=True)))
+    both(branches(3, 3), wish=lambda: Captures(CaptureSpec("all", "weights", only=1)))
 
 
 def features() -> None:
@@ -213,7 +216,7 @@ def fixed() -> None:
         setattr(module, name, Launches(kernel, seen))
     try:
         for tree in (branches(4, 2), branches(3, 4)):
-            both(tree, wish=lambda: Taps("ends", "weights"))
+            both(tree, wish=lambda: Captures(CaptureSpec("ends", "weights")))
             for cache in both.caches:
                 cache.length.sub_(7)
         half = len(seen) // 2
@@ -234,7 +237,7 @@ def lossless() -> None:
     plain = engine.generate(both.lm, prompts, max_new_tokens=6)
     both.lm.graphs = both.step
     assert engine.generate(both.lm, prompts, max_new_tokens=6) == plain
-    assert engine.generate(both.lm, prompts, vegas_tree(both.lm, widths="2,2", floor=8), max_new_tokens=6) == plain
+    assert engine.generate(both.lm, prompts, vegas_tree(both.lm, widths="2,2", min_budget=8), max_new_tokens=6) == plain
 
 
-CHECKS = [attention, gumbel, first_use, passes, taps, features, fixed, lossless]
+CHECKS = [attention, gumbel, first_use, passes, captured, features, fixed, lossless]

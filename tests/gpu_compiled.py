@@ -9,8 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import kernels
-from longdraft.ops.triton import slots
+from longdraft.ops.triton import kernels, slots
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may have
 HALF, FLOAT, LONG, BYTE, INT = "*bf16", "*fp32", "*i64", "*u8", "*i32"
@@ -45,7 +44,9 @@ def attention(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> 
 
 def over_slots(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> None:
     """Over a cache: as it is, with scores kept, with picks, a window and a soft cap."""
-    types = dict.fromkeys(("cache", "picked", "bounds", "depth"), LONG) | dict.fromkeys(("out", "lse", "logits"), FLOAT)
+    types = dict.fromkeys(("cache", "selected", "bounds", "depth"), LONG) | dict.fromkeys(
+        ("out", "lse", "logits"), FLOAT
+    )
     types |= {"q": kind, "visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
     kinds = [(0, True, 0, False)] if nodes > 1 else [(0, False, 0, False), (2, False, 0, False), (0, True, 4096, True)]
     for options in kinds:

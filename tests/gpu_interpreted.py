@@ -12,8 +12,7 @@ import torch
 
 from longdraft.backends import cuda_graphs as graphs
 from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import kernels
-from longdraft.ops.triton import slots
+from longdraft.ops.triton import kernels, slots
 
 KERNELS, STEP = Path(kernels.__file__), Path(graphs.__file__)
 FAULTS = {
@@ -31,10 +30,10 @@ FAULTS = {
     "all rows read the first's keys": (KERNELS, "(b * K + head) * tl.load", "head * tl.load", gpu_checks.passes),
     "a split that saw nothing is merged": (KERNELS, "(shares > 0)[:, None] & ", "", gpu_checks.passes),
     "a window is a slot too long": (KERNELS, "other=0) - WINDOW + 1", "other=0) - WINDOW", gpu_checks.features),
-    "weights forget the other splits": (KERNELS, "tl.exp(s - tl.load", "tl.exp(s + 0 * tl.load", gpu_checks.taps),
+    "weights forget the other splits": (KERNELS, "tl.exp(s - tl.load", "tl.exp(s + 0 * tl.load", gpu_checks.captured),
     "a split skips a key": (KERNELS, "split * span\n    mean", "split * span + 1\n    mean", gpu_checks.attention),
-    "the root is not scored": (KERNELS, "slot <= tl.load", "slot < tl.load", gpu_checks.taps),
-    "a pooled row is left out": (KERNELS, "low = 0 if POOLED", "low = 1 if POOLED", gpu_checks.taps),
+    "the root is not scored": (KERNELS, "slot <= tl.load", "slot < tl.load", gpu_checks.captured),
+    "a pooled row is left out": (KERNELS, "low = 0 if POOLED", "low = 1 if POOLED", gpu_checks.captured),
     "a window forgets the tree": (STEP, "(apart < w)", "(apart <= w)", gpu_checks.features),
     "a step waits for the host": (STEP, "self.logits =", "out.logits.sum().item(); self.logits =", gpu_checks.fixed),
     "a launch follows the length": (STEP, "bucket(tail, 1024)", "1024 + tail", gpu_checks.fixed),

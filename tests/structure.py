@@ -143,14 +143,14 @@ def check_rollback() -> None:
 def check_view(view: View, cache: KVCache, budget: list[int] | None = None) -> None:
     """Picks are committed, below `since`, without repeats; with the slots from `since` on they are `budget` or more."""
     for b, n in enumerate(cache.length.tolist()):
-        since = int(view.since[b])
-        assert 0 <= since <= n
-        for picks in view.picks[:, b].flatten(0, -2):  # each layer's, or each of its key heads'
-            picks = picks[picks >= 0].tolist()
-            assert len(set(picks)) == len(picks)
-            assert all(slot < since for slot in picks)
+        tail_start = int(view.tail_start[b])
+        assert 0 <= tail_start <= n
+        for indices in view.indices[:, b].flatten(0, -2):  # each layer's, or each of its key heads'
+            indices = indices[indices >= 0].tolist()
+            assert len(set(indices)) == len(indices)
+            assert all(slot < tail_start for slot in indices)
             if budget is not None:
-                assert len(picks) + n - since >= budget[b]
+                assert len(indices) + n - tail_start >= budget[b]
 
 
 @torch.no_grad()

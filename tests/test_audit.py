@@ -19,15 +19,15 @@ from longdraft.audit.audit import WINDOW, Audit, Prompt, Way, ways, windows
 from longdraft.audit.log import AuditLog, sentences
 from longdraft.audit.ties import Replay
 from longdraft.cli import main
+from longdraft.core.verify import Verdict
 from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
 from longdraft.methods import METHODS
+from longdraft.methods.drafter_weights import Parts
 from longdraft.models.lm import LM
 from longdraft.ops import native
-from longdraft.methods.drafter_weights import Parts
-from longdraft.core.verify import Verdict
 from longdraft.views import Full, Guided, SinkWindow
 
-SMALL = {"gamma": "4", "floor": "16"}
+SMALL = {"gamma": "4", "min_budget": "16"}
 N = 24
 
 
@@ -155,7 +155,7 @@ def failures(job: Audit) -> int:
 
 def test_a_drafter_that_touches_the_prompts_keys_is_flagged_though_the_text_is_right():
     class Scribbler(Drafter):
-        def grow(self, tree, seqs):
+        def grow(self, tree, seqs, limits):
             seqs.cache.read(1, 0)[0][0, 5, 3] += 1e-6
             return tree
 
@@ -171,7 +171,7 @@ def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_
     lm = LM(tiny.stock("llama", dtype=getattr(torch, dtype)))
 
     class Scribbler(Drafter):
-        def observe(self, seqs, tree, verdict, taps):
+        def update(self, seqs, tree, verdict, captured):
             if bool(seqs.done.all()):  # nothing reads it any more
                 seqs.cache.read(2, 0)[0][1, 72, 3] += by
 
@@ -339,7 +339,18 @@ def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(plac
     """At default settings, in float32 and in bfloat16, by the native step and by torch."""
     if "torch" in where:
         monkeypatch.setattr("longdraft.backends.native.fits", lambda hf, windows: False)
-    words = ["--method", "vegas", "-o", "floor=8", "--temperature", "0", "--tokens", "60", *PLACES[where], "--json"]
+    words = [
+        "--method",
+        "vegas",
+        "-o",
+        "min_budget=8",
+        "--temperature",
+        "0",
+        "--tokens",
+        "60",
+        *PLACES[where],
+        "--json",
+    ]
     assert command(place, *words, model="flat") == 0
     before = json.loads(capsys.readouterr().out)
     assert (before["tolerance"] > 0) == ("torch" in where or native.library() is None)
@@ -354,7 +365,7 @@ def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     broken.favoured(monkeypatch)
     monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)
     monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)  # more than sixteen tokens score as close as that
-    words = ["--method", "vegas", "-o", "floor=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
+    words = ["--method", "vegas", "-o", "min_budget=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
     assert command(place, *words, "--json", model="flat") == 1
     record = json.loads(capsys.readouterr().out)
     assert record["failures"] == 0 and record["too_many_ties"] and record["tie_rate"] > record["tie_bound"] > 0

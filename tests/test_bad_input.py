@@ -37,7 +37,7 @@ BAD = [
     ("generate hi -m tiny --method longspec --drafter tiny", "not in longdraft's layout"),
     ("generate hi -m org/none", "cannot reach the Hub"),
     ("generate hi -m tiny -o gama=3", "gamma, ratio"),
-    ("generate hi -m tiny -o ratio=nan", "ratio"),
+    ("generate hi -m tiny -o ratio=nan", "keep_ratio"),
     ("generate hi -m tiny -o gamma", "key=value"),
     ("generate hi -m tiny -o score=best", "logits or weights"),
     ("generate hi -m tiny --temperature -1", "0 (greedy) or more"),
@@ -86,7 +86,7 @@ def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
             "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n" * 2
         )
 
-    monkeypatch.setattr(job, "Prefilled", full)
+    monkeypatch.setattr(job, "DecodeSession", full)
     status, _, err = cli("generate", "hi", "-m", "tiny")
     assert status == 2 and len(err.splitlines()) == 1 and "shorter prompt" in err
 
@@ -95,6 +95,6 @@ def test_our_own_faults_are_not_hidden(cli, monkeypatch):
     def fault(*_):
         raise ValueError("a fault")
 
-    monkeypatch.setattr(job, "Prefilled", fault)
+    monkeypatch.setattr(job, "DecodeSession", fault)
     with pytest.raises(ValueError, match="a fault"):
         cli("generate", "hi", "-m", "tiny")

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from longdraft.engine import generate as engine
-from longdraft.methods import spec as entries
-from longdraft.engine import records as record
 from longdraft.bench import averages, inputs, report, shapes
-from longdraft.bench.teacher_forced import Anchored, accepted_at, walk
+from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
 from longdraft.cli.bench import app
 from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
+from longdraft.engine import generate as engine
+from longdraft.engine import records as record
+from longdraft.methods import spec as entries
 
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
 KEYS |= {"mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device"}
@@ -29,7 +29,7 @@ KEYS |= {"dtype", "versions", "task", "context", "batch", "repeat", "git_sha", "
 KEYS |= {"command", "equal", "first_difference", "speedup", "exact"}
 ANCHORED = {"anchors", "stderr", "task", "context", "batch", "repeat", "git_sha", "mean_acceptance_length", "accepted"}
 ANCHORED |= {"exact"}
-SMALL = {"floor": "8", "ratio": "0.02"}
+SMALL = {"min_budget": "8", "keep_ratio": "0.02"}
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +68,7 @@ def speed(folder, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("speed") / "records.jsonl"
     stock = "vegas,lookup,hf-dynamic,hf-static"
     words = ["--methods", stock, "--context", "64,96", "--max-new-tokens", "20", "--batch", "2", "--repeat", "2"]
-    measure(folder, out, *words, "-o", "vegas.floor=8", "-o", "vegas.gamma=4")
+    measure(folder, out, *words, "-o", "vegas.min_budget=8", "-o", "vegas.gamma=4")
     return out
 
 
@@ -81,8 +81,8 @@ def test_records_say_what_was_measured(speed):
     vegas = [r for r in records if r["method"] == "vegas"]
     assert vegas[0]["options"] == {
         "gamma": 4,
-        "ratio": 0.07,
-        "floor": 8,
+        "keep_ratio": 0.07,
+        "min_budget": 8,
         "score": "weights",
         "rows": "mean",
         "reach": 8,
@@ -155,8 +155,17 @@ def test_oracle_and_real_acceptance_stand_apart(speed, tmp_path):
 
 def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
     out = tmp_path / "records.jsonl"
-    most = ["-o", "random-picks.ratio=0.9", "-o", "random-picks.floor=8"]
-    words = ["--task", "anchored", "--methods", "vegas@ratio=1,random-picks", "--context", "128", "--anchors", "30"]
+    most = ["-o", "random-picks.keep_ratio=0.9", "-o", "random-picks.min_budget=8"]
+    words = [
+        "--task",
+        "anchored",
+        "--methods",
+        "vegas@keep_ratio=1,random-picks",
+        "--context",
+        "128",
+        "--anchors",
+        "30",
+    ]
     full, random = measure(folder, out, *words, *most)
     assert full.keys() >= ANCHORED
     assert "tokens_per_s" not in full
@@ -172,7 +181,7 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
 
 
 def test_sampled_anchors_under_a_full_view_accept_everything(folder, tmp_path):
-    words = ["--task", "anchored", "--methods", "vegas@ratio=1", "--context", "64", "--anchors", "10"]
+    words = ["--task", "anchored", "--methods", "vegas@keep_ratio=1", "--context", "64", "--anchors", "10"]
     found = measure(folder, tmp_path / "records.jsonl", *words, "--temperature", "1", "--settle", "1")
     assert found[0]["mean_acceptance_length"] == 8
 
@@ -180,8 +189,8 @@ def test_sampled_anchors_under_a_full_view_accept_everything(folder, tmp_path):
 @pytest.mark.parametrize("name", ["vegas", "lookup", "recents"])
 def test_an_anchor_leaves_the_cache_as_plain_feeding_would(name):
     target, tokens = tiny.target("llama"), tiny.prompts(200)[0]
-    entry = entries.Entry(name, name, SMALL if name != "lookup" else {})
-    job = Anchored([entry], [], [64], every=8)
+    entry = entries.MethodSpec(name, name, SMALL if name != "lookup" else {})
+    job = TeacherForced([entry], [], [64], every=8)
     want = target.new_cache(1, 256)
     for cache, seen in walk(target, tokens, 64, 5, job.every):
         first = accepted_at(target, entry.build(target), cache, seen, job, seed=0)
@@ -201,8 +210,8 @@ def test_an_anchor_leaves_the_cache_as_plain_feeding_would(name):
 def test_an_anchor_counts_what_the_engine_accepts():
     """One speculative step of the engine from the same prompt gives as many tokens as the anchor says, and one."""
     target, prompt = tiny.target("llama"), tiny.prompts(90, seed=3)[0]
-    entry = entries.Entry("recents", "recents", SMALL)
-    job = Anchored([entry], [], [90])
+    entry = entries.MethodSpec("recents", "recents", SMALL)
+    job = TeacherForced([entry], [], [90])
     steps = engine.stream(target, [prompt], entry.build(target), max_new_tokens=job.limit)
     next(steps)
     emitted = len(next(steps).tokens[0])
@@ -212,14 +221,14 @@ def test_an_anchor_counts_what_the_engine_accepts():
 
 def test_windows_share_no_anchor():
     text = inputs.Text("t", list(range(20_000)), "")
-    job = Anchored([], [text], [4096], anchors=205)
+    job = TeacherForced([], [text], [4096], anchors=205)
     windows = job.windows(text, 4096)
     assert sum(n for _, n in windows) == 205
     spans = [(start + 4096, start + 4096 + n * job.every) for start, n in windows]
     assert all(a[1] <= b[0] for a, b in pairwise(spans))
     assert spans[-1][1] <= 20_000
     with pytest.raises(InputError, match="fewer --anchors"):
-        Anchored([], [text], [19_000], anchors=205).windows(text, 19_000)
+        TeacherForced([], [text], [19_000], anchors=205).windows(text, 19_000)
 
 
 @pytest.mark.parametrize("task", ["speed", "anchored"])

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from longdraft.core.errors import InputError
 from longdraft.backends.native import fits
-from longdraft.models.loading import load_lm
-from longdraft.models.lm import LM, Taps
-from longdraft.ops import Compact, choose, native, take
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.errors import InputError
 from longdraft.core.tree import PAD, Tree
+from longdraft.models.lm import LM
+from longdraft.models.loading import load_lm
+from longdraft.ops import Compact, choose, native, take
 from longdraft.views import SinkWindow, View
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -171,8 +172,8 @@ def test_any_config_runs_as_in_transformers_or_is_refused(drawn, prompt, seed):
     assert wanted is not None, "Transformers cannot run what was not refused"
     cache = lm.new_cache(1, 4)  # it grows
     lm.prefill(ids[0, :prompt].tolist(), cache)
-    taps = Taps(rows="all", of="weights", hidden=(0, c["num_hidden_layers"]))
-    found = lm(Tree.chain(ids[:, prompt:]), cache, taps=taps)
+    captured = Captures(CaptureSpec(rows="all", of="weights", hidden=(0, c["num_hidden_layers"])))
+    found = lm(Tree.chain(ids[:, prompt:]), cache, captured=captured)
     torch.testing.assert_close(found.float(), wanted[:, prompt:], rtol=2e-4, atol=2e-4)
     view = SinkWindow(1, 0.5, 2).view(cache)
     lm(Tree.root(ids[:, prompt]), cache, view=view)
@@ -200,17 +201,17 @@ class Call:
         self.length, self.tokens, self.depth = cache.length, self.tree.tokens.clone(), self.tree.depth.clone()
         self.logits, self.scores = torch.zeros(2, 3, 96), torch.zeros(3, 2, 2, 1, 13)
         self.states = torch.zeros(2, 2, 3, 64)
-        self.since = torch.tensor([4, 0])
+        self.tail_start = torch.tensor([4, 0])
         k, v = (x[:, :2].contiguous() for x in cache.read(0, 0))
-        self.kv, none = (k, v), native.Picked(None, None, 0, 0)
-        self.picks = (native.Picked * 6)(*[native.Picked(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
+        self.kv, none = (k, v), native.Selected(None, None, 0, 0)
+        self.indices = (native.Selected * 6)(*[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
         p = native.Pass(
             2, 3, 0, *[x.data_ptr() for x in (self.tokens, self.depth, self.length, self.position, self.mask)]
         )
         ks, vs, _ = zip(*self.step.places(cache, 20), strict=True)
         p.k, p.v = (ctypes.c_void_p * 3)(*ks), (ctypes.c_void_p * 3)(*vs)
         p.slots = (ctypes.c_int64 * 3)(*self.slots)
-        p.since, p.picks = self.since.data_ptr(), self.picks
+        p.tail_start, p.indices = self.tail_start.data_ptr(), self.indices
         p.keep, p.kept, p.weights, p.most, p.only = self.keep.data_ptr(), 2, 1, 13, -1
         p.scores, p.hidden, p.hiddens = self.scores.data_ptr(), self.hidden.data_ptr(), 2
         p.states, p.logits = self.states.data_ptr(), self.logits.data_ptr()
@@ -248,10 +249,10 @@ SPOILT = {
     "long text": ("slots", lambda c: c.length.fill_(1000)),
     "few slots": ("slots", lambda c: c.p.slots.__setitem__(1, 14)),
     "no keys": ("slots", lambda c: c.p.k.__setitem__(1, None)),
-    "picked": ("picked", lambda c: setattr(c.picks[2], "n", 3)),
-    "picked below": ("picked", lambda c: setattr(c.picks[2], "n", -1)),
-    "picked nowhere": ("picked", lambda c: setattr(c.picks[2], "v", None)),
-    "since": ("picked", lambda c: c.since.fill_(-1)),
+    "selected": ("selected", lambda c: setattr(c.indices[2], "n", 3)),
+    "picked below": ("selected", lambda c: setattr(c.indices[2], "n", -1)),
+    "picked nowhere": ("selected", lambda c: setattr(c.indices[2], "v", None)),
+    "tail_start": ("selected", lambda c: c.tail_start.fill_(-1)),
     "kept": ("scores", lambda c: c.keep[1].fill_(3)),
     "kept below": ("scores", lambda c: c.keep[1].fill_(-1)),
     "no scores": ("scores", lambda c: setattr(c.p, "scores", None)),
@@ -293,11 +294,13 @@ def test_tensors_of_another_shape_are_refused():
     lm = LM(tiny.stock("llama"), "llama")
     tree, cache = Tree.chain(torch.tensor([[5, 6]])), lm.new_cache(1, 30)
     with pytest.raises(ValueError, match="native pass"):
-        lm.native(tree, lm.new_cache(2, 30), 0, tree.depth, None, Taps())
+        lm.native(tree, lm.new_cache(2, 30), 0, tree.depth, None, Captures())
     with pytest.raises(ValueError, match="native pass"):
-        lm.native(tree, cache, 0, tree.depth.int(), None, Taps())
+        lm.native(tree, cache, 0, tree.depth.int(), None, Captures())
     with pytest.raises(ValueError, match="native pass"):
-        lm.native(Tree(tree.tokens, tree.parent, tree.depth, tree.mask[..., :1]), cache, 0, tree.depth, None, Taps())
+        lm.native(
+            Tree(tree.tokens, tree.parent, tree.depth, tree.mask[..., :1]), cache, 0, tree.depth, None, Captures()
+        )
 
 
 @torch.inference_mode()
@@ -306,8 +309,8 @@ def test_a_view_that_begins_beyond_the_text_sees_what_there_is():
     lm, (prompt,) = tiny.target("llama"), tiny.prompts(40)
     cache = lm.new_cache(1, 60)
     lm.prefill(prompt, cache)
-    picks = torch.arange(0, 40)[None, None]
-    everything = lm(Tree.root(torch.tensor([5])), cache, view=View(picks, torch.tensor([40])))
+    indices = torch.arange(0, 40)[None, None]
+    everything = lm(Tree.root(torch.tensor([5])), cache, view=View(indices, torch.tensor([40])))
     torch.testing.assert_close(everything, lm(Tree.root(torch.tensor([5])), cache), rtol=1e-4, atol=1e-4)
 
 
@@ -344,6 +347,6 @@ def test_padding_and_repeated_nodes_are_within_bounds():
     lm.prefill(prompt, cache)
     tree = Tree.root(torch.tensor([5])).grow(torch.tensor([[0, PAD]]), torch.tensor([[6, 7]]))
     for rows in ("mean", "ends", "all"):
-        taps = Taps(rows=rows, of="weights")
-        lm(tree, cache, taps=taps)
-        assert all(torch.isfinite(s).all() for s in taps.scores.values())
+        captured = Captures(CaptureSpec(rows=rows, of="weights"))
+        lm(tree, cache, captured=captured)
+        assert all(torch.isfinite(s).all() for s in captured.scores.values())

@@ -107,7 +107,7 @@ def test_a_build_that_is_missing_is_said(monkeypatch, tmp_path):
 
 def test_every_structure_is_compared(monkeypatch):
     """A field more in any of them, and the build is of other sources."""
-    for name in ("Linear", "Layer", "Model", "Picked", "Pass", "Copy", "Chain"):
+    for name in ("Linear", "Layer", "Model", "Selected", "Pass", "Copy", "Chain"):
         kind = getattr(native, name)
         longer = type(name, (native.ctypes.Structure,), {"_fields_": [("all", kind), ("more", native.ctypes.c_int64)]})
         with monkeypatch.context() as patched:

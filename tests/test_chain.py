@@ -7,12 +7,12 @@ import tiny
 import torch
 
 from longdraft import Sampler, Stats
-from longdraft.drafters import GlideDrafter, LMDrafter, SelfDrafter, random_glide
+from longdraft.backends.native import Draws
+from longdraft.core.verify import match
+from longdraft.drafters import GlideDrafter, SelfDrafter, SmallModelDrafter, random_glide
 from longdraft.drafters.small_model.drafter import random_lm
 from longdraft.engine.generate import prefill, step
-from longdraft.backends.native import Draws
 from longdraft.ops import draw, gumbel, native
-from longdraft.core.verify import match
 from longdraft.views import Full, Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -20,8 +20,8 @@ DRAFTERS = {
     "target": lambda t: SelfDrafter(t, Full(), [1] * 5),
     "guided": lambda t: SelfDrafter(t, Guided(0.07, 16), [1] * 5),
     "window": lambda t: SelfDrafter(t, SinkWindow(4, 0.07, 16), [1] * 5),
-    "small": lambda t: LMDrafter(random_lm(t, 1), Full(), [1] * 5),
-    "small, one": lambda t: LMDrafter(random_lm(t, 1), Full(), [1]),
+    "small": lambda t: SmallModelDrafter(random_lm(t, 1), Full(), [1] * 5),
+    "small, one": lambda t: SmallModelDrafter(random_lm(t, 1), Full(), [1]),
     "block": lambda t: GlideDrafter(random_glide(t), [1] * 5, Guided(0.07, 16), window=16),
 }
 

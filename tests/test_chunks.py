@@ -8,8 +8,9 @@ import torch
 from structure import check_view, close
 
 from longdraft.core.cache import KVCache
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, SnapKV, View
 from longdraft.views.base import budget_of
 from longdraft.views.prompt_selection import OBSERVED, SCORERS
@@ -38,19 +39,19 @@ def weights_of(model: str, prompt: torch.Tensor, K: int) -> list[torch.Tensor]:
 def chosen(view: View, layer: int, b: int, heads: int) -> list[list[int]]:
     """The slots each key head of a row sees below `since`."""
     assert view.layers is not None
-    picks = view.picks[view.layers[layer], b].expand(heads, -1)
-    return [[s for s in head if s >= 0] for head in picks.tolist()]
+    indices = view.indices[view.layers[layer], b].expand(heads, -1)
+    return [[s for s in head if s >= 0] for head in indices.tolist()]
 
 
 def best_chunks(score: list[float], budget: int, recent: int, length: int, chunk: int) -> tuple[list[int], int]:
     """By plain loops: score of each slot -> (slots picked, from where on all is seen)."""
-    since = length - recent
-    while since % chunk:
-        since -= 1
-    left = budget - (length - since)
-    means = {c: sum(score[c * chunk : (c + 1) * chunk]) for c in range(1, since // chunk)}
+    tail_start = length - recent
+    while tail_start % chunk:
+        tail_start -= 1
+    left = budget - (length - tail_start)
+    means = {c: sum(score[c * chunk : (c + 1) * chunk]) for c in range(1, tail_start // chunk)}
     taken = [0, *sorted(means, key=lambda c: -means[c])[: left // chunk - 1]]
-    return sorted(c * chunk + i for c in taken for i in range(chunk)), since
+    return sorted(c * chunk + i for c in taken for i in range(chunk)), tail_start
 
 
 @torch.no_grad()
@@ -66,8 +67,8 @@ def test_chunks_are_the_best_ones(model, score, budget, chunk):
     assert view is not None
     for b, n in enumerate(LENGTHS):
         if n <= budget:
-            assert int(view.since[b]) == 0
-            assert (view.picks[:, b] < 0).all()
+            assert int(view.tail_start[b]) == 0
+            assert (view.indices[:, b] < 0).all()
             continue
         K, recent = lm.config.num_key_value_heads, min(32, (budget - chunk) // 2)
         attention = weights_of(model, tokens[b, :n], K)
@@ -78,13 +79,13 @@ def test_chunks_are_the_best_ones(model, score, budget, chunk):
                 k, weights = full.read(layer, 0)[0][h], attention[layer][h]
                 slots = {
                     "last_key": (k[:n] @ k[n - 1]).tolist(),
-                    "obs_window": weights[-min(32, n - int(view.since[b])) :].sum(0).tolist(),
+                    "obs_window": weights[-min(32, n - int(view.tail_start[b])) :].sum(0).tolist(),
                     "last_query_mean_key": last_logits(model, lm, layer, tokens[b, :n], K)[h].tolist(),
                 }[score]
-                want, since = best_chunks(slots, budget, recent, n, chunk)
-                assert int(view.since[b]) == since
+                want, tail_start = best_chunks(slots, budget, recent, n, chunk)
+                assert int(view.tail_start[b]) == tail_start
                 assert found == want
-                assert budget - chunk < len(found) + n - since <= budget
+                assert budget - chunk < len(found) + n - tail_start <= budget
 
 
 @torch.no_grad()
@@ -96,22 +97,22 @@ def last_logits(model: str, lm: LM, layer: int, prompt: torch.Tensor, K: int) ->
 
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("floor", [96, 41, 8])
-def test_snapkv_keeps_what_the_window_voted_for(model, floor):
+@pytest.mark.parametrize("min_budget", [96, 41, 8])
+def test_snapkv_keeps_what_the_window_voted_for(model, min_budget):
     lm = tiny.target(model)
     tokens, cache = filled(lm, LENGTHS)
-    policy = SnapKV(0.07, floor)
+    policy = SnapKV(0.07, min_budget)
     policy.start(lm, tokens, cache)
     view = policy.view(cache)
     assert view is not None
-    check_view(View(view.picks[:, :, 0], view.since), cache, [min(n, floor) - 1 for n in LENGTHS])
+    check_view(View(view.indices[:, :, 0], view.tail_start), cache, [min(n, min_budget) - 1 for n in LENGTHS])
     for b, n in enumerate(LENGTHS):
-        budget = budget_of(n, 0.07, floor)
+        budget = budget_of(n, 0.07, min_budget)
         if budget >= n:
-            assert int(view.since[b]) == 0
+            assert int(view.tail_start[b]) == 0
             continue
         window, K = min(32, budget // 2), lm.config.num_key_value_heads
-        assert int(view.since[b]) == n - window
+        assert int(view.tail_start[b]) == n - window
         attention = weights_of(model, tokens[b, :n], K)
         for layer in set(range(lm.config.num_hidden_layers)) - set(lm.windows):
             for h, found in enumerate(chosen(view, layer, b, K)):
@@ -124,10 +125,10 @@ def test_snapkv_keeps_what_the_window_voted_for(model, floor):
 
 def every_row(model: LM, tokens: torch.Tensor, cache: KVCache, slots: int) -> dict[int, torch.Tensor]:
     """obs_window by the long way: a row of weights for every query after `slots`, of all layers at once, then added."""
-    n, taps = int(cache.length[0]), Taps(rows="all", of="weights", split=True)
+    n, captured = int(cache.length[0]), Captures(CaptureSpec(rows="all", of="weights", split=True))
     with cache.reopen(n - slots):
-        model(Tree.chain(tokens[:, slots : n + 1]), cache, taps=taps)
-    return {layer: s[0, -OBSERVED:, :, :slots].sum(0) for layer, s in taps.scores.items()}
+        model(Tree.chain(tokens[:, slots : n + 1]), cache, captured=captured)
+    return {layer: s[0, -OBSERVED:, :, :slots].sum(0) for layer, s in captured.scores.items()}
 
 
 @torch.no_grad()
@@ -142,7 +143,7 @@ def test_means_of_the_window_pick_what_all_its_rows_pick(model, dtype):
         policy.start(lm, tokens, cache)
         wanted = policy.view(cache)
         assert found is not None and wanted is not None
-        assert torch.equal(found.picks, wanted.picks) and torch.equal(found.since, wanted.since)
+        assert torch.equal(found.indices, wanted.indices) and torch.equal(found.tail_start, wanted.tail_start)
 
 
 @torch.no_grad()
@@ -152,9 +153,9 @@ def test_one_row_of_scores_is_held_for_a_layer(model, policy, monkeypatch):
     """Not one for each of the 32 queries and more: at 128K tokens they came to 4.4 GB in a model of 32 layers."""
     lm, shapes, call = tiny.target(model), [], LM.__call__
 
-    def watched(self, tree, cache, *args, taps=None, **others):
-        out = call(self, tree, cache, *args, taps=taps, **others)
-        shapes.extend((tree.size, tuple(s.shape)) for s in taps.scores.values())
+    def watched(self, tree, cache, *args, captured=None, **others):
+        out = call(self, tree, cache, *args, captured=captured, **others)
+        shapes.extend((tree.size, tuple(s.shape)) for s in captured.scores.values())
         return out
 
     tokens, cache = filled(lm, (200,))
@@ -173,9 +174,9 @@ def test_a_pass_where_each_head_sees_its_own_slots(model):
     cache = lm.new_cache(1, 40)
     lm.prefill(prompt, cache)
     heads = [[0, 3, 7], [1, 19, 4]]
-    picks = torch.tensor(heads)[None, None]
+    indices = torch.tensor(heads)[None, None]
     chain = Tree.chain(torch.tensor([[5, 17, 33]]))
-    padded = torch.nn.functional.pad(picks, (0, 2), value=-1)
+    padded = torch.nn.functional.pad(indices, (0, 2), value=-1)
     found = lm(chain, cache, view=View(padded, torch.tensor([20])))
     shown = torch.ones(4, 33, 33, dtype=torch.bool).tril()  # of 4 query heads, 2 to a key head
     shown[:, 30:, :20] = False
@@ -184,8 +185,8 @@ def test_a_pass_where_each_head_sees_its_own_slots(model):
     mask = torch.zeros(4, 33, 33).masked_fill_(~shown, torch.finfo(torch.float32).min)
     ids = torch.tensor([prompt + chain.tokens[0].tolist()])
     close(found[0], eager(input_ids=ids, attention_mask=mask[None], use_cache=False).logits[0, 30:])
-    same = lm(chain, cache, view=View(picks[:, :, :1], torch.tensor([20])))  # one choice for all heads
-    assert torch.equal(same, lm(chain, cache, view=View(picks[:, :, 0], torch.tensor([20]))))
+    same = lm(chain, cache, view=View(indices[:, :, :1], torch.tensor([20])))  # one choice for all heads
+    assert torch.equal(same, lm(chain, cache, view=View(indices[:, :, 0], torch.tensor([20]))))
 
 
 def committed(cache: KVCache) -> list[torch.Tensor]:
@@ -257,20 +258,20 @@ def test_choosing_again():
     """Every 3 rounds, from the text as it is by then."""
     lm, want = tiny.target("llama"), Chunks(40)
     tokens, cache = filled(lm, (60,), 128)
-    policy, since = Chunks(40, every=3), []
+    policy, tail_start = Chunks(40, every=3), []
     policy.start(lm, tokens, cache)
     for i in range(8):
         view = policy.view(cache)
         assert view is not None
-        since.append(int(view.since[0]))
+        tail_start.append(int(view.tail_start[0]))
         if i in (0, 3, 6):
             want.start(lm, tokens, cache)
             again = want.view(cache)
             assert again is not None
-            assert torch.equal(view.picks, again.picks)
+            assert torch.equal(view.indices, again.indices)
         lm(Tree.root(tokens[:, int(cache.length)]), cache)
         cache.length += 1
-    assert since[0] == since[2] == since[3] < since[6] == since[7]
+    assert tail_start[0] == tail_start[2] == tail_start[3] < tail_start[6] == tail_start[7]
 
 
 def test_a_budget_below_three_chunks_is_refused():
@@ -286,5 +287,5 @@ def test_another_start_forgets_the_last_text():
         policy.start(lm, tokens, cache)
         view = policy.view(cache)
         assert (view is None) == (max(lengths) <= 40)
-        assert view is None or view.since.shape == cache.length.shape
-        lm(Tree.root(tokens[:, 0]), cache, view=view, taps=Taps())
+        assert view is None or view.tail_start.shape == cache.length.shape
+        lm(Tree.root(tokens[:, 0]), cache, view=view, captured=Captures())

@@ -16,14 +16,14 @@ from place import BRIEF, SHORT, words
 
 import longdraft
 from longdraft.backends import native as fast
-from longdraft.models import loading
 from longdraft.cli import COMMANDS, job
 from longdraft.cli.show import verdict
-from longdraft.models.loading import load
-from longdraft.methods import METHODS
-from longdraft.ops.native import library
-from longdraft.methods.drafter_weights import Parts
 from longdraft.core.rules import end_tokens
+from longdraft.methods import METHODS
+from longdraft.methods.drafter_weights import Parts
+from longdraft.models import loading
+from longdraft.models.loading import load
+from longdraft.ops.native import library
 from longdraft.training import tokenizer as bpe
 
 KEYS = {
@@ -67,7 +67,14 @@ def test_one_row(record):
     found = record("--prompt-file", "a.txt", "-o", "gamma=3", "-o", "pace=off", "--max-new-tokens", "25")
     assert found.keys() >= KEYS and found["pace"] is False
     assert found["method"] == "vegas"
-    assert found["options"] == {"gamma": 3, "ratio": 0.07, "floor": 256, "score": "weights", "rows": "mean", "reach": 8}
+    assert found["options"] == {
+        "gamma": 3,
+        "keep_ratio": 0.07,
+        "min_budget": 256,
+        "score": "weights",
+        "rows": "mean",
+        "reach": 8,
+    }
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
     assert found["mean_acceptance_length"] == 4.0  # the budget covers the context, so every draft is right
     assert len(found["acceptance_per_position"]) == 3

@@ -9,7 +9,7 @@ import torch
 from longdraft import Stats, generate
 from longdraft.drafters import Drafter
 from longdraft.drafters.step import clock
-from longdraft.engine.decode_session import Prefilled
+from longdraft.engine.decode_session import DecodeSession
 
 
 def test_a_gpu_is_waited_for_and_a_cpu_is_not(monkeypatch):
@@ -29,7 +29,7 @@ class Slow(Drafter):
     def start(self, seqs):
         self.left.append(100)
 
-    def grow(self, tree, seqs):
+    def grow(self, tree, seqs, limits):
         self.left.append(5)
         return tree
 
@@ -61,4 +61,4 @@ def test_each_part_is_charged_with_the_work_it_asked_for(device, monkeypatch):
     generate(lm, tiny.prompts(20), Slow(device), max_new_tokens=4, stats=stats)
     assert (stats.prefill_s, stats.start_s, stats.draft_s, stats.verify_s) == (7, 100, 3 * 5, 4 * 7)
     assert stats.decode_s == 3 * 5 + 4 * 7
-    assert Prefilled(lm, tiny.prompts(20), 4).prefill_s == 7
+    assert DecodeSession(lm, tiny.prompts(20), 4).prefill_s == 7

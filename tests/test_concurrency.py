@@ -14,13 +14,14 @@ import torch
 from listed import untrained
 
 from longdraft import Sampler, build, generate
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM
 
 THREADS, ROUNDS, NEW = 4, 50, 12
 METHODS = {
     "plain": lambda t: None,
-    "vegas": lambda t: build("vegas", t, {"gamma": "4", "floor": "16"}),
+    "vegas": lambda t: build("vegas", t, {"gamma": "4", "min_budget": "16"}),
     "medusa": lambda t: untrained("medusa", t, {"widths": "4,2"}),
 }
 
@@ -60,9 +61,9 @@ def test_states_and_logits_of_a_pass_are_its_own():
 
     @torch.inference_mode()
     def states(tree: Tree) -> list[torch.Tensor]:
-        taps = Taps(hidden=(0, lm.config.num_hidden_layers))
-        logits = lm(tree, lm.new_cache(1, 64), taps=taps)
-        return [logits, *taps.states.values(), lm.head(taps.states[lm.config.num_hidden_layers])]
+        captured = Captures(CaptureSpec(hidden=(0, lm.config.num_hidden_layers)))
+        logits = lm(tree, lm.new_cache(1, 64), captured=captured)
+        return [logits, *captured.states.values(), lm.head(captured.states[lm.config.num_hidden_layers])]
 
     alone = [states(tree) for tree in chains]
     for _ in range(20):
@@ -81,7 +82,7 @@ def test_no_module_is_changed_while_it_is_used():
     before, seen = tables(), []
     hook = lm.hf.lm_head.register_forward_pre_hook(lambda *_: seen.append(tables()))
     try:
-        with lm.residuals(Taps(hidden=(1,))):
+        with lm.residuals(Captures(CaptureSpec(hidden=(1,)))):
             lm.head(torch.zeros(1, lm.config.hidden_size))
     finally:
         hook.remove()

@@ -13,7 +13,7 @@ from test_row_state import count_reads
 
 from longdraft import InputError, Stats, generate, match, row_seed, serve
 from longdraft.core.cache import KVCache
-from longdraft.drafters import Drafter, Pace
+from longdraft.drafters import AdaptiveDraft, Drafter
 
 LENGTHS = (70, 31, 9, 50, 1, 44, 12)
 NEW = 14
@@ -54,7 +54,7 @@ def test_every_method_in_places_that_change_hands(model, method):
 @pytest.mark.parametrize("model", ["gpt-oss", "qwen3"])
 def test_any_number_of_places(model, batch):
     eos = some_ends(model, "greedy")
-    for drafter in (None, Pace(BUILD["vegas"](tiny.target(model)))):
+    for drafter in (None, AdaptiveDraft(BUILD["vegas"](tiny.target(model)))):
         assert served(model, drafter, "greedy", batch, eos) == alone(model, "greedy", eos)
 
 
@@ -63,7 +63,7 @@ def test_rows_that_end_are_not_computed_on():
     seen, stats = [], Stats()
 
     class Watch(Drafter):
-        def grow(self, tree, seqs):
+        def grow(self, tree, seqs, limits):
             seen.append(len(tree.tokens))
             return tree
 

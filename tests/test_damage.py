@@ -11,8 +11,8 @@ import torch
 from place import SHORT
 
 from longdraft import Sampler
-from longdraft.drafters import Drafter, Pace, SelfDrafter
-from longdraft.engine.decode_session import Prefilled
+from longdraft.drafters import AdaptiveDraft, Drafter, SelfDrafter
+from longdraft.engine.decode_session import DecodeSession
 from longdraft.views import Full
 
 KEYS = "the prompt's keys and values"
@@ -26,7 +26,7 @@ FAULTS = {  # fault: (plant, what is said to have changed)
     "tokens": (broken.other_tokens, "the rows' tokens"),
 }
 each_fault = pytest.mark.parametrize("fault", FAULTS)
-COMPARED = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare", "-o", "floor=8")
+COMPARED = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--compare", "-o", "min_budget=8")
 
 
 @pytest.mark.parametrize("pace", ["on", "off"])
@@ -47,13 +47,13 @@ def test_a_difference_is_a_failure_where_passes_are_exact(cli, native, monkeypat
     """Elsewhere it may be a tie: the record says how close."""
     if not native:
         monkeypatch.setattr("longdraft.backends.native.fits", lambda *_: False)
-    decode = Prefilled.decode
+    decode = DecodeSession.decode
 
     def unverified(self, drafter=None, *args, **options):
         plain = drafter is None or type(drafter) is Drafter
         return decode(self, drafter, *args, **options, **({} if plain else {"verify": broken.unverified}))
 
-    monkeypatch.setattr(Prefilled, "decode", unverified)
+    monkeypatch.setattr(DecodeSession, "decode", unverified)
     status, out, _ = cli(*COMPARED, "-o", "pace=off", "--json")
     found = json.loads(out)
     assert found["equal"] is False and found["exact"] is native and status == (1 if native else 0)
@@ -68,13 +68,13 @@ def test_compare_says_so_in_words(cli, monkeypatch):
 def test_plain_decoding_is_over_before_the_method_runs(cli, monkeypatch):
     """Its text is that of a sound cache, though the fault comes with the very first thing that the method does."""
     good = json.loads(cli(*COMPARED, "--json")[1])
-    taken, decode = [], Prefilled.decode
+    taken, decode = [], DecodeSession.decode
 
     def watched(self, drafter=None, *args, **options):
         taken.append(drafter is None or type(drafter) is Drafter)
         yield from decode(self, drafter, *args, **options)
 
-    monkeypatch.setattr(Prefilled, "decode", watched)
+    monkeypatch.setattr(DecodeSession, "decode", watched)
     broken.zeroed_prompt(monkeypatch)
     found = json.loads(cli(*COMPARED, "--json")[1])
     assert taken == [True, True, False, False]  # each is warmed up before it is timed
@@ -110,9 +110,9 @@ def test_bench(cli, place, fault, monkeypatch, tmp_path):
 @torch.inference_mode()
 def test_what_was_not_changed_is_not_named():
     lm = tiny.target("llama")
-    runs = Prefilled(lm, tiny.prompts(40, 25), 16, Sampler(1.0), 3)
+    runs = DecodeSession(lm, tiny.prompts(40, 25), 16, Sampler(1.0), 3)
     runs.seal()
-    for drafter in (Drafter(), SelfDrafter(lm, Full(), [2, 2]), Pace(SelfDrafter(lm, Full(), [1] * 3))):
+    for drafter in (Drafter(), SelfDrafter(lm, Full(), [2, 2]), AdaptiveDraft(SelfDrafter(lm, Full(), [1] * 3))):
         runs.rows(drafter)
         assert runs.altered() is None
     runs.cache.read(1, 1)[1][0, 23, 5] += 1e-6  # the second row's last slot
@@ -122,7 +122,7 @@ def test_what_was_not_changed_is_not_named():
 @torch.inference_mode()
 def test_scratch_is_the_drafters_own():
     lm = tiny.target("llama")
-    runs = Prefilled(lm, tiny.prompts(40), 16)
+    runs = DecodeSession(lm, tiny.prompts(40), 16)
     runs.seal()
     runs.cache.read(1, 0)[1][:, 39:] = 7  # slots 0..38 are the prompt's; the root is not committed yet
     assert runs.altered() is None

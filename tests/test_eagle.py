@@ -15,13 +15,14 @@ from structure import ancestors, check_shape, close
 
 from longdraft import InputError, Sampler, build
 from longdraft.core.cache import KVCache
-from longdraft.drafters import Eagle, Pace
-from longdraft.drafters.eagle.drafter import chosen
-from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
-from longdraft.drafters.adaptive.cost_model import ANY
-from longdraft.drafters.adaptive.adaptive_draft import TAPPED
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
+from longdraft.drafters import AdaptiveDraft, Eagle
+from longdraft.drafters.adaptive.adaptive_draft import TAPPED
+from longdraft.drafters.adaptive.cost_model import ANY
+from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.eagle.drafter import chosen
+from longdraft.models.lm import LM
 
 KINDS = {"eagle2": random_eagle2, "eagle3": random_eagle3, "eagle3, 40 tokens": lambda t, s: random_eagle3(t, s, 40)}
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -30,9 +31,9 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 def features(lm: LM, block: EagleBlock, text: list[int]) -> torch.Tensor:
     """[1,N,d] of every token, from one pass over the text."""
     layers = block.tapped(lm.config.num_hidden_layers)
-    taps = Taps(hidden=tuple(sorted(set(layers))))
-    lm(Tree.chain(torch.tensor([text])), lm.new_cache(1, len(text)), taps=taps)
-    return block.feature(lm, [taps.states[n] for n in layers])
+    captured = Captures(CaptureSpec(hidden=tuple(sorted(set(layers)))))
+    lm(Tree.chain(torch.tensor([text])), lm.new_cache(1, len(text)), captured=captured)
+    return block.feature(lm, [captured.states[n] for n in layers])
 
 
 def run(
@@ -63,10 +64,10 @@ class Watched(Eagle):
                 close(self.output[b, 0], output[0, -1], 1e-4)
                 self.checked += 1
 
-    def grow(self, tree, seqs):
-        tree = super().grow(tree, seqs)
+    def grow(self, tree, seqs, limits):
+        tree = super().grow(tree, seqs, limits)
         check_shape(tree)
-        assert tree.size <= self.nodes and int(tree.depth.max()) <= min(self.levels + 1, max(seqs.room, 0))
+        assert tree.size <= self.nodes and int(tree.depth.max()) <= min(self.levels + 1, max(limits.depth, 0))
         return tree
 
 
@@ -84,10 +85,10 @@ def test_the_cache_is_recomputation_from_scratch(kind, reach):
 def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
     """Whatever it saw, before a draft the cache is what it is when every round is seen."""
     shapes = cycle([(0, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (2, ANY), (3, 2), (0, ANY), (TAPPED, ANY), (1, 1)])
-    monkeypatch.setattr(Pace, "_shape", lambda self: next(shapes))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: next(shapes))
     lm = tiny.target("llama")
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, 512)
-    check_lossless(lambda t: Pace(drafter), "llama", SAMPLERS["T=1"], (30,), 24)
+    check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 24)
     assert drafter.checked >= 10
 
 
@@ -131,9 +132,9 @@ def test_the_tree_is_that_of_a_slow_search(kind, sampler):
     block, seen = KINDS[kind](lm, 0), []
 
     class Compared(Eagle):
-        def grow(self, tree, seqs):
-            tree = super().grow(tree, seqs)
-            if seqs.room > 3 and not seen:
+        def grow(self, tree, seqs, limits):
+            tree = super().grow(tree, seqs, limits)
+            if limits.depth > 3 and not seen:
                 text = seqs.tokens[0, : int(seqs.length[0])].tolist()
                 want = slow_tree(lm, block, text, sampler, 4, 2, 14, seqs)
                 parents = tree.parent[0].tolist()

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from longdraft import InputError, Sampler, Stats, generate, reject
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import Tree
 from longdraft.drafters import Drafter, Glide, GlideDrafter, SelfDrafter, random_glide
 from longdraft.engine.generate import prefill
 from longdraft.methods import PARTS
 from longdraft.models.lm import LM
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
 from longdraft.views import Full, Guided
 
 SHAPES = ["llama", "qwen3", "gpt-oss", "llama-mqa", "llama-mha", "llama-6of3", "gemma3", "phi3"]
@@ -219,9 +219,9 @@ def test_a_guided_draft_reads_its_picks_and_what_came_after():
     generate(target, tiny.prompts(60), drafter, max_new_tokens=6)
     seqs = rows(target, tiny.prompts(60))
     view = drafter.policy.view(seqs.cache)
-    assert view.picks.shape[0] == 1 and set(view.layers) == {2}  # no other layer is ranked
+    assert view.indices.shape[0] == 1 and set(view.layers) == {2}  # no other layer is ranked
     k, v = seqs.cache.read(2, 0)
-    widths = {sum(s.k.shape[1] for s in view.segments(2, 0, k, v, m, None, k)) for m in (int(view.since[0]),)}
+    widths = {sum(s.k.shape[1] for s in view.segments(2, 0, k, v, m, None, k)) for m in (int(view.tail_start[0]),)}
     assert widths == {8}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longdraft.engine import generate as engine
 from longdraft.bench.shapes import random_model
-from longdraft.methods import vegas, vegas_tree
-from longdraft.models.lm import Taps
-from longdraft.ops.triton import self_check as trial
-from longdraft.ops import gumbel, noise, reference
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.engine import generate as engine
+from longdraft.methods import vegas, vegas_tree
+from longdraft.ops import gumbel, noise, reference
+from longdraft.ops.triton import self_check as trial
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -50,7 +50,10 @@ def test_noise_is_that_of_a_cpu():
     torch.testing.assert_close(found, noise.gumbel(seed, position, 5000), rtol=1e-5, atol=1e-5)
 
 
-DRAFTS = {"chain": lambda lm: vegas(lm, gamma=3, floor=64), "tree": lambda lm: vegas_tree(lm, "2,3,3", floor=64)}
+DRAFTS = {
+    "chain": lambda lm: vegas(lm, gamma=3, min_budget=64),
+    "tree": lambda lm: vegas_tree(lm, "2,3,3", min_budget=64),
+}
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -78,8 +81,8 @@ def test_replays_follow_their_inputs(lm):
         tree = Tree.chain(torch.arange(5 * i + 3, 5 * i + 8, device="cuda")[None])
         both = []
         for lm.graphs in (step, None):
-            taps = Taps("ends", "weights", hidden=(2,))
-            both.append((lm(tree, cache, taps=taps), taps.scores[1], taps.states[2]))
+            captured = Captures(CaptureSpec("ends", "weights", hidden=(2,)))
+            both.append((lm(tree, cache, captured=captured), captured.scores[1], captured.states[2]))
         lm.graphs = step
         for found, wanted in zip(*both, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)

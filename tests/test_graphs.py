@@ -8,12 +8,13 @@ import pytest
 import torch
 from tiny import stock, target
 
-from longdraft.backends import cuda_graphs as graphs
 from longdraft import ops
-from longdraft.models.lm import LM, Taps
-from longdraft.ops.triton import self_check as trial
-from longdraft.ops import noise
+from longdraft.backends import cuda_graphs as graphs
+from longdraft.core.capture import Captures
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM
+from longdraft.ops import noise
+from longdraft.ops.triton import self_check as trial
 
 
 class Recorder:
@@ -46,7 +47,7 @@ class Recorder:
         self.cache.length.fill_(length)
         tree = Tree.chain(torch.ones(1, nodes, dtype=torch.long))
         position = self.cache.length[:, None] + tree.depth
-        return self.step(tree, self.cache, 0, position, None, Taps())
+        return self.step(tree, self.cache, 0, position, None, Captures())
 
 
 def test_a_shape_runs_once_then_is_recorded_and_replayed(monkeypatch):

@@ -9,11 +9,19 @@ from checks import SAMPLERS, SEED, check_lossless
 from structure import check_shape, close
 
 from longdraft import InputError, Sampler, build, stream
-from longdraft.drafters import Heads, Medusa, Then
-from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian, fan, random_heads, random_medusa
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
+from longdraft.drafters import Heads, Medusa, Sequential
+from longdraft.drafters.heads.drafter import (
+    SPARSE,
+    ChainedHeads,
+    MedusaHeads,
+    add_product,
+    cartesian,
+    random_heads,
+    random_medusa,
+)
 from longdraft.views import Full, Guided, Partial
 
 
@@ -33,10 +41,10 @@ def rms(x, weight, eps):
 def test_the_head_is_the_models_own(model):
     """Soft caps, scaling and biases included; and the model is as it was."""
     lm = tiny.target(model)
-    taps = Taps(hidden=(lm.config.num_hidden_layers,))
+    captured = Captures(CaptureSpec(hidden=(lm.config.num_hidden_layers,)))
     tree = Tree.chain(torch.tensor([tiny.prompts(9)[0], tiny.prompts(9)[0][::-1]]))
-    want = lm(tree, lm.new_cache(2, 16), taps=taps)
-    close(lm.head(taps.states[lm.config.num_hidden_layers]), want)
+    want = lm(tree, lm.new_cache(2, 16), captured=captured)
+    close(lm.head(captured.states[lm.config.num_hidden_layers]), want)
     close(lm(tree, lm.new_cache(2, 16)), want)
 
 
@@ -88,7 +96,7 @@ def sequences(sampler: Sampler, limit: int = 9, lengths=(20, 7)) -> Sequences:
 def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
     """Recomputed node by node: the penalty counts the node's own path, the noise is that of its position."""
     seqs, logits = sequences(sampler), torch.randn(2, len(counts), 96, generator=torch.Generator().manual_seed(3)) * 3
-    tree = fan(Tree.root(seqs.last), logits, counts, seqs)
+    tree = add_product(Tree.root(seqs.last), logits, counts, seqs)
     assert tree.size == 1 + sum(map(sum, counts))
     check_shape(tree)
     for b in range(2):
@@ -109,7 +117,7 @@ def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_level_that_could_not_be_used(limit):
     seqs = sequences(Sampler(), limit)
-    tree = fan(Tree.root(seqs.last), torch.randn(2, 3, 96), cartesian([2, 2, 2]), seqs)
+    tree = add_product(Tree.root(seqs.last), torch.randn(2, 3, 96), cartesian([2, 2, 2]), seqs)
     assert int(tree.depth.max()) == limit - 1
 
 
@@ -119,10 +127,10 @@ class Watched(Medusa):
     def start(self, seqs):
         self.given = []
 
-    def grow(self, tree, seqs):
+    def grow(self, tree, seqs, limits):
         texts = [seqs.tokens[b, : int(n)].tolist() for b, n in enumerate(seqs.length)]
         self.given.append((texts, self._state.clone(), seqs.done.clone()))
-        return super().grow(tree, seqs)
+        return super().grow(tree, seqs, limits)
 
 
 @torch.inference_mode()
@@ -134,10 +142,10 @@ def test_medusa_reads_the_last_verified_token():
     layers = lm.config.num_hidden_layers
     for texts, states, done in drafter.given:
         for text, state, over in zip(texts, states, done.tolist(), strict=True):
-            taps = Taps(hidden=(layers,))
-            lm(Tree.chain(torch.tensor([text[:-1]])), lm.new_cache(1, 80), taps=taps)
+            captured = Captures(CaptureSpec(hidden=(layers,)))
+            lm(Tree.chain(torch.tensor([text[:-1]])), lm.new_cache(1, 80), captured=captured)
             if not over:
-                close(state, taps.states[layers][0, -1])
+                close(state, captured.states[layers][0, -1])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
@@ -152,11 +160,11 @@ def test_under_a_full_view_the_first_draft_is_the_targets_own(sampler):
 
 def test_heads_come_first():
     lm = tiny.target("llama")
-    twice = Then(*[Heads(lm, random_heads(lm, 0), Full(), [1, 1, 1, 1]) for _ in range(2)])
+    twice = Sequential(*[Heads(lm, random_heads(lm, 0), Full(), [1, 1, 1, 1]) for _ in range(2)])
     with pytest.raises(ValueError, match="put them first"):
         list(stream(lm, tiny.prompts(9), twice, max_new_tokens=9))
     with pytest.raises(ValueError, match="two drafters"):
-        Then(Heads(lm, random_heads(lm, 0), Guided(), [1] * 4), Medusa(lm, random_medusa(lm, 0)))
+        Sequential(Heads(lm, random_heads(lm, 0), Guided(), [1] * 4), Medusa(lm, random_medusa(lm, 0)))
 
 
 @pytest.mark.parametrize(
@@ -192,5 +200,5 @@ def test_a_penalty_reaches_into_the_tree():
     logits[..., 7], logits[..., 8] = 3.0, 2.9
     for sampler, below in ((Sampler(), 7), (Sampler(penalty=1.5), 8)):
         seqs = Sequences.of([[5], [5, 6]], 9, tiny.target("llama").new_cache(2, 4), sampler)
-        tree = fan(Tree.root(seqs.last), logits, cartesian([2, 1]), seqs)
+        tree = add_product(Tree.root(seqs.last), logits, cartesian([2, 1]), seqs)
         assert tree.tokens[:, 1:].tolist() == [[7, 8, below, 7]] * 2

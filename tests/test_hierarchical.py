@@ -11,13 +11,14 @@ from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance
 
 from longdraft import Stats
 from longdraft.core.cache import KVCache
-from longdraft.drafters import Drafter, Hierarchical, LMDrafter, SelfDrafter
-from longdraft.drafters.small_model.drafter import random_lm
-from longdraft.engine.generate import prefill, step
-from longdraft.models.lm import LM
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import match
+from longdraft.drafters import Drafter, Hierarchical, SelfDrafter, SmallModelDrafter
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.engine.generate import prefill, step
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided, Policy, SinkWindow
 
 LENGTHS = (70, 31, 1)
@@ -30,8 +31,8 @@ each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 each_model = pytest.mark.parametrize("model", ["llama", "gpt-oss", "mistral-window"])
 
 
-def small(target: LM, policy: Policy | None = None) -> LMDrafter:
-    return LMDrafter(random_lm(target, 1), policy or SinkWindow(2, 0.0, 8), [1, 1], target.vocab)
+def small(target: LM, policy: Policy | None = None) -> SmallModelDrafter:
+    return SmallModelDrafter(random_lm(target, 1), policy or SinkWindow(2, 0.0, 8), [1, 1], target.vocab)
 
 
 def begun(lm: LM, drafter: Drafter, sampler=SAMPLERS["T=1"], limit: int = 60, lengths=LENGTHS) -> Sequences:
@@ -90,7 +91,7 @@ def test_the_middle_level_is_lossless(model, sampler, policy):
         with torch.inference_mode():
             seqs = begun(lm, drafter, sampler)
             before = (seqs.length.clone(), seqs.tokens.clone(), seqs.cache.length.clone())
-            trees.append(drafter.grow(Tree.root(seqs.last), seqs))
+            trees.append(drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)))
         assert all(
             torch.equal(a, b) for a, b in zip(before, (seqs.length, seqs.tokens, seqs.cache.length), strict=True)
         )
@@ -112,8 +113,8 @@ def test_an_exact_drafter_saves_middle_passes():
         with torch.inference_mode():
             seqs = begun(lm, drafter, lengths=(40,))
             seen = []
-            inner.observe = lambda *a, seen=seen: seen.append(a)  # type: ignore[method-assign]
-            drafter.grow(Tree.root(seqs.last), seqs)
+            inner.update = lambda *a, seen=seen: seen.append(a)  # type: ignore[method-assign]
+            drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         passes.append(len(seen))
     assert passes == [6, 2]
 
@@ -126,7 +127,7 @@ def test_rows_end_apart():
         seqs = begun(lm, drafter)
         seqs.limit = torch.tensor([3, 40, 1])
         seqs.done = torch.tensor([False, False, True])
-        tree = drafter.grow(Tree.root(seqs.last), seqs)
+        tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     assert (tree.parent > -2).sum(1).tolist() == [1 + 1, 1 + 4, 1]  # a row's last token comes from verification
 
 
@@ -135,8 +136,8 @@ def test_the_middle_stops_at_an_end_token():
     drafter = Hierarchical(lm, Full(), small(lm), 6)
     with torch.inference_mode():
         seqs = begun(lm, drafter, lengths=(40,))
-        free = drafter.grow(Tree.root(seqs.last), seqs)
+        free = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         seqs.eos = [(int(free.tokens[0, 3]),)]
-        tree = drafter.grow(Tree.root(seqs.last), seqs)
+        tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     first = free.tokens[0, 1:].tolist().index(seqs.eos[0][0])
     assert tree.tokens[0].tolist() == free.tokens[0, : first + 2].tolist()

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from longdraft import InputError
-from longdraft.training import data
-from longdraft.training import hub
+from longdraft.training import data, hub
 
 
 def stand_in(monkeypatch, rows: list[dict]) -> list:

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from structure import close
 from transformers import DynamicCache
 
-from longdraft.drafters import importing as importers
-from longdraft.drafters import checkpoint as saved
 from longdraft import InputError, build, generate
-from longdraft.core.cache import KVCache
 from longdraft.cli import main
-from longdraft.models.loading import load
-from longdraft.methods.drafter_weights import PARTS
+from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
+from longdraft.drafters import checkpoint as saved
+from longdraft.drafters import importing as importers
+from longdraft.methods.drafter_weights import PARTS
+from longdraft.models.loading import load
 
 LM = tiny.target("llama")
 TEXT = tiny.prompts(23)[0]

@@ -10,8 +10,9 @@ import pytest
 import torch
 from checks import SAMPLERS, Toy, check_counts, check_law, remembering, run_toy, tables
 
-from longdraft.core import verify
 from longdraft import InputError, Sampler
+from longdraft.core import verify
+from longdraft.core.limits import DraftLimits
 from longdraft.drafters import Drafter
 from longdraft.ops import ACCEPT, DRAFT, RESIDUAL, gumbel, noise, row_seed, uniform
 
@@ -67,7 +68,7 @@ def test_shared_noise_couples_draft_and_target():
     for q in (p, (p + other) / 2, other):
         seqs, drafter = checks.toy_sequences(4000, 2, SAMPLERS["T=1"]), Toy(q[None], [1])
         drafter.start(seqs)
-        tree = drafter.grow(verify.Tree.root(seqs.last), seqs)
+        tree = drafter.grow(verify.Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         accepted = float((verify.match(tree, p[tree.tokens], seqs).count == 2).double().mean())
         d = float((p[0].softmax(-1) - q[0].softmax(-1)).abs().sum() / 2)
         assert accepted >= (1 - d) / (1 + d) - 5 * 0.5 / 4000**0.5  # five standard errors at the most

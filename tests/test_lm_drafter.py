@@ -11,14 +11,14 @@ import torch
 from checks import PENALTY, SAMPLERS, SEED, check_eos, check_full_acceptance, check_lossless, plain
 from structure import close
 
-from longdraft.methods import drafter_weights as parts
 from longdraft import InputError, Sampler, build, generate, reject, stream
-from longdraft.drafters import Drafter, LMDrafter, Lookup, Then
-from longdraft.drafters.small_model.drafter import random_lm
-from longdraft.engine.generate import prefill
-from longdraft.models.lm import LM
-from longdraft.drafters.step import play
 from longdraft.core.verify import match
+from longdraft.drafters import Drafter, Lookup, Sequential, SmallModelDrafter
+from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.drafters.step import speculative_step
+from longdraft.engine.generate import prefill
+from longdraft.methods import drafter_weights as parts
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, SinkWindow
 
 
@@ -32,12 +32,12 @@ def often_right() -> LM:
 
 
 CASES = {
-    "often right": lambda t: LMDrafter(often_right(), Full(), [1] * 2),
-    "often right tree": lambda t: LMDrafter(often_right(), Full(), [2, 2]),
-    "chain": lambda t: LMDrafter(t, Full(), [1] * 3),
-    "tree": lambda t: LMDrafter(t, Full(), [3, 4, 4]),
-    "random chain": lambda t: LMDrafter(random_lm(t, 1), Full(), [1] * 3),
-    "then lookup": lambda t: Then(LMDrafter(t, Full(), [2, 2]), Lookup(1, 3)),
+    "often right": lambda t: SmallModelDrafter(often_right(), Full(), [1] * 2),
+    "often right tree": lambda t: SmallModelDrafter(often_right(), Full(), [2, 2]),
+    "chain": lambda t: SmallModelDrafter(t, Full(), [1] * 3),
+    "tree": lambda t: SmallModelDrafter(t, Full(), [3, 4, 4]),
+    "random chain": lambda t: SmallModelDrafter(random_lm(t, 1), Full(), [1] * 3),
+    "then lookup": lambda t: Sequential(SmallModelDrafter(t, Full(), [2, 2]), Lookup(1, 3)),
 }
 
 
@@ -47,12 +47,12 @@ CASES = {
 def test_its_cache_is_that_of_the_committed_text(case, sampler):
     """After every round, for rows of unequal length and rows that have ended; a full view, so a prefill says what."""
     target, drafter = tiny.target("llama"), CASES[case](tiny.target("llama"))
-    lm = next(d for d in getattr(drafter, "parts", [drafter]) if isinstance(d, LMDrafter))
+    lm = next(d for d in getattr(drafter, "parts", [drafter]) if isinstance(d, SmallModelDrafter))
     lengths = (40, 1, 23)
     eos = (plain("llama", sampler, lengths, 16)[1][5],)
     seqs = prefill(target, tiny.prompts(*lengths), 16, sampler, SEED, eos)
     drafter.start(seqs)
-    play(target, drafter, seqs, draft=False)
+    speculative_step(target, drafter, seqs, draft=False)
     drafter.ready(seqs)
     uneven = False
     while not bool(seqs.done.all()):
@@ -66,7 +66,7 @@ def test_its_cache_is_that_of_the_committed_text(case, sampler):
             for layer in want.layers:
                 for mine, theirs in zip(lm.cache.read(layer, b), want.read(layer, 0), strict=True):
                     close(mine[:, :n], theirs[:, :n])
-        play(target, drafter, seqs)
+        speculative_step(target, drafter, seqs)
     assert uneven or not case.startswith("often")
 
 
@@ -95,7 +95,7 @@ def test_a_round_costs_one_pass_a_draft(share):
     target, gamma = tiny.target("llama"), 4
     small = Counted(tiny.stock("llama")) if share else Counted(random_lm(target, 1).hf)
     steps = []
-    for _ in match_steps(target, LMDrafter(small, Full(), [1] * gamma), steps, new=30):
+    for _ in match_steps(target, SmallModelDrafter(small, Full(), [1] * gamma), steps, new=30):
         pass
     small.passes -= 1  # its prefill, one chunk
     drafted = [n for n in steps[1:] if n]
@@ -116,13 +116,13 @@ def match_steps(target, drafter, sizes, new):
 @pytest.mark.parametrize("model", tiny.MAIN)
 @pytest.mark.parametrize("rows", [(70,), (1,), (2, 1, 60)], ids=str)
 def test_the_target_as_its_own_small_model_is_always_right(model, rows):
-    build_it = lambda t: LMDrafter(t, Full(), [1] * 5)  # noqa: E731
+    build_it = lambda t: SmallModelDrafter(t, Full(), [1] * 5)  # noqa: E731
     for sampler in (SAMPLERS["greedy"], PENALTY):
         check_full_acceptance(build_it, 5, model, sampler, rows)
 
 
 def test_a_prompt_within_the_budget_is_seen_whole():
-    check_full_acceptance(lambda t: LMDrafter(t, Chunks(72), [1] * 5), 5, lengths=(70, 1, 31))
+    check_full_acceptance(lambda t: SmallModelDrafter(t, Chunks(72), [1] * 5), 5, lengths=(70, 1, 31))
 
 
 def test_an_end_token_inside_an_accepted_branch():
@@ -152,7 +152,9 @@ def test_a_padded_vocabulary_is_cut(sampler):
 def test_tokens_unknown_to_the_small_model(sampler, widths):
     policy = Chunks(40, every=2)
     assert max(map(max, tiny.prompts(70, 31))) >= 88
-    stats = check_lossless(lambda t: LMDrafter(resized(88), policy, widths, t.vocab), "llama", sampler, (70, 31))
+    stats = check_lossless(
+        lambda t: SmallModelDrafter(resized(88), policy, widths, t.vocab), "llama", sampler, (70, 31)
+    )
     assert sum(stats.accepted) > 0
 
 
@@ -160,7 +162,7 @@ def test_tokens_unknown_to_the_small_model(sampler, widths):
 @pytest.mark.parametrize("widths", [[1] * 3, [2, 200]], ids=str)
 def test_reject_with_another_padding(vocab, widths):
     """A level wider than the small model's vocabulary reaches tokens that it cannot draw."""
-    lm, drafter = tiny.target("llama"), lambda: LMDrafter(resized(vocab), Full(), widths, 96)
+    lm, drafter = tiny.target("llama"), lambda: SmallModelDrafter(resized(vocab), Full(), widths, 96)
     greedy = generate(lm, tiny.prompts(70, 31), drafter(), max_new_tokens=12, verify=reject)
     assert greedy == plain("llama", Sampler(), (70, 31), 12)
     rows = generate(lm, tiny.prompts(70, 31), drafter(), max_new_tokens=12, verify=reject, sampler=PENALTY)
@@ -204,13 +206,13 @@ def short_sighted(positions: int, model: str = "llama") -> LM:
 @pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss", "glm4"])
 def test_positions_beyond_its_own_are_the_true_ones(model):
     """Rotations give any position: a drafter of 32 positions draws at 70 what the target draws there."""
-    check_full_acceptance(lambda t: LMDrafter(short_sighted(32, model), Full(), [1] * 5), 5, model)
+    check_full_acceptance(lambda t: SmallModelDrafter(short_sighted(32, model), Full(), [1] * 5), 5, model)
 
 
 def test_positions_it_cannot_have_do_not_stop_it():
     small = short_sighted(32)
     small.reach = 32  # as of a model with a table of positions
-    check_lossless(lambda t: LMDrafter(small, SinkWindow(4, 0.07, 16), [1] * 4), "llama", lengths=(70, 20))
+    check_lossless(lambda t: SmallModelDrafter(small, SinkWindow(4, 0.07, 16), [1] * 4), "llama", lengths=(70, 20))
 
 
 def test_a_rotation_that_changes_with_the_length_is_not_extended():
@@ -268,11 +270,11 @@ def test_bad_options(case):
 @torch.inference_mode()
 def test_a_round_without_a_draft_does_not_commit_the_last_ones_nodes():
     """Such rounds are observed too (Pace, and rows that enter beside it); the scratch is of the round before."""
-    target, drafter = tiny.target("llama"), LMDrafter(often_right(), Full(), [1] * 3)
+    target, drafter = tiny.target("llama"), SmallModelDrafter(often_right(), Full(), [1] * 3)
     seqs = prefill(target, tiny.prompts(40), 40, Sampler(), SEED, ())
     drafter.start(seqs)
     for n in range(12):
-        play(target, drafter, seqs, draft=n % 2 == 1)
+        speculative_step(target, drafter, seqs, draft=n % 2 == 1)
         cached = int(drafter.cache.length[0])
         fresh = drafter.small.new_cache(1, 128)
         drafter.small.prefill(seqs.tokens[0, :cached].tolist(), fresh)

@@ -30,7 +30,7 @@ def test_options_reach_the_drafter():
     for method, options in (
         ("longspec", {"window": "-1"}),
         ("longspec-chain", {"gamma": "0"}),
-        ("longspec-guided", {"floor": "0"}),
+        ("longspec-guided", {"min_budget": "0"}),
     ):
         with pytest.raises(InputError, match="or more"):
             build(method, target, options, block)

@@ -10,7 +10,7 @@ from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance, check_lossles
 from listed import BUILD, FROM_TEXT, ROWS, each_method, each_model, each_rows, each_sampler
 
 from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
-from longdraft.drafters import Drafter, LMDrafter, Lookup, Oracle, SelfDrafter
+from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
 from longdraft.views import Chunks, Full, Guided, RandomPicks, Recents, SinkWindow, SnapKV
 
 
@@ -63,13 +63,15 @@ def test_a_row_does_not_know_its_neighbours(model, sampler, method):
 
 
 FULL_BUDGET = {
-    "vegas": lambda t: build("vegas", t, {"gamma": "5", "floor": "999"}),
-    "vegas by share": lambda t: build("vegas", t, {"gamma": "5", "ratio": "1.0", "floor": "1", "score": "weights"}),
-    "magicdec-stream": lambda t: build("magicdec-stream", t, {"gamma": "5", "floor": "999"}),
-    "no sink": lambda t: build("magicdec-stream", t, {"gamma": "5", "floor": "999", "sink": "0"}),
-    "random-picks": lambda t: build("random-picks", t, {"gamma": "5", "floor": "999"}),
-    "recents": lambda t: build("recents", t, {"gamma": "5", "floor": "999"}),
-    "magicdec-snapkv": lambda t: build("magicdec-snapkv", t, {"gamma": "5", "floor": "999"}),
+    "vegas": lambda t: build("vegas", t, {"gamma": "5", "min_budget": "999"}),
+    "vegas by share": lambda t: build(
+        "vegas", t, {"gamma": "5", "keep_ratio": "1.0", "min_budget": "1", "score": "weights"}
+    ),
+    "magicdec-stream": lambda t: build("magicdec-stream", t, {"gamma": "5", "min_budget": "999"}),
+    "no sink": lambda t: build("magicdec-stream", t, {"gamma": "5", "min_budget": "999", "sink": "0"}),
+    "random-picks": lambda t: build("random-picks", t, {"gamma": "5", "min_budget": "999"}),
+    "recents": lambda t: build("recents", t, {"gamma": "5", "min_budget": "999"}),
+    "magicdec-snapkv": lambda t: build("magicdec-snapkv", t, {"gamma": "5", "min_budget": "999"}),
     "sd by itself": lambda t: build("sd", t, {"gamma": "5"}, t),
     "budgetdraft by itself": lambda t: build("budgetdraft", t, {"gamma": "5", "budget": "999"}, t),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 5),
@@ -150,8 +152,8 @@ REJECTING = {
     "random-picks": lambda t: SelfDrafter(t, RandomPicks(0.07, 16), [2, 4]),
     "recents": lambda t: SelfDrafter(t, Recents(0.07, 16), [1, 1]),
     "snapkv": lambda t: SelfDrafter(t, SnapKV(0.07, 16), [1] * 4),
-    "budgetdraft": lambda t: LMDrafter(t, Chunks(40), [1] * 4),
-    "budgetdraft tree": lambda t: LMDrafter(t, Chunks(40), [2, 4]),
+    "budgetdraft": lambda t: SmallModelDrafter(t, Chunks(40), [1] * 4),
+    "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40), [2, 4]),
 }
 
 

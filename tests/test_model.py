@@ -12,11 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedTokenizerFast
 
 import longdraft
-from longdraft.models import loading
 from longdraft import InputError, Sampler, build, generate
 from longdraft.backends.architecture import windows_of
-from longdraft.models.lm import LM, NAME, Taps, _attention
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.models import loading
+from longdraft.models.lm import LM, NAME, _attention
 
 SMALL = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -65,14 +66,14 @@ def test_tapped_weights_are_stock_attention_weights(model, rows, split):
     cache, chain = lm.new_cache(2, 64), Tree.chain(torch.tensor([[5, 17, 33], [8, 9, 10]]))
     for b, prompt in enumerate(prompts):
         lm.prefill(prompt, cache.row(b))
-    taps = Taps(rows, "weights", split)
-    lm(chain, cache, taps=taps)
-    assert taps.covered.tolist() == [41, 28]  # the root's slot included
-    assert sorted(taps.scores) == [i for i in range(lm.config.num_hidden_layers) if i not in lm.windows]
+    captured = Captures(CaptureSpec(rows, "weights", split))
+    lm(chain, cache, captured=captured)
+    assert captured.covered.tolist() == [41, 28]  # the root's slot included
+    assert sorted(captured.scores) == [i for i in range(lm.config.num_hidden_layers) if i not in lm.windows]
     for b, prompt in enumerate(prompts):
         ids, n = torch.tensor([prompt + chain.tokens[b].tolist()]), len(prompt)
         weights = eager(input_ids=ids, output_attentions=True, use_cache=False).attentions
-        for layer, scores in taps.scores.items():
+        for layer, scores in captured.scores.items():
             want = weights[layer][0][:, [n + i for i in KEPT[rows]], : n + 1]  # [H,R,S]
             want = want.view(2 if split else 1, -1, *want.shape[1:]).mean(1).transpose(0, 1)
             close(scores[b, ..., : n + 1], want)
@@ -89,8 +90,8 @@ def test_tapped_logits_are_what_softmax_takes(torch_only):
     lm.native = None if torch_only else lm.native
     cache, root = lm.new_cache(1, 64), Tree.root(torch.tensor([5]))
     lm.prefill(tiny.prompts(30)[0], cache)
-    logits, weights = Taps("last", "logits"), Taps("last", "weights")
-    lm(root, cache, taps=logits), lm(root, cache, taps=weights)
+    logits, weights = Captures(CaptureSpec("last", "logits")), Captures(CaptureSpec("last", "weights"))
+    lm(root, cache, captured=logits), lm(root, cache, captured=weights)
     for layer in range(3):
         close(weights.scores[layer], logits.scores[layer].softmax(-1))
         assert float(logits.scores[layer].std()) > 0
@@ -100,13 +101,13 @@ def test_tapped_logits_are_what_softmax_takes(torch_only):
 @pytest.mark.parametrize("model", ["qwen3", "qwen3-torch", "gpt-oss"])
 def test_tapped_states_are_stock_hidden_states(model):
     lm, eager, prompt = tiny.target(model), tiny.eager(model), tiny.prompts(30)[0]
-    cache, taps = lm.new_cache(1, 64), Taps(hidden=(0, 2))
+    cache, captured = lm.new_cache(1, 64), Captures(CaptureSpec(hidden=(0, 2)))
     lm.prefill(prompt, cache)
     chain = Tree.chain(torch.tensor([[5, 17, 33]]))
-    lm(chain, cache, taps=taps)
+    lm(chain, cache, captured=captured)
     want = eager(input_ids=torch.tensor([[*prompt, 5, 17, 33]]), output_hidden_states=True, use_cache=False)
     for i in (0, 2):
-        close(taps.states[i], want.hidden_states[i][:, 30:])
+        close(captured.states[i], want.hidden_states[i][:, 30:])
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def test_a_saved_model_loads_and_says_the_same(name, folder):
     assert lm.dtype == torch.float32 and len(prompt) == 15
     options = {"max_new_tokens": 8, "sampler": Sampler(temperature=1.0)}
     want = generate(tiny.target(name), [prompt], **options)
-    assert generate(lm, [prompt], build("vegas", lm, {"floor": "4"}), **options) == want
+    assert generate(lm, [prompt], build("vegas", lm, {"min_budget": "4"}), **options) == want
     assert isinstance(words.decode(want[0]), str)
 
 

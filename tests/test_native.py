@@ -7,13 +7,14 @@ import tiny
 import torch
 
 from longdraft import Sampler, Stats, load, match
+from longdraft.backends.native import NativeBackend, fits
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import PAD, Tree
 from longdraft.drafters import GlideDrafter, random_glide
 from longdraft.drafters.glide.drafter import Ring
 from longdraft.engine.generate import prefill, step
-from longdraft.backends.native import NativeStep, fits
-from longdraft.models.lm import LM, Taps
+from longdraft.models.lm import LM
 from longdraft.ops import native, noise
-from longdraft.core.tree import PAD, Tree
 from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -50,13 +51,13 @@ def test_equals_transformers(name, policy, of):
         cache = lm.new_cache(3, 160)
         for b, p in enumerate(prompts):
             lm.prefill(p[:-1], cache.row(b))
-        taps = Taps(rows="ends", of=of)
+        captured = Captures(CaptureSpec(rows="ends", of=of))
         tree = bushy(Tree.root(torch.tensor([p[-1] for p in prompts])))
-        full = lm(tree, cache, taps=taps)
+        full = lm(tree, cache, captured=captured)
         if policy is None:
-            return full[0, :6], full[1:], [taps.scores[i] for i in sorted(taps.scores)]
+            return full[0, :6], full[1:], [captured.scores[i] for i in sorted(captured.scores)]
         if isinstance(policy, Guided):
-            policy.update(cache, taps)
+            policy.update(cache, captured)
         view = policy.view(cache)
         first = lm(Tree.root(tree.tokens[:, 0]), cache, 0, view)
         rest = lm(tree, cache, 1, view)
@@ -107,9 +108,9 @@ def test_taps_equal_transformers(name, split, rows):
         cache = lm.new_cache(2, 160)
         for b, p in enumerate(prompts):
             lm.prefill(p, cache.row(b))
-        taps = Taps(rows=rows, of="weights", split=split, hidden=(0, 1, 3))
-        lm(Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]])), cache, taps=taps)
-        return dict(taps.scores), taps.states
+        captured = Captures(CaptureSpec(rows=rows, of="weights", split=split, hidden=(0, 1, 3)))
+        lm(Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]])), cache, captured=captured)
+        return dict(captured.scores), captured.states
 
     (fast, states), (slow, wanted) = both_ways(lm, run)
     torch.testing.assert_close(fast, slow, rtol=1 / 256 if rows == "mean" and not split else 1e-4, atol=1e-5)
@@ -128,9 +129,9 @@ def test_every_build_is_right_in_bfloat16():
             kept, lm.native = lm.native, None if by_transformers else lm.native
             cache = lm.new_cache(1, 1200)
             lm.prefill(prompt, cache)
-            taps = Taps(rows="mean", of="weights")
-            logits = lm(Tree.chain(drafted), cache, taps=taps)
-            found.append([logits.float(), torch.stack(list(taps.scores.values())).float()])
+            captured = Captures(CaptureSpec(rows="mean", of="weights"))
+            logits = lm(Tree.chain(drafted), cache, captured=captured)
+            found.append([logits.float(), torch.stack(list(captured.scores.values())).float()])
             lm.native = kept
         for truth, theirs, ours in zip(*found, strict=True):
             assert (ours - truth).abs().mean() <= 1.5 * (theirs - truth).abs().mean()
@@ -236,10 +237,10 @@ def test_hooks_that_only_record_leave_a_model_as_it_is():
 def test_a_wrong_weight_shows():
     """The comparison above can fail: a native step over other weights differs."""
     lm = tiny.target("llama")
-    other = NativeStep(tiny.stock("llama", seed=1), {})
+    other = NativeBackend(tiny.stock("llama", seed=1), {})
     cache = lm.new_cache(1, 40)
     tree, at = Tree.root(torch.tensor([5])), torch.zeros(1, 1, dtype=torch.long)
-    assert not torch.allclose(lm(tree, cache), other(tree, cache, 0, at, None, Taps()), atol=1e-2)
+    assert not torch.allclose(lm(tree, cache), other(tree, cache, 0, at, None, Captures()), atol=1e-2)
 
 
 def test_uniform_numbers_are_the_same_bits():
@@ -264,19 +265,19 @@ def test_a_block_equals_torch(name, view):
     assert both.native is not None
     both.start(seqs)
     for _ in range(3):
-        taps = both.wants()
-        lm(Tree.root(seqs.last), seqs.cache, taps=taps)
-        both.policy.update(seqs.cache, taps)
+        captured = Captures(both.captures())
+        lm(Tree.root(seqs.last), seqs.cache, captured=captured)
+        both.policy.update(seqs.cache, captured)
         both.ring.refresh(seqs.tokens, seqs.length - 1)
-        picked, tree = both.policy.view(seqs.cache), bushy(Tree.root(seqs.last))
+        selected, tree = both.policy.view(seqs.cache), bushy(Tree.root(seqs.last))
         for start in (0, 1, 4):
             part = Tree(
                 *(x[:, : start + 3] for x in (tree.tokens, tree.parent, tree.depth)),
                 tree.mask[:, : start + 3, : start + 3],
             )
-            fast = both.logits(part, start, seqs, picked)
+            fast = both.logits(part, start, seqs, selected)
             kept, both.native = both.native, None
-            slow = both.logits(part, start, seqs, picked)
+            slow = both.logits(part, start, seqs, selected)
             both.native = kept
             torch.testing.assert_close(fast, slow.float(), rtol=1e-4, atol=1e-4)
         step(lm, both, seqs, match, Stats())

@@ -15,11 +15,12 @@ import torch
 from test_native import bushy
 
 from longdraft import Sampler, Stats
-from longdraft.drafters import Drafter, SelfDrafter
 from longdraft.backends.native import Draws, chain
-from longdraft.models.lm import LM, Taps
-from longdraft.engine.decode_session import Prefilled
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.drafters import Drafter, SelfDrafter
+from longdraft.engine.decode_session import DecodeSession
+from longdraft.models.lm import LM
 from longdraft.views import Guided, SinkWindow, View
 
 pytestmark = pytest.mark.usefixtures("build")  # each build in turn
@@ -65,8 +66,8 @@ def test_a_pass(model, dtype):
         found = []
         for tree in (root, bushy(root), wide):
             for rows, of, split in (("all", "logits", True), ("mean", "weights", False), ("mean", "weights", True)):
-                taps = Taps(rows=rows, of=of, split=split, hidden=(0, 2))
-                found += [lm(tree, cache, taps=taps), *taps.scores.values(), *taps.states.values()]
+                captured = Captures(CaptureSpec(rows=rows, of=of, split=split, hidden=(0, 2)))
+                found += [lm(tree, cache, captured=captured), *captured.scores.values(), *captured.states.values()]
             found.append(lm(tree, cache, view=SinkWindow(4, 0.07, 16).view(cache)))
             ends = [(b, n, n + tree.size) for b, n in enumerate(cache.length.tolist())]
             found += [x[:, n:end].clone() for i in cache.layers for b, n, end in ends for x in cache.read(i, b)]
@@ -104,7 +105,7 @@ def test_a_drafted_chain(model, dtype):
 def test_speculation_with_two_threads_is_plain_decoding_with_one(dtype):
     """What is drafted and accepted is the same too."""
     lm = lm_of("qwen3", dtype)
-    runs = Prefilled(lm, tiny.prompts(200, 90), 24, Sampler(1.0), 3)
+    runs = DecodeSession(lm, tiny.prompts(200, 90), 24, Sampler(1.0), 3)
     found = []
     for count in (1, 2):
         with threads(count):

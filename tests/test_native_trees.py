@@ -7,9 +7,10 @@ import tiny
 import torch
 from torch import Tensor
 
-from longdraft.models.lm import LM, Taps
-from longdraft.ops import native
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
+from longdraft.models.lm import LM
+from longdraft.ops import native
 from longdraft.views import View
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -37,17 +38,17 @@ def in_the_tree_and_alone(lm: LM, prompt: list[int], tree: Tree, view: View | No
     """Each node's logits and its scores of the committed text, in the tree and at the end of its own path alone."""
     cache = lm.new_cache(1, 64)
     lm.prefill(prompt, cache)
-    taps = Taps(rows="all", of="weights")
-    logits = lm(tree, cache, view=view, taps=taps)
+    captured = Captures(CaptureSpec(rows="all", of="weights"))
+    logits = lm(tree, cache, view=view, captured=captured)
 
-    def row(found: Tensor, taps: Taps, n: int) -> list[Tensor]:
-        return [found[0, n], *(taps.scores[i][0, n] for i in sorted(taps.scores))]
+    def row(found: Tensor, captured: Captures, n: int) -> list[Tensor]:
+        return [found[0, n], *(captured.scores[i][0, n] for i in sorted(captured.scores))]
 
     together, alone = [], []
     for path in paths(tree):
-        single = Taps(rows="last", of="weights")
-        chain = lm(Tree.chain(tree.tokens[:, path]), cache, taps=single)
-        together.append(row(logits, taps, path[-1]))
+        single = Captures(CaptureSpec(rows="last", of="weights"))
+        chain = lm(Tree.chain(tree.tokens[:, path]), cache, captured=single)
+        together.append(row(logits, captured, path[-1]))
         alone.append([chain[0, -1], *(single.scores[i][0, 0] for i in sorted(single.scores))])
     return together, alone
 

@@ -9,18 +9,19 @@ import torch
 from structure import close
 
 from longdraft.core.cache import KVCache
-from longdraft.drafters import GlideDrafter, random_glide
-from longdraft.models.lm import LM, Taps
-from longdraft.methods.drafter_weights import PARTS
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
-from longdraft.drafters.small_model import objective as budget
-from longdraft.drafters.glide import objective as glide
+from longdraft.core.tree import Tree
+from longdraft.drafters import GlideDrafter, random_glide
 from longdraft.drafters.eagle.objective import EagleObjective
-from longdraft.training.frozen import Frozen, implied_length
+from longdraft.drafters.glide import objective as glide
 from longdraft.drafters.glide.objective import GlideObjective, banded
 from longdraft.drafters.heads.objective import HeadsObjective, chained, medusa
-from longdraft.core.tree import Tree
+from longdraft.drafters.small_model import objective as budget
+from longdraft.methods.drafter_weights import PARTS
+from longdraft.models.lm import LM
+from longdraft.training.frozen import Frozen, implied_length
 from longdraft.views import Chunks
 
 SIZE, ROOT = 60, 50
@@ -35,15 +36,15 @@ def row(seed: int = 3, size: int = SIZE) -> torch.Tensor:
 def test_a_frozen_target_gives_what_its_cache_and_taps_hold(model):
     lm, tokens = tiny.target(model), row()
     last = lm.config.num_hidden_layers
-    cache, taps = lm.new_cache(1, SIZE), Taps(hidden=(1, last))
-    logits = lm(Tree.chain(tokens), cache, taps=taps)
+    cache, captured = lm.new_cache(1, SIZE), Captures(CaptureSpec(hidden=(1, last)))
+    logits = lm(Tree.chain(tokens), cache, captured=captured)
     frozen = Frozen(lm)
     for layer in range(last):
         seen = frozen.read(tokens, None, [1, last], layer)
         for mine, theirs in zip((seen.keys, seen.values), cache.read(layer, 0), strict=True):
             close(mine[0], theirs[:, :SIZE])
     for n in (1, last):
-        close(seen.states[n], taps.states[n])
+        close(seen.states[n], captured.states[n])
     assert frozen.says(seen.states[last]).tolist() == logits.argmax(-1).tolist()
     close(lm(Tree.chain(tokens), cache), logits)  # its attention is ours again
 

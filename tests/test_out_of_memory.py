@@ -11,12 +11,13 @@ import tiny
 import torch
 
 from longdraft import Sampler
+from longdraft.backends.native import Draws
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import Tree
 from longdraft.drafters import GlideDrafter, SelfDrafter, random_glide
 from longdraft.engine.generate import generate
-from longdraft.backends.native import Draws
-from longdraft.models.lm import LM, Taps
+from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose, native
-from longdraft.core.tree import Tree
 from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -60,13 +61,13 @@ def test_whichever_request_of_a_pass_fails(build, dtype):
     tree = tree.grow(torch.zeros(1, 3, dtype=torch.long), torch.tensor([[6, 7, 8]])).grow(
         torch.tensor([[1, 2, 3]]), torch.tensor([[9, 9, 9]])
     )
-    wanted = lm(tree, cache, taps=Taps(rows="all", of="weights")).clone()
+    wanted = lm(tree, cache, captured=Captures(CaptureSpec(rows="all", of="weights"))).clone()
     for rows, of in (("all", "weights"), ("mean", "weights"), (None, "logits")):
         lm.native = type(lm.native)(lm.hf, lm.windows)  # with no room at all
-        taps = Taps(rows=rows, of=of, hidden=(0, 3))
-        failed = failing_each_in_turn(lm.native.lib, lambda taps=taps: lm(tree, cache, taps=taps))
+        captured = Captures(CaptureSpec(rows=rows, of=of, hidden=(0, 3)))
+        failed = failing_each_in_turn(lm.native.lib, lambda captured=captured: lm(tree, cache, captured=captured))
         assert failed >= (11 if rows else 10)
-        assert torch.equal(lm(tree, cache, taps=taps), wanted)
+        assert torch.equal(lm(tree, cache, captured=captured), wanted)
 
 
 @torch.inference_mode()
@@ -128,7 +129,8 @@ def test_generation_fails_in_python_and_then_goes_on(make):
 LIMITED = """
 import resource, sys, torch
 import tiny
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import CaptureSpec, Captures
+from longdraft.models.lm import LM
 from longdraft.core.tree import Tree
 
 torch.set_num_threads(2)
@@ -146,7 +148,7 @@ with torch.inference_mode():
     held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + (20 << 20), resource.RLIM_INFINITY))
     try:
-        step(wide, taps=Taps(rows="mean", of="weights"))
+        step(wide, taps=Captures(CaptureSpec(rows="mean", of="weights")))
         print("it was enough")
     except MemoryError:
         print("MemoryError")
@@ -193,13 +195,13 @@ def test_partial_results_are_held_a_part_at_a_time(rows, of, split):
     lm, B, W = LM(tiny.stock("llama"), "llama"), 12, 96
     cache = long_text(lm, B, 6000)
     tree = Tree.chain(torch.randint(3, 96, (B, W), generator=torch.Generator().manual_seed(0)))
-    taps = Taps(rows=rows, of=of, split=split, only=1)
-    logits = lm(tree, cache, taps=taps)
+    captured = Captures(CaptureSpec(rows=rows, of=of, split=split, only=1))
+    logits = lm(tree, cache, captured=captured)
     assert held(lm) <= KEPT
     for b in (0, 5, 11):
-        alone, single = Taps(rows=rows, of=of, split=split, only=1), Tree.chain(tree.tokens[b : b + 1])
-        assert torch.equal(lm(single, cache.row(b), taps=alone)[0], logits[b])
-        assert torch.equal(alone.scores[1][0], taps.scores[1][b])
+        alone, single = Captures(CaptureSpec(rows=rows, of=of, split=split, only=1)), Tree.chain(tree.tokens[b : b + 1])
+        assert torch.equal(lm(single, cache.row(b), captured=alone)[0], logits[b])
+        assert torch.equal(alone.scores[1][0], captured.scores[1][b])
 
 
 @torch.inference_mode()
@@ -208,8 +210,8 @@ def test_a_pass_of_many_rows_over_a_long_text_is_within_bounds():
     lm, B, W = LM(tiny.stock("llama"), "llama"), 8, 69
     cache = long_text(lm, B, 65_000)
     tree = Tree.chain(torch.randint(3, 96, (B, W), generator=torch.Generator().manual_seed(0)))
-    taps = Taps(rows="mean", of="weights", only=1)
-    together = lm(tree, cache, taps=taps)
+    captured = Captures(CaptureSpec(rows="mean", of="weights", only=1))
+    together = lm(tree, cache, captured=captured)
     assert 0 < held(lm) <= KEPT
     alone = lm(Tree.chain(tree.tokens[3:4]), cache.row(3))
     assert torch.equal(alone[0], together[3])

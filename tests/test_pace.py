@@ -9,12 +9,12 @@ from checks import SAMPLERS, SEED, check_lossless, plain
 from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
-from longdraft.drafters import Auto, Drafter, Pace
-from longdraft.drafters.costs import Measured
-from longdraft.drafters.adaptive.cost_model import ANY, WIDTHS, Ledger, ranks
-from longdraft.drafters.adaptive.adaptive_draft import EARLY, LATE, LONG, SHORT, TAPPED
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters import AdaptiveDraft, Auto, Drafter
+from longdraft.drafters.adaptive.adaptive_draft import EARLY, LATE, LONG, SHORT, TAPPED
+from longdraft.drafters.adaptive.cost_model import ANY, WIDTHS, CostModel, ranks
+from longdraft.drafters.costs import Measured
 
 PLAIN = 10.0  # seconds of a step without drafts
 NEW = 400
@@ -27,12 +27,12 @@ class Prophet(Drafter):
         self.rows, self.gamma, self.good = rows, gamma, good
         self.round, self.tapped, self.depths = 0, 0, []
 
-    def wants(self):
+    def captures(self):
         self.tapped += 1
-        return super().wants()
+        return super().captures()
 
-    def grow(self, tree, seqs):
-        for d in range(min(self.gamma, seqs.room)):
+    def grow(self, tree, seqs, limits):
+        for d in range(min(self.gamma, limits.depth)):
             n = int(seqs.length[0] - seqs.prompt[0]) + d
             right = self.rows[0][n] if n < len(self.rows[0]) else 0
             token = right if d < self.good(self.round) else (right + 1) % 96
@@ -58,7 +58,7 @@ def run(good, each: float, gamma: int = 7) -> tuple[float, Prophet]:
     """-> seconds by the clock over those of plain decoding, and what was drafted; costs as stated."""
     [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
     inner, clock = Prophet([row], gamma, good), Clock(each)
-    clock.pace = Pace(inner, Measured(clock))
+    clock.pace = AdaptiveDraft(inner, Measured(clock))
     stats = Stats()
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.pace, **options) == [row]
@@ -91,13 +91,13 @@ def test_it_wakes_when_drafts_become_good():
 
 def test_a_pace_that_never_sleeps_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
-    monkeypatch.setattr(Pace, "_shape", lambda self: (7, ANY))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (7, ANY))
     with pytest.raises(AssertionError):
         test_text_that_drafts_badly_costs_two_percent_at_most()
 
 
 def test_the_ledger_guesses_between_and_beyond():
-    ledger = Ledger()
+    ledger = CostModel()
     ledger.note(0, 0, ANY, [], 10.0)
     ledger.note(2, 2, ANY, [[0, 0]], 14.0)
     assert ledger.seconds(4) == [10.0, 12.0, 14.0, 16.0, 18.0]
@@ -114,20 +114,20 @@ def test_every_method_is_lossless_at_any_pace(method, sampler, monkeypatch):
     """Depths, widths, sleep and waking by a plan drawn at random instead of by the clock."""
     draws = torch.Generator().manual_seed(3)
 
-    def shape(self: Pace) -> tuple[int, int]:
+    def shape(self: AdaptiveDraft) -> tuple[int, int]:
         depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
         return depth + TAPPED, WIDTHS[min(width, 4)]
 
-    monkeypatch.setattr(Pace, "_shape", shape)
-    check_lossless(lambda t: Pace(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
+    monkeypatch.setattr(AdaptiveDraft, "_shape", shape)
+    check_lossless(lambda t: AdaptiveDraft(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
 
 
 @pytest.mark.parametrize("patience", [EARLY, LATE])
 @pytest.mark.parametrize("cost", [0.0, 3.0, 5.0, 1e6])
 def test_a_dear_try_is_followed_by_a_long_sleep(patience, cost):
     """Up to a limit; and each sleep is longer than the one before, up to another."""
-    pace = Pace(Drafter())
-    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = Ledger(), [], patience, 0, cost
+    pace = AdaptiveDraft(Drafter())
+    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = CostModel(), [], patience, 0, cost
     pace.ledger.note(0, 0, ANY, [], 1.0)
     pace.ledger.note(1, 1, ANY, [[]], 9.0)
     rounds = min(max(int(patience * cost), SHORT), LONG)
@@ -141,9 +141,9 @@ class Bush(Drafter):
     def __init__(self, row: list[int], nodes: int, depth: int, rank: int):
         self.row, self.nodes, self.depth, self.rank, self.shapes = row, nodes, depth, rank, []
 
-    def grow(self, tree, seqs):
-        below, wide = 0, min(self.nodes, seqs.wide)
-        for d in range(min(self.depth, seqs.room)):
+    def grow(self, tree, seqs, limits):
+        below, wide = 0, min(self.nodes, limits.width)
+        for d in range(min(self.depth, limits.depth)):
             n = int(seqs.length[0] - seqs.prompt[0]) + d
             right = self.row[n] if n < len(self.row) else 0
             tokens = [right if i == self.rank else (right + 1 + i) % 96 for i in range(wide)]
@@ -166,7 +166,7 @@ def widths_of(rank: int, each: float) -> list[int]:
             now[0] += PLAIN + each * (inner.shapes[-1][0] * inner.shapes[-1][1] if pace.asked > 0 else 0)
         return now[0]
 
-    pace = Pace(inner, Measured(clock))
+    pace = AdaptiveDraft(inner, Measured(clock))
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), pace, **options) == [row]
     return [wide for _, wide in inner.shapes[-30:]]
@@ -179,7 +179,9 @@ def test_the_width_follows_where_the_right_drafts_stand():
 
 def test_a_ledger_that_overlooks_ranks_is_caught(monkeypatch):
     """The planted fault: whatever was accepted, a narrower tree would have had it."""
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count])
+    monkeypatch.setattr(
+        "longdraft.drafters.adaptive.adaptive_draft.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count]
+    )
     with pytest.raises(AssertionError):
         test_the_width_follows_where_the_right_drafts_stand()
 
@@ -187,12 +189,12 @@ def test_a_ledger_that_overlooks_ranks_is_caught(monkeypatch):
 @each_method
 def test_every_method_drafts_as_narrow_as_it_is_asked_to(method, monkeypatch):
     """A drafter that overlooks the width would be tried at it again and again."""
-    monkeypatch.setattr(Pace, "_shape", lambda self: (3, 2))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, 2))
     seen = []
 
-    class Watched(Pace):
-        def grow(self, tree, seqs):
-            tree = super().grow(tree, seqs)
+    class Watched(AdaptiveDraft):
+        def grow(self, tree, seqs, limits):
+            tree = super().grow(tree, seqs, limits)
             seen.append((tree.widest, int(tree.depth.max())))
             return tree
 

@@ -12,10 +12,10 @@ from structure import check_view
 
 from longdraft import ops
 from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
+from longdraft.core.tree import Tree
 from longdraft.drafters import SelfDrafter
 from longdraft.engine.generate import generate
-from longdraft.models.lm import Taps
-from longdraft.core.tree import Tree
 from longdraft.views import Partial
 
 LAYERS, HEADS = (0, 2), 2
@@ -54,8 +54,8 @@ class Naive:
 def seen(view, layer: int, head: int, b: int, length: int) -> list[int]:
     if view is None:
         return list(range(length))
-    picks = view.picks[view.layers[layer], b, head]
-    return [*picks[picks >= 0].tolist(), *range(int(view.since[b]), length)]
+    indices = view.indices[view.layers[layer], b, head]
+    return [*indices[indices >= 0].tolist(), *range(int(view.tail_start[b]), length)]
 
 
 @given(
@@ -75,22 +75,22 @@ def test_partial_is_the_simulation(budget, sink, lengths, accepted, seed):
     naive = {(layer, h, b): Naive(budget, sink) for layer in LAYERS for h in range(HEADS) for b in range(B)}
     ranked = 0
     for step, count in enumerate(accepted):
-        taps, before = policy.wants(), cache.length.clone()
-        asked = taps.rows is not None
+        captured, before = Captures(policy.captures()), cache.length.clone()
+        asked = captured.spec.rows is not None
         assert asked == any(n.stale for n in naive.values())
         if asked:
-            taps.covered, most = before + 1, int(before.max()) + 1
-            taps.scores = {layer: torch.randn(B, 1, HEADS, most, generator=g) for layer in LAYERS}
-            for b, n in enumerate(taps.covered.tolist()):
-                for s in taps.scores.values():
+            captured.covered, most = before + 1, int(before.max()) + 1
+            captured.scores = {layer: torch.randn(B, 1, HEADS, most, generator=g) for layer in LAYERS}
+            for b, n in enumerate(captured.covered.tolist()):
+                for s in captured.scores.values():
                     s[b, ..., n:] = float("-inf")
             ranked += 1
         ends = torch.arange(B) * 7 + 5 < step  # a row that is done commits nothing more
         cache.length += torch.where(ends & (torch.arange(B) > 0), 0, 1 + (count + torch.arange(B)) % 4)
-        policy.update(cache, taps)
+        policy.update(cache, captured)
         view = policy.view(cache)
         for (layer, h, b), one in naive.items():
-            scores = taps.scores[layer][b, 0, h, : int(before[b]) + 1].tolist() if asked else None
+            scores = captured.scores[layer][b, 0, h, : int(before[b]) + 1].tolist() if asked else None
             one.update(int(cache.length[b]), scores)
             found = seen(view, layer, h, b, int(cache.length[b]))
             assert len(found) == len(set(found)) <= max(budget, int(max(cache.length)) if view is None else 0)
@@ -111,7 +111,7 @@ def test_slots_are_ranked_by_the_roots_query_summed_over_its_group():
     lm, prompt = tiny.target("llama-torch"), tiny.prompts(40)[0]
     cache, policy = lm.new_cache(1, 48), Partial(12, 4)
     lm.prefill(prompt[:-1], cache)
-    taps, caught = policy.wants(), []
+    captured, caught = Captures(policy.captures()), []
     real = ops.attend
 
     def spy(q, segments, *others):
@@ -120,11 +120,11 @@ def test_slots_are_ranked_by_the_roots_query_summed_over_its_group():
 
     ops.attend = spy
     try:
-        lm(Tree.root(torch.tensor(prompt[-1:])), cache, taps=taps)
+        lm(Tree.root(torch.tensor(prompt[-1:])), cache, captured=captured)
     finally:
         ops.attend = real
     cache.length += 1
-    policy.update(cache, taps)
+    policy.update(cache, captured)
     view = policy.view(cache)
     assert view is not None
     check_view(view, cache)
@@ -140,13 +140,13 @@ def test_a_long_run_ranks_anew_and_keeps_to_the_budget(model):
     lm, asked = tiny.target(model), []
 
     class Watched(Partial):
-        def update(self, cache, taps: Taps) -> None:
-            asked.append(bool(taps.scores))
-            super().update(cache, taps)
+        def update(self, cache, captured: Captures) -> None:
+            asked.append(bool(captured.scores))
+            super().update(cache, captured)
             view = self.view(cache)
             if view is not None:
                 check_view(view, cache)
-                shown = (view.picks >= 0).sum(-1) + (cache.length - view.since)[None, :, None]
+                shown = (view.indices >= 0).sum(-1) + (cache.length - view.tail_start)[None, :, None]
                 assert int(shown.max()) <= 20
 
     generate(lm, tiny.prompts(30, 1), SelfDrafter(lm, Watched(20, 4), [1] * 3), max_new_tokens=60)

@@ -9,11 +9,7 @@ import pytest
 import tiny
 import torch
 
-from longdraft.training import guide
-from longdraft.training import probes
-from longdraft.training import rows
-from longdraft.training import target
-from longdraft.training import trainer
+from longdraft.training import guide, probes, rows, target, trainer
 
 
 def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():

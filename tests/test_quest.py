@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longdraft.core.cache import KVCache
+from longdraft.core.tree import Tree
 from longdraft.drafters import SelfDrafter
 from longdraft.ops import reference
-from longdraft.core.tree import Tree
 from longdraft.views import Quest
 from longdraft.views.quest import Pages
 
@@ -64,7 +64,7 @@ def cache_of(lengths: list[int], layers: int = 2) -> KVCache:
 @pytest.mark.parametrize("length", [63, 64, 66])
 def test_attention_reads_the_best_pages_and_the_open_one(length, nodes):
     cache, b, layer = cache_of([10, length]), 1, 1
-    policy = Quest(ratio=0.01, floor=5 * PAGE, page=PAGE, dense=1)
+    policy = Quest(keep_ratio=0.01, min_budget=5 * PAGE, page=PAGE, dense=1)
     view, (k, v) = policy.view(cache), cache.read(layer, b)
     q, end = torch.randn(K * G, nodes, D), length + nodes
     visible = torch.ones(nodes, nodes, dtype=torch.bool).tril()
@@ -81,7 +81,7 @@ def test_attention_reads_the_best_pages_and_the_open_one(length, nodes):
     logits = logits.masked_fill(~(seen[:, None, None] & causal), float("-inf"))
     want = (logits.softmax(-1).flatten(1, 2) @ v[:, :end]).view(K * G, nodes, D).transpose(0, 1)
     assert torch.allclose(reference.attend(q, segments, 1.0).out, want, atol=1e-5)
-    assert view.since.tolist() == [8, count * PAGE]
+    assert view.tail_start.tolist() == [8, count * PAGE]
 
 
 def test_each_step_chooses_anew():
@@ -94,7 +94,7 @@ def test_each_step_chooses_anew():
 def test_small_budgets_have_three_pages():
     """Like the published code: the open page, or the last one, among them."""
     view = Quest(0.01, 1, PAGE).view(cache_of([64, 7, 200]))
-    assert (view.counts, view.picked) == ([16, 1, 50], [2, 2, 2])
+    assert (view.counts, view.selected) == ([16, 1, 50], [2, 2, 2])
 
 
 def test_the_first_layers_see_everything():
@@ -119,9 +119,9 @@ def test_a_pass_under_all_pages_is_a_pass_without_a_view():
     lm.prefill(prompt, cache)
     tree, policy = Tree.chain(torch.tensor([[5, 6, 7]])), Quest(0.07, 60, PAGE, dense=0)
     view = policy.view(cache)
-    view.picked = [15]  # of 16: enough to go through the pages
+    view.selected = [15]  # of 16: enough to go through the pages
     sparse, full = lm(tree, cache, view=view), lm(tree, cache)
-    view.picked = [16]
+    view.selected = [16]
     assert not torch.allclose(sparse, full) and torch.allclose(lm(tree, cache, view=view), full, atol=1e-5)
 
 

@@ -7,12 +7,12 @@ from time import sleep
 import pytest
 import tiny
 
-from longdraft.engine import rates
-from longdraft.methods.spec import Entry
 from longdraft.cli.job import Job
-from longdraft.drafters import Drafter
-from longdraft.engine.generate import Stats
 from longdraft.core.sampling import Sampler
+from longdraft.drafters import Drafter
+from longdraft.engine import rates
+from longdraft.engine.generate import Stats
+from longdraft.methods.spec import MethodSpec
 
 
 class SlowStart(Drafter):
@@ -24,9 +24,9 @@ class SlowStart(Drafter):
 
 def test_a_slow_start_counts_against_a_method(monkeypatch):
     lm = tiny.target("llama")
-    entry = Entry("slow", "plain")
-    monkeypatch.setattr(Entry, "paced", lambda self, target: SlowStart())
-    monkeypatch.setattr(Entry, "build", lambda self, target: SlowStart())
+    entry = MethodSpec("slow", "plain")
+    monkeypatch.setattr(MethodSpec, "paced", lambda self, target: SlowStart())
+    monkeypatch.setattr(MethodSpec, "build", lambda self, target: SlowStart())
     job = Job(lm, None, entry, Sampler(), 0)
     monkeypatch.setattr("longdraft.cli.job.text_of", lambda *_: "")
     found = job.run(tiny.prompts(40), 20, (), True, None).record

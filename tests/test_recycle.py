@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longdraft import stream
-from longdraft.drafters import Recycle
-from longdraft.drafters.ngram.recycle import DEPTH, RANKS, _followers, template
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import match
+from longdraft.drafters import Recycle
+from longdraft.drafters.ngram.recycle import DEPTH, RANKS, _followers, template
 
 
 def test_the_template_has_the_published_trees_shape():
@@ -59,9 +60,9 @@ class Watched(Recycle):
         super().start(seqs)
         self.rounds, self.copy = 0, [{} for _ in range(len(seqs.length))]
 
-    def grow(self, tree, seqs):
-        tree = super().grow(tree, seqs)
-        assert int(tree.depth.max()) <= min(DEPTH, seqs.room)
+    def grow(self, tree, seqs, limits):
+        tree = super().grow(tree, seqs, limits)
+        assert int(tree.depth.max()) <= min(DEPTH, limits.depth)
         for b in range(len(seqs.length)):
             children = Counter()
             for n in range(1, tree.size):
@@ -74,14 +75,14 @@ class Watched(Recycle):
             assert max(children.values(), default=1) == 1, "a token was drafted twice below one node"
         return tree
 
-    def observe(self, seqs, tree, verdict, taps):
-        super().observe(seqs, tree, verdict, taps)
+    def update(self, seqs, tree, verdict, captured):
+        super().update(seqs, tree, verdict, captured)
         self.rounds += 1
         for b in range(len(seqs.length)):
             accepted = verdict.path[b, : verdict.count[b]].tolist()
             real = [n for n in range(tree.size) if int(tree.parent[b, n]) != PAD]
             for n in [*real, *accepted]:
-                self.copy[b][int(tree.tokens[b, n])] = taps.logits[b, n].topk(RANKS).indices.tolist()
+                self.copy[b][int(tree.tokens[b, n])] = captured.logits[b, n].topk(RANKS).indices.tolist()
             for token, best in self.copy[b].items():
                 assert self.table[b, token].tolist() == best
 
@@ -111,10 +112,10 @@ def test_a_vocabulary_of_less_than_eight():
     drafter, seqs, sizes = Recycle(9), toy_sequences(2, 12, SAMPLERS["T=1"]), []
     drafter.start(seqs)
     for _ in range(6):
-        tree = drafter.grow(Tree.root(seqs.last), seqs)
+        tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         logits = torch.randn(2, tree.size, 5, generator=torch.Generator().manual_seed(tree.size))
         verdict = match(tree, logits, seqs)
         seqs.commit(verdict)
-        drafter.observe(seqs, tree, verdict, Taps(logits=logits))
+        drafter.update(seqs, tree, verdict, Captures(CaptureSpec(), logits=logits))
         sizes.append(tree.size)
     assert sizes[0] == 1 and max(sizes) > 1

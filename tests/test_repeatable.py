@@ -16,21 +16,22 @@ from checks import SAMPLERS, SEED, plain
 from listed import BUILD, FROM_TEXT, each_method
 from test_pace import Prophet
 
-from longdraft import Pace, build, generate, match, reject
-from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
-from longdraft.drafters.costs import LEVEL, NODE, SCORES, Counted, Measured, bytes_read, fitting, keys_read, weights_of
-from longdraft.drafters.adaptive.cost_model import ANY, Ledger
-from longdraft.models.lm import LM, Taps
-from longdraft.ops import native
+from longdraft import AdaptiveDraft, build, generate, match, reject
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
+from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
+from longdraft.drafters.adaptive.cost_model import ANY, CostModel
+from longdraft.drafters.costs import LEVEL, NODE, SCORES, Counted, Measured, bytes_read, fitting, keys_read, weights_of
+from longdraft.models.lm import LM
+from longdraft.ops import native
 from longdraft.views import Full, SinkWindow
 
-SMALL = {"gamma": "4", "floor": "16"}
+SMALL = {"gamma": "4", "min_budget": "16"}
 DRAFTERS = {
-    "vegas": lambda t: Pace(build("vegas", t, SMALL)),
-    "lookup": lambda t: Pace(build("lookup", t, {"n": "1", "count": "5"})),
-    "suffix": lambda t: Pace(build("suffix", t, {"nodes": "8"})),
+    "vegas": lambda t: AdaptiveDraft(build("vegas", t, SMALL)),
+    "lookup": lambda t: AdaptiveDraft(build("lookup", t, {"n": "1", "count": "5"})),
+    "suffix": lambda t: AdaptiveDraft(build("suffix", t, {"nodes": "8"})),
     "auto": lambda t: Auto([build("vegas", t, SMALL), Lookup(1, 5)], 6),
 }
 each_sampler = pytest.mark.parametrize("sampler", ["greedy", "T=1"])
@@ -56,20 +57,20 @@ class Watch(Drafter):
     """The inner drafter, and the shape of every tree that was verified."""
 
     def __init__(self, inner: Drafter):
-        self.inner, self.keeps_law, self.shapes = inner, inner.keeps_law, []
+        self.inner, self.has_draft_probs, self.shapes = inner, inner.has_draft_probs, []
 
-    def wants(self):
-        return self.inner.wants()
+    def captures(self):
+        return self.inner.captures()
 
     def start(self, seqs):
         self.inner.start(seqs)
 
-    def grow(self, tree, seqs):
-        return self.inner.grow(tree, seqs)
+    def grow(self, tree, seqs, limits):
+        return self.inner.grow(tree, seqs, limits)
 
-    def observe(self, seqs, tree, verdict, taps):
+    def update(self, seqs, tree, verdict, captured):
         self.shapes.append(tree.parent.tolist())
-        self.inner.observe(seqs, tree, verdict, taps)
+        self.inner.update(seqs, tree, verdict, captured)
 
 
 def set_clocks(monkeypatch, seed: int) -> None:
@@ -117,7 +118,9 @@ def test_a_seed_reproduces_its_text_where_rounding_depends_on_the_tree(model, dr
 @each_method
 def test_no_drafter_asks_a_clock(method, monkeypatch):
     """float32 too: the text is the same here, but the sums may run in another order, so the trees must be the same."""
-    check_repeats(monkeypatch, tiny.target("llama-torch"), lambda t: Pace(BUILD[method](t)), "T=1", times=2, new=40)
+    check_repeats(
+        monkeypatch, tiny.target("llama-torch"), lambda t: AdaptiveDraft(BUILD[method](t)), "T=1", times=2, new=40
+    )
 
 
 @each_drafter
@@ -151,7 +154,7 @@ def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
 def test_under_reject_the_trees_show_in_the_text_of_any_model(monkeypatch):
     """It keeps a law with what was drafted, so not even the native step lets a clock choose."""
     lm = half("llama")
-    make = lambda t: Pace(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4))  # noqa: E731
+    make = lambda t: AdaptiveDraft(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4))  # noqa: E731
     check_repeats(monkeypatch, lm, make, "T=1", reject)
     monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="the text differs"):
@@ -160,7 +163,7 @@ def test_under_reject_the_trees_show_in_the_text_of_any_model(monkeypatch):
 
 def test_a_clock_that_stands_still_is_no_error():
     lm, want = tiny.target("llama"), plain("llama", SAMPLERS["greedy"], (70,), 64)
-    pace = Pace(build("lookup", lm, {"n": "1", "count": "5"}), Measured(lambda: 7.0))
+    pace = AdaptiveDraft(build("lookup", lm, {"n": "1", "count": "5"}), Measured(lambda: 7.0))
     assert generate(lm, tiny.prompts(70), pace, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED) == want
 
 
@@ -172,7 +175,7 @@ def test_what_fits_a_target():
     root = Tree.root(torch.tensor([5]))
     exact, other = tiny.target("llama"), tiny.target("llama-torch")
     assert exact.exact and isinstance(fitting(exact, root), Measured)
-    assert isinstance(fitting(exact, root.with_law(0, torch.zeros(1, 1, 96))), Counted)
+    assert isinstance(fitting(exact, root.with_draft_probs(0, torch.zeros(1, 1, 96))), Counted)
     assert not other.exact and isinstance(fitting(other, root), Counted)
 
 
@@ -185,9 +188,9 @@ def prefilled(lm: LM, *lengths: int) -> Sequences:
     return Sequences.of(prompts, 8, cache, SAMPLERS["greedy"])
 
 
-def cost(lm: LM, seqs: Sequences, nodes: int, inner: Drafter | None = None, **taps) -> float:
+def cost(lm: LM, seqs: Sequences, nodes: int, inner: Drafter | None = None, **captured) -> float:
     tree = Tree.chain(torch.ones(len(seqs.length), nodes, dtype=torch.long))
-    return Counted(lm).end(inner or Drafter(), seqs, tree, nodes - 1, Taps(**taps))
+    return Counted(lm).end(inner or Drafter(), seqs, tree, nodes - 1, Captures(CaptureSpec(**captured)))
 
 
 def test_a_round_costs_what_it_reads():
@@ -225,14 +228,14 @@ def test_every_drafter_says_what_it_reads(method, monkeypatch):
     lm, seen = tiny.target("llama-torch"), []
 
     class Spy(Counted):
-        def end(self, inner, seqs, tree, depth, taps):
+        def end(self, inner, seqs, tree, depth, captured):
             if depth:
                 seen.append(inner.reads(seqs, depth) / bytes_read(lm, seqs.cache) / depth)
-            return super().end(inner, seqs, tree, depth, taps)
+            return super().end(inner, seqs, tree, depth, captured)
 
-    monkeypatch.setattr(Pace, "_shape", lambda self: (3, ANY))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, ANY))
     parts = BUILD[method](lm)
-    pace = Pace(parts.parts[0].inner if isinstance(parts, Auto) else parts, Spy(lm))
+    pace = AdaptiveDraft(parts.parts[0].inner if isinstance(parts, Auto) else parts, Spy(lm))
     generate(lm, tiny.prompts(70, 31), pace, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)
     assert seen and all(x == 0 for x in seen) if method in FROM_TEXT else all(0 < x < 3 for x in seen), seen
 
@@ -253,7 +256,7 @@ def depths(good, share: float, new: int = 400) -> Priced:
     lm, options = tiny.target("llama-loops"), {"max_new_tokens": new, "sampler": SAMPLERS["T=1"], "seed": SEED}
     rows = plain("llama-loops", SAMPLERS["T=1"], (70,), new)
     inner = Priced(lm, rows, 7, good, share)
-    assert generate(lm, tiny.prompts(70), Pace(inner, Counted(lm)), **options) == rows
+    assert generate(lm, tiny.prompts(70), AdaptiveDraft(inner, Counted(lm)), **options) == rows
     return inner
 
 
@@ -278,22 +281,22 @@ def test_auto_keeps_the_best_by_counts():
     lm, options = tiny.target("llama-loops"), {"max_new_tokens": 400, "sampler": SAMPLERS["T=1"], "seed": SEED}
     rows = plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
     parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
-    drafter = Auto([Pace(part, Counted(lm)) for part in parts], rounds=12)
+    drafter = Auto([AdaptiveDraft(part, Counted(lm)) for part in parts], rounds=12)
     assert generate(lm, tiny.prompts(70), drafter, **options) == rows
     assert drafter.now.inner is parts[1] and not drafter.trying and parts[1].depths[-3] == 7
 
 
 def test_a_part_that_goes_on_is_judged_by_its_own_rounds_alone(monkeypatch):
     """The round between two trials drafts nothing: it is no refused draft of the part that comes next."""
-    noted, note = [], Ledger.note
+    noted, note = [], CostModel.note
 
     def spy(self, depth, *rest):
         noted.append(depth)
         note(self, depth, *rest)
 
-    monkeypatch.setattr(Ledger, "note", spy)
+    monkeypatch.setattr(CostModel, "note", spy)
     lm, rows = tiny.target("llama-loops"), plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
     parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
-    drafter = Auto([Pace(part, Counted(lm)) for part in parts], rounds=12)
+    drafter = Auto([AdaptiveDraft(part, Counted(lm)) for part in parts], rounds=12)
     generate(lm, tiny.prompts(70), drafter, max_new_tokens=400, sampler=SAMPLERS["T=1"], seed=SEED)
     assert sum(depth > 0 for depth in noted) == sum(depth > 0 for part in parts for depth in part.depths)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from structure import branching, check_shape
 
 from longdraft import InputError, Sampler
-from longdraft.drafters import Reuse
-from longdraft.drafters.ngram.reuse import NGrams, hang
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
+from longdraft.drafters import Reuse
+from longdraft.drafters.ngram.reuse import NGrams, add_branches
 
 texts = st.lists(st.integers(0, 4), max_size=60)
 
@@ -80,7 +81,7 @@ rows = st.lists(
 @given(rows)
 def test_a_trie_holds_each_path_once(paths):
     before = branching(2, torch.tensor([[1, 3, 4, 3, 5, 6, 3]] * 2))
-    tree = hang(before, [list(row) for row in paths])
+    tree = add_branches(before, [list(row) for row in paths])
     check_shape(tree)
     assert torch.equal(tree.tokens[:, :7], before.tokens) and torch.equal(tree.parent[:, :7], before.parent)
     needed = 0
@@ -109,7 +110,7 @@ def grown(sampler: Sampler, text: list[int], drafted: list[int], limit: int = 9,
     drafter = Reuse(**options)
     drafter.start(seqs)
     chain = Tree.chain(torch.tensor([[text[-1], *drafted]]))
-    tree = drafter.grow(chain, seqs)
+    tree = drafter.grow(chain, seqs, DraftLimits(seqs.room))
     leaves = set(range(1 + len(drafted), tree.size)) - set(tree.parent[0].tolist())
     return sorted(tree.tokens[0, tree.mask[0, leaf]].tolist()[1:] for leaf in leaves)
 

@@ -13,8 +13,8 @@ from listed import BUILD
 from test_lossless import FULL_BUDGET
 from test_session import REQUESTS, Ends, finish, others, request, session
 
-from longdraft import Pace, match
-from longdraft.drafters import Drafter, LMDrafter, Lookup
+from longdraft import AdaptiveDraft, match
+from longdraft.drafters import Drafter, Lookup, SmallModelDrafter
 from longdraft.drafters.costs import Measured
 from longdraft.views import Guided
 
@@ -82,14 +82,14 @@ def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
 
 def count_reads(monkeypatch) -> list[int]:
     """Tokens that small models read row by row."""
-    read, good = [], LMDrafter._read
+    read, good = [], SmallModelDrafter._read
 
     def counted(self, seqs, b):
         held = int(self.cache.length[b])
         good(self, seqs, b)
         read.append(int(self.cache.length[b]) - held)
 
-    monkeypatch.setattr(LMDrafter, "_read", counted)
+    monkeypatch.setattr(SmallModelDrafter, "_read", counted)
     return read
 
 
@@ -105,7 +105,7 @@ def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
 
 def test_the_pace_that_was_found_survives():
     """Entries and exits neither empty the ledger nor begin the plan again."""
-    pace = Pace(
+    pace = AdaptiveDraft(
         BUILD["vegas"](tiny.target("llama")), Measured(count().__next__)
     )  # a second a round, whatever it drafts
     s, ends = session("llama", pace), Ends()
@@ -132,12 +132,12 @@ class Plain(Drafter):
     def start(self, seqs):
         self.seen, self.starts = None, self.starts + 1
 
-    def observe(self, seqs, tree, verdict, taps):
+    def update(self, seqs, tree, verdict, captured):
         self.seen = seqs.last.tolist()
 
-    def grow(self, tree, seqs):
+    def grow(self, tree, seqs, limits):
         assert self.seen == seqs.last.tolist(), "a round of these very rows comes first"
-        return tree.grow(torch.zeros_like(tree.tokens), tree.tokens) if seqs.room else tree
+        return tree.grow(torch.zeros_like(tree.tokens), tree.tokens) if limits.depth else tree
 
 
 def test_a_drafter_without_enter_and_leave_starts_anew():
@@ -151,7 +151,7 @@ def test_a_drafter_without_enter_and_leave_starts_anew():
 
 def keys_stay(mp) -> None:
     """A row's keys and values in a small model's cache do not follow its text."""
-    leave = LMDrafter.leave
+    leave = SmallModelDrafter.leave
 
     def wrong(self, seqs, row):
         cache, last = self._whole_cache, len(seqs.length)
@@ -161,7 +161,7 @@ def keys_stay(mp) -> None:
             for x, old in zip(cache._store.layers[n], buffers, strict=True):
                 x[row] = old if row != last else x[row]
 
-    mp.setattr(LMDrafter, "leave", wrong)
+    mp.setattr(SmallModelDrafter, "leave", wrong)
 
 
 def picks_swapped(mp) -> None:
@@ -170,7 +170,7 @@ def picks_swapped(mp) -> None:
     def wrong(self, model, tokens, cache, row):
         self._view = self._view and self._view.without(row)
         if self._view is not None and len(cache.length) > 1:
-            self._view.picks[:, [0, 1]] = self._view.picks[:, [1, 0]]
+            self._view.indices[:, [0, 1]] = self._view.indices[:, [1, 0]]
 
     mp.setattr(Guided, "leave", wrong)
 

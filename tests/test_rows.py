@@ -10,8 +10,7 @@ import tiny
 import torch
 
 from longdraft.core.errors import InputError
-from longdraft.training import data
-from longdraft.training import rows
+from longdraft.training import data, rows
 from longdraft.training.schedule import Plan, parse_stages
 
 

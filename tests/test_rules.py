@@ -19,11 +19,11 @@ from test_tree_cache import trees
 from transformers import GenerationConfig
 
 from longdraft import InputError, Rules, Sampler, Stats, generate, load, serve, stream
-from longdraft.models.lm import LM
 from longdraft.core.processors import chain
 from longdraft.core.rules import APPLIED, end_tokens
-from longdraft.engine.decode_session import Prefilled
 from longdraft.core.tree import PAD, Tree
+from longdraft.engine.decode_session import DecodeSession
+from longdraft.models.lm import LM
 
 LOOPS = "llama-loops"  # its greedy text goes in circles, so that drafts are accepted and repetition counts
 NEW = 24
@@ -142,7 +142,7 @@ def test_the_law_is_transformers_with_rules(case):
         rules = Rules.of(ruled("llama", **settings))
         seqs = sequences([prompt], Sampler(0.8, top_p=0.9, min_p=0.02, rules=rules))
         seqs.eos, seqs.limit = [(94, 95)], torch.tensor([12])
-        found = seqs.sampler.law(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
+        found = seqs.sampler.processed(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
         assert torch.equal(found[0, : len(scores)], scores)
 
 
@@ -155,7 +155,7 @@ def test_each_node_follows_its_own_path(tree, prompt, case, data):
     seqs.eos = ends = data.draw(st.sampled_from([[(3, 90), (3, 90)], [(3, 90), ()], [(7,), (3, 90)]]))
     logits = torch.randn(2, tree.size, 96, generator=torch.Generator().manual_seed(0))
     start = data.draw(st.integers(0, tree.size - 1))
-    found = seqs.sampler.law(logits[:, start:], tree, seqs, start)
+    found = seqs.sampler.processed(logits[:, start:], tree, seqs, start)
     for b, text in enumerate(prompts):
         parent = tree.parent[b].tolist()
         for node in range(start, tree.size):
@@ -187,7 +187,7 @@ def test_the_users_own_rules_come_first():
     assert generate(lm, prompts, sampler=Sampler(rules=Rules()), **options) == free
     assert generate(lm, prompts, **options) != free
     assert generate(plain, prompts, sampler=Sampler(rules=Rules.of(lm)), **options) == generate(lm, prompts, **options)
-    assert Prefilled(lm, prompts, 4).sampler.rules == Rules.of(lm)
+    assert DecodeSession(lm, prompts, 4).sampler.rules == Rules.of(lm)
 
 
 def test_sampling_settings_are_the_users():
@@ -219,7 +219,11 @@ REFUSED = {
 def test_what_cannot_be_applied_is_refused_by_name(name):
     lm = LM(tiny.stock("llama"))
     setattr(lm.hf.generation_config, name, REFUSED[name])
-    runs = [lambda: next(stream(lm, [[3]])), lambda: next(serve(lm, [[3]], slots=300)), lambda: Prefilled(lm, [[3]], 2)]
+    runs = [
+        lambda: next(stream(lm, [[3]])),
+        lambda: next(serve(lm, [[3]], slots=300)),
+        lambda: DecodeSession(lm, [[3]], 2),
+    ]
     for run in runs:
         with pytest.raises(InputError, match=f"sets {name} to .*take {name} out") as error:
             run()
@@ -265,8 +269,8 @@ def test_the_models_end_tokens_are_the_default():
     assert generate(lm, prompts, max_new_tokens=NEW, eos=(other,))[0] == free[0][: free[0].index(other) + 1]
     told = [t for step in stream(lm, prompts[:1], max_new_tokens=NEW) for t in step.tokens[0]]
     assert told == want[0]
-    assert Prefilled(lm, prompts, NEW).rows() == want
-    assert Prefilled(lm, prompts, NEW, eos=()).rows() == free
+    assert DecodeSession(lm, prompts, NEW).rows() == want
+    assert DecodeSession(lm, prompts, NEW, eos=()).rows() == free
     found = {f.index: f.tokens for f in serve(lm, prompts, slots=128, max_new_tokens=NEW)}
     assert [found[0], found[1]] == want
 

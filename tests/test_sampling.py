@@ -18,9 +18,8 @@ from test_tree_cache import trees
 from transformers import GenerationConfig
 from transformers.generation import utils
 
-from longdraft.core import processors
-from longdraft.core import rules
 from longdraft import InputError, Sampler
+from longdraft.core import processors, rules
 from longdraft.core.cache import KVCache
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
@@ -37,7 +36,7 @@ def test_the_penalty_counts_each_nodes_own_last_tokens(tree, prompt, window, dat
     sampler = Sampler(penalty=1.5, window=window)
     logits = torch.randn(2, tree.size, 96, generator=torch.Generator().manual_seed(0))
     start = data.draw(st.integers(0, tree.size - 1))
-    found = sampler.law(logits[:, start:], tree, sequences(prompts, sampler), start)
+    found = sampler.processed(logits[:, start:], tree, sequences(prompts, sampler), start)
     for b in range(2):
         parent = tree.parent[b].tolist()
         for node in range(start, tree.size):
@@ -82,7 +81,7 @@ def test_the_law_is_transformers(sampler):
     settings |= {"min_p": sampler.min_p or None, "eta_cutoff": sampler.eta or None, "do_sample": True}
     logits, scores, tokens = transformers_law(settings, prompt)
     seqs = sequences([prompt], sampler)
-    found = sampler.law(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
+    found = sampler.processed(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
     assert torch.equal(found[0], scores)
     assert sampler.temperature == 0.6 or (scores == float("-inf")).any()
 
@@ -133,7 +132,7 @@ def test_the_chain_is_built_once(monkeypatch):
     sampler = Sampler(temperature=0.8125, top_p=0.6)  # of no other test
     seqs = sequences([[3], [4, 5], [6]], sampler)
     for _ in range(5):
-        sampler.law(torch.zeros(3, 7, 96), branching(3), seqs)
+        sampler.processed(torch.zeros(3, 7, 96), branching(3), seqs)
     assert len(made) == 1
 
 

@@ -10,17 +10,15 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from longdraft.methods import drafter_weights as parts
-from longdraft.drafters import checkpoint as saved
 from longdraft import InputError
 from longdraft.audit import log as audit_log
-from longdraft.engine import records as record
+from longdraft.drafters import checkpoint as saved
 from longdraft.drafters.released import Released
-from longdraft.models.lm import LM as Model
+from longdraft.engine import records as record
+from longdraft.methods import drafter_weights as parts
 from longdraft.methods.drafter_weights import PARTS, TRAINED, Parts
-from longdraft.training import checkpoint
-from longdraft.training import data
-from longdraft.training import plot
+from longdraft.models.lm import LM as Model
+from longdraft.training import checkpoint, data, plot
 
 LM = tiny.target("llama")
 each_kind = pytest.mark.parametrize("kind", saved.KINDS)

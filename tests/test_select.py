@@ -6,9 +6,10 @@ import pytest
 import tiny
 import torch
 
+from longdraft.core.capture import Captures
+from longdraft.core.tree import Tree
 from longdraft.ops import Compact, choose, native, take
 from longdraft.ops.select import lend
-from longdraft.core.tree import Tree
 from longdraft.views import Guided
 
 
@@ -25,10 +26,10 @@ def way(request, monkeypatch):
 def test_the_best_are_chosen_in_order_of_place(way, n, reach):
     scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[:, :n]  # a slice: rows are not adjacent
     for count in {0, 1, n // 3, n}:
-        picks = choose(scores.unbind(), count, reach, 0.25)
+        indices = choose(scores.unbind(), count, reach, 0.25)
         lent = lend(scores, reach, 0.25)
-        assert picks.shape == (3, count) and (picks.diff() > 0).all()
-        chosen = torch.zeros(3, n, dtype=torch.bool).scatter_(1, picks, True)
+        assert indices.shape == (3, count) and (indices.diff() > 0).all()
+        chosen = torch.zeros(3, n, dtype=torch.bool).scatter_(1, indices, True)
         if 0 < count < n:
             least = lent.masked_fill(~chosen, torch.inf).amin(1)
             assert (least >= lent.masked_fill(chosen, -torch.inf).amax(1) - 1e-5).all()
@@ -105,15 +106,15 @@ def test_a_guided_view_forgets_the_text_before():
             policy.start(target, torch.tensor([prompt]), cache)
             assert policy.view(cache) is None
             for _ in range(3):
-                taps = policy.wants()
-                target(Tree.chain(torch.randint(3, 90, (1, 4))), cache, taps=taps)
+                captured = Captures(policy.captures())
+                target(Tree.chain(torch.randint(3, 90, (1, 4))), cache, captured=captured)
                 cache.length += 4
-                policy.update(cache, taps)
+                policy.update(cache, captured)
                 view = policy.view(cache)
                 for layer, at in view.layers.items():
                     k, v = cache.read(layer, 0)
                     mine, values = view.compact(layer, 0, k, v)
                     order = lambda x: x.sum((0, 2)).sort().values  # noqa: E731
-                    slots = view.picks[at, 0]
+                    slots = view.indices[at, 0]
                     assert torch.allclose(order(mine), order(k[:, slots]), atol=1e-5)
                     assert torch.allclose(order(values), order(v[:, slots]), atol=1e-5)

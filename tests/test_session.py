@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listed import BUILD, each_method, exact
 
-from longdraft import Event, InputError, Pace, Session, Stats, generate, match, reject
-from longdraft.drafters import Drafter, LMDrafter, Lookup, SelfDrafter
+from longdraft import AdaptiveDraft, Event, InputError, Session, Stats, generate, match, reject
+from longdraft.drafters import Drafter, Lookup, SelfDrafter, SmallModelDrafter
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided
 
@@ -319,10 +319,10 @@ def test_requests_come_from_many_threads():
 
 DRAFTERS = {
     "plain": lambda t: Drafter(),
-    "paced vegas": lambda t: Pace(SelfDrafter(t, Guided(0.07, 16), [1] * 3)),
+    "paced vegas": lambda t: AdaptiveDraft(SelfDrafter(t, Guided(0.07, 16), [1] * 3)),
     "auto": BUILD["auto"],
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
-    "small model": lambda t: LMDrafter(t, Chunks(40, every=3), [2, 2]),
+    "small model": lambda t: SmallModelDrafter(t, Chunks(40, every=3), [2, 2]),
     "eagle3, then reuse": BUILD["eagle3, then reuse"],
     "triforce": BUILD["triforce"],
     "suffix over texts": BUILD["suffix over texts"],

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from longdraft.bench.texts import stdlib_prompt
 from longdraft.cli.show import Detokenizer, figures, text_of, verdict
+from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.models.loading import load
-from longdraft.engine.decode_session import Prefilled, first_difference
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -39,7 +39,7 @@ def test_half_a_character_at_the_end_is_shown_at_the_end(place):
 def test_first_difference_is_the_earliest_with_its_gap(place):
     target, tokenizer = load("tiny", "float32")
     prompts = [tokenizer(words(n, n))["input_ids"] for n in (20, 30)]
-    runs = Prefilled(target, prompts, 12)
+    runs = DecodeSession(target, prompts, 12)
     plain = runs.rows()
     assert first_difference(runs, plain, runs.rows()) is None
     other = [list(row) for row in plain]

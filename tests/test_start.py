@@ -12,16 +12,17 @@ from listed import BUILD, untrained
 from structure import close
 
 from longdraft import Stats, build
-from longdraft.core.cache import KVCache, _Store
-from longdraft.drafters import Auto, Drafter, Eagle, Hierarchical, LMDrafter, Pace, SelfDrafter
-from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm
-from longdraft.engine.generate import generate, prefill, step
 from longdraft.backends.native import NODES
-from longdraft.models.lm import LM
+from longdraft.core.cache import KVCache, _Store
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import match
+from longdraft.drafters import AdaptiveDraft, Auto, Drafter, Eagle, Hierarchical, SelfDrafter, SmallModelDrafter
+from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm
+from longdraft.engine.generate import generate, prefill, step
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Policy, Retrieval, SinkWindow
 
 TAIL = 40
@@ -41,10 +42,10 @@ class Spy(LM):
         super().__init__(hf)
         self.passes: list[tuple[int, int, int]] = []
 
-    def __call__(self, tree, cache, start=0, view=None, taps=None, logits=0):
+    def __call__(self, tree, cache, start=0, view=None, captured=None, logits=0):
         if tree.size - start > 1:
             self.passes.append((len(tree.tokens), tree.size - start, logits or tree.size - start))
-        return super().__call__(tree, cache, start, view, taps, logits)
+        return super().__call__(tree, cache, start, view, captured, logits)
 
     @property
     def read(self) -> int:
@@ -73,21 +74,21 @@ def begun(drafter: Drafter, texts: list[list[int]], limit: int = 20, sampler: Sa
 @pytest.mark.parametrize("path", ["native", "torch"])
 def test_a_small_model_reads_the_end_of_a_long_prompt_and_only_when_it_drafts(policy, path):
     small = spy(path)
-    drafter = LMDrafter(small, policy(), [1, 1], tail=TAIL)
+    drafter = SmallModelDrafter(small, policy(), [1, 1], tail=TAIL)
     seqs = begun(drafter, tiny.prompts(400, 300))
     assert small.read == 0
     drafter.ready(seqs)
     assert small.read == 2 * (SINK + TAIL - 1)  # the root runs with the draft
-    drafter.grow(Tree.root(seqs.last), seqs)
+    drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     more = 2 * 32 if isinstance(drafter.policy, Chunks) else 0  # the queries that choose
     assert small.read <= 2 * (SINK + TAIL) + 2 * more
 
 
 @torch.inference_mode()
 def test_who_never_drafts_reads_nothing(monkeypatch):
-    monkeypatch.setattr(Pace, "_shape", lambda self: (0, 1 << 30))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (0, 1 << 30))
     small = spy()
-    drafter = Pace(LMDrafter(small, Full(), [1, 1], tail=TAIL))
+    drafter = AdaptiveDraft(SmallModelDrafter(small, Full(), [1, 1], tail=TAIL))
     generate(tiny.target("llama"), tiny.prompts(200), drafter, max_new_tokens=30)
     assert small.read == 0
 
@@ -95,7 +96,7 @@ def test_who_never_drafts_reads_nothing(monkeypatch):
 @torch.inference_mode()
 def test_a_part_of_auto_reads_when_its_turn_comes():
     lm, small = tiny.target("llama"), spy()
-    drafter = Auto([SelfDrafter(lm, Full(), [1]), LMDrafter(small, Full(), [1, 1], tail=TAIL)], rounds=1000)
+    drafter = Auto([SelfDrafter(lm, Full(), [1]), SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)], rounds=1000)
     seqs = begun(drafter, tiny.prompts(200), 40)
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
@@ -126,7 +127,7 @@ def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
     assert lm.read == 30
     fresh = Eagle(lm, drafter.block, 4, 1, 8, reach=30)
     fresh.start(seqs)
-    assert torch.equal(*(d.grow(Tree.root(seqs.last), seqs).tokens for d in (drafter, fresh)))
+    assert torch.equal(*(d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens for d in (drafter, fresh)))
 
 
 @torch.inference_mode()
@@ -158,12 +159,12 @@ def test_the_methods_read_no_more_than_pays():
     for (name, option), tail in tails.items():
         drafter = build(name, lm, dict([option] if option else []), random_lm(lm, 1))
         inner = drafter.inner if isinstance(drafter, Hierarchical) else drafter
-        assert isinstance(inner, LMDrafter) and inner.tail == tail, name
+        assert isinstance(inner, SmallModelDrafter) and inner.tail == tail, name
 
 
 def test_a_policy_that_names_slots_of_the_whole_text_reads_it():
     with pytest.raises(ValueError, match="needs tail=0"):
-        LMDrafter(tiny.target("llama"), Retrieval(), [1], tail=TAIL)
+        SmallModelDrafter(tiny.target("llama"), Retrieval(), [1], tail=TAIL)
 
 
 # What is not read is never seen --------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ def excerpt(text: list[int], left: int) -> list[int]:
     return text[:SINK] + text[SINK + left :]
 
 
-def drafts(drafter: LMDrafter, texts: list[list[int]], rounds: int = 4) -> list[torch.Tensor]:
+def drafts(drafter: SmallModelDrafter, texts: list[list[int]], rounds: int = 4) -> list[torch.Tensor]:
     """The trees of some rounds."""
     lm, found = tiny.target("llama"), []
     with torch.inference_mode():
@@ -191,7 +192,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 def check_unread_slots(policy: Callable[[], Policy], path: str = "native") -> None:
     """Slots that were never written hold NaN, and no draft changes."""
-    make = lambda: LMDrafter(spy(path), policy(), [1, 1, 1], tail=TAIL)  # noqa: E731
+    make = lambda: SmallModelDrafter(spy(path), policy(), [1, 1, 1], tail=TAIL)  # noqa: E731
     texts = tiny.prompts(400, 30, 150)
     want, room = drafts(make(), texts), _Store.room
 
@@ -217,13 +218,13 @@ def test_slots_that_were_never_written_are_never_seen(policy, path):
 @each_policy
 def test_a_slot_that_was_skipped_is_caught(policy, monkeypatch):
     """The test above would see it: the cache counts one token as read that is not."""
-    good = LMDrafter._read
+    good = SmallModelDrafter._read
 
     def skips(self, seqs, b):
         self.cache.length[b] += 1
         good(self, seqs, b)
 
-    monkeypatch.setattr(LMDrafter, "_read", skips)
+    monkeypatch.setattr(SmallModelDrafter, "_read", skips)
     with pytest.raises(AssertionError):
         check_unread_slots(policy)
 
@@ -234,18 +235,18 @@ def test_a_slot_that_was_skipped_is_caught(policy, monkeypatch):
 def test_the_drafts_are_those_of_a_prompt_without_what_is_not_read(policy, path):
     """And so no token that was left out has a say in them."""
     texts = tiny.prompts(400, 150)
-    drafter = LMDrafter(spy(path), policy(), [2, 3], tail=TAIL)
+    drafter = SmallModelDrafter(spy(path), policy(), [2, 3], tail=TAIL)
     seqs = begun(drafter, texts)
-    found = drafter.grow(Tree.root(seqs.last), seqs)
+    found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     assert drafter._left.tolist() == [401 - SINK - TAIL, 151 - SINK - TAIL]
     short = [
         excerpt(seqs.tokens[b, : int(n)].tolist(), int(left))
         for b, (n, left) in enumerate(zip(seqs.length, drafter._left, strict=True))
     ]
-    alone = LMDrafter(spy(path), policy(), [2, 3])
+    alone = SmallModelDrafter(spy(path), policy(), [2, 3])
     read = Sequences.of(short, 20, KVCache(2, 1), Sampler(), SEED)
     alone.start(read)
-    assert torch.equal(alone.grow(Tree.root(read.last), read).tokens, found.tokens)
+    assert torch.equal(alone.grow(Tree.root(read.last), read, DraftLimits(read.room)).tokens, found.tokens)
 
 
 @pytest.mark.parametrize("reads", ["10", "2048", "0"])
@@ -259,7 +260,7 @@ def test_a_budget_as_large_as_the_context_accepts_every_draft(reads):
 def test_a_hierarchy_takes_back_what_its_inner_drafter_has_read():
     """Places in an excerpt are not places in the text."""
     lm = tiny.target("llama")
-    inner = LMDrafter(random_lm(lm, 1), Full(), [1, 1], lm.vocab, tail=12)
+    inner = SmallModelDrafter(random_lm(lm, 1), Full(), [1, 1], lm.vocab, tail=12)
     drafter = Hierarchical(lm, Chunks(24), inner, 4)
     seqs = begun(drafter, tiny.prompts(70, 31, 1), 40, SAMPLERS["T=1"])
     for _ in range(6):
@@ -268,7 +269,7 @@ def test_a_hierarchy_takes_back_what_its_inner_drafter_has_read():
     assert inner._left.tolist()[:2] == [71 - SINK - 12, 32 - SINK - 12]
 
 
-def check_excerpts(drafter: LMDrafter, seqs: Sequences) -> None:
+def check_excerpts(drafter: SmallModelDrafter, seqs: Sequences) -> None:
     """The cache holds what a fresh prefill of a prefix of each live row's excerpt gives."""
     for b in (~seqs.done).nonzero()[:, 0].tolist():
         n = int(drafter.cache.length[b])
@@ -289,7 +290,7 @@ def paused(drafter: Drafter, missed: list[int], done: list[int]) -> Sequences:
     texts = tiny.prompts(*[60 + n for n in missed])
     seqs = Sequences.of([t[:60] for t in texts], 2000, KVCache(len(texts), 1), Sampler(), SEED)
     drafter.start(seqs)
-    drafter.grow(Tree.root(seqs.last), seqs)
+    drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     for b, text in enumerate(texts):
         seqs.tokens[b, : len(text)] = torch.tensor(text)
         seqs.length[b] = len(text)
@@ -302,31 +303,31 @@ def paused(drafter: Drafter, missed: list[int], done: list[int]) -> Sequences:
 @pytest.mark.parametrize("path", ["native", "torch"])
 def test_a_long_pause_is_caught_up_in_bounded_passes(path, tail):
     """Rows that missed 1,500 tokens, 700, a few and none, and one that was done early."""
-    drafter = LMDrafter(small := spy(path), Full(), [1, 1, 1], tail=tail)
+    drafter = SmallModelDrafter(small := spy(path), Full(), [1, 1, 1], tail=tail)
     missed = [1500, 10, 700, 3, 0]
     seqs = paused(drafter, missed, done=[1])
     small.passes.clear()
-    found = drafter.grow(Tree.root(seqs.last), seqs)
+    found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     reading, joint = [p for p in small.passes if p[0] == 1], [p for p in small.passes if p[0] > 1]
     assert sum(nodes for _, nodes, _ in reading) == 1500 + 700
     assert all(nodes <= NODES if path == "native" else logits == 1 for _, nodes, logits in reading)
     assert all(nodes <= NEAR + 1 for _, nodes, _ in joint)
     check_excerpts(drafter, seqs)
     if not tail:
-        fresh = LMDrafter(spy(path), Full(), [1, 1, 1])
+        fresh = SmallModelDrafter(spy(path), Full(), [1, 1, 1])
         fresh.start(seqs)
-        again, live = fresh.grow(Tree.root(seqs.last), seqs), ~seqs.done
+        again, live = fresh.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)), ~seqs.done
         assert torch.equal(again.tokens[live], found.tokens[live])
 
 
 @torch.inference_mode()
 def test_a_row_that_is_done_never_widens_a_pass():
     """Its lag grows from round to round of the others, and it is not read on."""
-    drafter = LMDrafter(small := spy(), Full(), [1, 1])
+    drafter = SmallModelDrafter(small := spy(), Full(), [1, 1])
     seqs = paused(drafter, [1500, 1500], done=[0])
     small.passes.clear()
     for _ in range(3):
-        drafter.grow(Tree.root(seqs.last), seqs)
+        drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         seqs.length[1] += 1
     assert max(rows * nodes for rows, nodes, _ in small.passes) <= NODES
     assert int(drafter.cache.length[0]) < 100
@@ -336,7 +337,7 @@ def test_a_row_that_is_done_never_widens_a_pass():
 def test_a_row_of_unequal_lag_keeps_its_drafts():
     """After a joint pass that padded some rows, what is accepted is kept where it belongs."""
     target, small = tiny.target("llama"), spy()
-    drafter = LMDrafter(small, Full(), [1, 1, 1])
+    drafter = SmallModelDrafter(small, Full(), [1, 1, 1])
     seqs = begun(drafter, tiny.prompts(60, 90, 31), 60)
     for at in range(12):
         if at % 3:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from longdraft import Sampler
 from longdraft.core.cache import KVCache
-from longdraft.drafters import Suffix
-from longdraft.drafters.ngram.suffix import Automaton, Recent
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
+from longdraft.drafters import Suffix
+from longdraft.drafters.ngram.suffix import Automaton, Recent
 
 texts = st.lists(st.integers(0, 2), max_size=50)
 
@@ -39,7 +40,7 @@ def longest(text: list[int], within: list[int]) -> list[int]:
     return next((s for s in places if any(within[i : i + len(s)] == s for i in range(len(within)))), [])
 
 
-def continuations(text: list[int], string: list[int], depth: int, floor: float) -> dict[tuple[int, ...], float]:
+def continuations(text: list[int], string: list[int], depth: int, min_budget: float) -> dict[tuple[int, ...], float]:
     """Every continuation of a string that is likely enough, with its probability."""
     found: dict[tuple[int, ...], float] = {}
     level = {(): 1.0}
@@ -48,7 +49,7 @@ def continuations(text: list[int], string: list[int], depth: int, floor: float) 
         for path, p in level.items():
             counts = followers(text, [*string, *path])
             below |= {(*path, t): p * n / sum(counts.values()) for t, n in counts.items()}
-        level = {path: p for path, p in below.items() if p >= floor}
+        level = {path: p for path, p in below.items() if p >= min_budget}
         found |= level
     return found
 
@@ -68,13 +69,13 @@ def test_the_longest_repeated_suffix(text):
 
 
 @given(texts, st.integers(1, 6), st.sampled_from([0.05, 0.3, 1.0]), st.integers(1, 30))
-def test_drafts_are_the_likeliest_continuations(text, depth, floor, nodes):
+def test_drafts_are_the_likeliest_continuations(text, depth, min_budget, nodes):
     index = automaton(text)
     state, length = index.repeated()
-    want = continuations(text, text[len(text) - length :], depth, floor)
-    everything = spelled(index.likely(state, 10**6, depth, floor))
+    want = continuations(text, text[len(text) - length :], depth, min_budget)
+    everything = spelled(index.likely(state, 10**6, depth, min_budget))
     assert len(everything) == len(set(everything)) and set(everything) == set(want)
-    some = spelled(index.likely(state, nodes, depth, floor))
+    some = spelled(index.likely(state, nodes, depth, min_budget))
     best = sorted(want.values(), reverse=True)[:nodes]
     assert [want[path] for path in some] == pytest.approx(best)
 
@@ -118,7 +119,7 @@ def sequences(*prompts: list[int], limit: int = 20) -> Sequences:
 
 def drafted(drafter: Suffix, seqs: Sequences) -> list[set[tuple[int, ...]]]:
     """The paths of each row's tree."""
-    tree = drafter.grow(Tree.root(seqs.last), seqs)
+    tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     rows = []
     for parents, tokens in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True):
         paths: dict[int, tuple[int, ...]] = {0: ()}
@@ -143,7 +144,7 @@ def test_a_longer_match_is_trusted_for_more_tokens():
 
 def test_branches_by_frequency():
     seqs = sequences([1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 4, 8, 1, 2])
-    drafter = Suffix(nodes=3, factor=9, floor=0.3)
+    drafter = Suffix(nodes=3, factor=9, min_probability=0.3)
     drafter.start(seqs)
     assert drafted(drafter, seqs) == [{(4,), (3,), (4, 8)}]  # of what is equally likely, the shallow first
 
@@ -162,7 +163,7 @@ def test_earlier_outputs_are_remembered_and_earlier_prompts_are_not():
     drafter.start(first)
     first.tokens[0, 3:7] = torch.tensor([4, 5, 6, 7])
     first.length += 4
-    drafter.observe(first, None, None, None)  # type: ignore[arg-type]
+    drafter.update(first, None, None, None)  # type: ignore[arg-type]
     second = sequences([9, 4, 5], [9, 1, 2], [8, 6, 7])
     drafter.start(second)
     assert drafted(drafter, second) == [{(6,), (6, 7)}, set(), set()]  # and nothing across the end of a text

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longdraft.ops import threads
 from longdraft.cli import main
-from longdraft.ops import native
+from longdraft.ops import native, threads
 
 pytestmark = pytest.mark.skipif(
     native.library() is None or not hasattr(os, "sched_getaffinity"), reason="no native build, or not on Linux"

@@ -19,16 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import longdraft
 from longdraft.cli import main
 from longdraft.core.errors import InputError
-from longdraft.training import checkpoint
-from longdraft.training import data
-from longdraft.training import target
-from longdraft.training import tokenizer
-from longdraft.training import trainer
+from longdraft.training import checkpoint, data, target, tokenizer, trainer
 from longdraft.training.schedule import Plan
 
 RUN = "--no-environment --text books/*.txt --vocab 300 --layers 2 --hidden 32 --heads 2 --mlp 32 --positions 256 "
 RUN += "--stage 32:40 --stage 64:20 --step-tokens 64 --guide-to 20 --log-every 1 --probe-every 1000 --threads 1"
-BUNDLED = Path(longdraft.__path__[0]) / "models" / "target"
+BUNDLED = Path(longdraft.__path__[0]) / "assets" / "models" / "target"
 
 
 def write_books(folder: Path) -> None:
@@ -79,7 +75,13 @@ def test_killed_run_resumes_to_the_same_losses(run):
     assert sorted(expected) == list(range(1, 61)) and expected[60] < expected[1] - 0.5
 
     source = Path(longdraft.__path__[0]).parent
-    words = [sys.executable, "-m", "longdraft.training", *command("--work cut --out cut-out --save-seconds 0 --contexts=")]
+    words = [
+        sys.executable,
+        "-m",
+        "longdraft",
+        "train",
+        *command("--work cut --out cut-out --save-seconds 0 --contexts="),
+    ]
     log = Path("cut/log.jsonl")
     child = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(source)}, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

@@ -180,7 +180,7 @@ def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     for name, start in (("alone", ALONE), ("both", [*BOTH, "-m"])):
         line += how if name == "both" else []
         said = subprocess.run(
-            [*start, "longdraft.training", *line, "--out", str(tmp_path / name)], capture_output=True, timeout=120
+            [*start, "longdraft", "train", *line, "--out", str(tmp_path / name)], capture_output=True, timeout=120
         )
         assert said.returncode == 0, said.stderr.decode()[-2000:]
     one, two = losses(f"{tmp_path}/alone.run"), losses(f"{tmp_path}/both.run")

@@ -64,7 +64,7 @@ def test_graft_hangs_whole_branches(tree, data):
     at = [data.draw(st.sampled_from(real)) for _ in branches]
     most = max(map(len, branches))
     table = torch.tensor([[b + [-1] * (most - len(b)) for b in branches]], dtype=torch.long).view(1, len(at), most)
-    grafted = tree.graft(torch.tensor([at]), table)
+    grafted = tree.add_paths(torch.tensor([at]), table)
     check_shape(grafted)
     parent, tokens = grafted.parent[0].tolist(), grafted.tokens[0].tolist()
     assert parent[: tree.size] == tree.parent[0].tolist()
@@ -76,12 +76,16 @@ def test_graft_hangs_whole_branches(tree, data):
 
 def test_laws_stay_with_their_nodes():
     law = torch.rand(2, 1, 5)
-    tree = Tree.root(torch.tensor([1, 2])).with_law(0, law)
+    tree = Tree.root(torch.tensor([1, 2])).with_draft_probs(0, law)
     tree = tree.grow(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long))
-    assert torch.equal(tree.law[:, :1], law) and tree.law.shape == (2, 4, 5) and float(tree.law[:, 1:].sum()) == 0
+    assert (
+        torch.equal(tree.draft_probs[:, :1], law)
+        and tree.draft_probs.shape == (2, 4, 5)
+        and float(tree.draft_probs[:, 1:].sum()) == 0
+    )
     second = torch.rand(2, 3, 5)
-    tree = tree.with_law(1, second)
-    assert torch.equal(tree.law, torch.cat([law, second], 1))
+    tree = tree.with_draft_probs(1, second)
+    assert torch.equal(tree.draft_probs, torch.cat([law, second], 1))
 
 
 @given(accepted())

@@ -13,9 +13,9 @@ import pytest
 import tiny
 from test_model import tokenizer
 
-from longdraft.methods import drafter_weights as parts
 from longdraft import InputError
 from longdraft.drafters.small_model.drafter import random_lm
+from longdraft.methods import drafter_weights as parts
 from longdraft.models.untrusted import neutral
 
 

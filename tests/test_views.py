@@ -9,9 +9,9 @@ from structure import check_sink_window_pass, check_view, check_view_pass
 
 from longdraft import Stats, generate
 from longdraft.core.cache import KVCache
-from longdraft.drafters import SelfDrafter
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.drafters import SelfDrafter
 from longdraft.views import Full, Guided, Policy, RandomPicks, Recents, SinkWindow, View
 from longdraft.views.base import budget_of
 
@@ -24,14 +24,14 @@ def cache_of(lengths: list[int]) -> KVCache:
     return cache
 
 
-def scored(lengths: list[int], layers: tuple[int, ...] = (0, 2), seed: int = 0) -> Taps:
+def scored(lengths: list[int], layers: tuple[int, ...] = (0, 2), seed: int = 0) -> Captures:
     """Scores of slots 0..root, the root being slot `length`, as a verify pass leaves them."""
     g = torch.Generator().manual_seed(seed)
     table = torch.randn(len(layers), len(lengths), 2, 1, max(lengths) + 1, generator=g)
     for b, n in enumerate(lengths):
         table[:, b, ..., n + 1 :] = float("-inf")
     covered = torch.tensor(lengths) + 1
-    return Taps("ends", scores=dict(zip(layers, table, strict=True)), covered=covered)
+    return Captures(CaptureSpec("ends"), scores=dict(zip(layers, table, strict=True)), covered=covered)
 
 
 POLICIES = {
@@ -49,8 +49,8 @@ def test_a_policy_shows_what_its_budget_allows(policy):
     budget = [budget_of(n, 0.07, 16) for n in LENGTHS]
     check_view(policy.view(cache), cache, budget)
     for b, n in enumerate(LENGTHS):
-        picks = policy.view(cache).picks[:, b]
-        assert int((picks >= 0).sum()) + n - int(policy.view(cache).since[b]) == budget[b]
+        indices = policy.view(cache).indices[:, b]
+        assert int((indices >= 0).sum()) + n - int(policy.view(cache).tail_start[b]) == budget[b]
 
 
 def test_budget():
@@ -60,34 +60,34 @@ def test_budget():
 
 def test_sink_and_window():
     view = SinkWindow(4, 0.07, 16).view(cache_of([400, 9]))
-    assert view.picks[0].tolist() == [[0, 1, 2, 3], [-1] * 4]
-    assert view.since.tolist() == [400 - 28 + 4, 0]
+    assert view.indices[0].tolist() == [[0, 1, 2, 3], [-1] * 4]
+    assert view.tail_start.tolist() == [400 - 28 + 4, 0]
 
 
 def test_random_picks_repeat_and_vary():
     policy, views = RandomPicks(0.07, 16, seed=3), []
     for lengths in ([400, 300], [300, 400], [401, 300]):
-        views.append(policy.view(cache_of(lengths)).picks[0])
+        views.append(policy.view(cache_of(lengths)).indices[0])
     rows = [set(v[b].tolist()) - {-1} for v in views for b in (0, 1)]
     assert rows[0] == rows[3] and rows[1] == rows[2]  # one context length, one choice, whatever the row
     assert rows[0] != rows[4]
-    assert rows[0] != set(RandomPicks(0.07, 16, seed=4).view(cache_of([400, 300])).picks[0, 0].tolist())
+    assert rows[0] != set(RandomPicks(0.07, 16, seed=4).view(cache_of([400, 300])).indices[0, 0].tolist())
 
 
 def test_guided_takes_the_best_scores_and_all_that_follows():
-    lengths, taps, policy = [400, 37, 20, 12], scored([400, 37, 20, 12]), Guided(0.07, 16, reach=0)
+    lengths, captured, policy = [400, 37, 20, 12], scored([400, 37, 20, 12]), Guided(0.07, 16, reach=0)
     cache = cache_of([403, 38, 20, 13])  # after the commit: row 2 was done and committed nothing, its root included
-    policy.update(cache, taps)
+    policy.update(cache, captured)
     view = policy.view(cache)
     budgets = [budget_of(n, 0.07, 16) for n in (401, 38, 20, 13)]
     check_view(view, cache, budgets)
-    assert view.since.tolist() == [401, 38, 20, 0]  # 13 slots fit the budget: everything is seen
+    assert view.tail_start.tolist() == [401, 38, 20, 0]  # 13 slots fit the budget: everything is seen
     for layer, place in view.layers.items():
         for b in range(3):
-            scores = taps.scores[layer][b].mean((0, 1))[: min(lengths[b] + 1, int(cache.length[b]))]
+            scores = captured.scores[layer][b].mean((0, 1))[: min(lengths[b] + 1, int(cache.length[b]))]
             best = set(scores.topk(budgets[b]).indices.tolist())
-            assert set(view.picks[place, b].tolist()) - {-1} == best
-    assert (view.picks[:, 3] == -1).all()
+            assert set(view.indices[place, b].tolist()) - {-1} == best
+    assert (view.indices[:, 3] == -1).all()
 
 
 def test_guided_reads_on_from_a_high_score():
@@ -95,20 +95,22 @@ def test_guided_reads_on_from_a_high_score():
     scores = torch.full((1, 1, 1, 400), 1e-6).index_fill_(3, torch.tensor([100]), 1.0)
     for reach, wanted in ((8, set(range(100, 109))), (0, {100})):
         policy = Guided(0.04, 16, reach=reach)
-        policy.update(cache_of([400]), Taps(rows="mean", scores={0: scores}, covered=torch.tensor([400])))
-        picks = set(policy.view(cache_of([400])).picks[0, 0].tolist())
-        assert picks & set(range(90, 130)) == wanted
+        policy.update(
+            cache_of([400]), Captures(CaptureSpec(rows="mean"), scores={0: scores}, covered=torch.tensor([400]))
+        )
+        indices = set(policy.view(cache_of([400])).indices[0, 0].tolist())
+        assert indices & set(range(90, 130)) == wanted
 
 
 def test_guided_follows_the_latest_scores_and_needs_some():
     policy, cache = Guided(0.07, 16), cache_of([100])
     assert policy.view(cache) is None
-    policy.update(cache, Taps())  # a model of windows alone scores nothing
+    policy.update(cache, Captures())  # a model of windows alone scores nothing
     assert policy.view(cache) is None
     seen = []
     for seed in (0, 1):
         policy.update(cache, scored([99], seed=seed))
-        seen.append(policy.view(cache).picks.sort(-1).values.tolist())
+        seen.append(policy.view(cache).indices.sort(-1).values.tolist())
     assert seen[0] != seen[1]
 
 
@@ -118,9 +120,9 @@ def test_full_shows_everything():
 
 @pytest.mark.parametrize("model", ["llama", "llama-torch", "qwen3-moe"])
 def test_a_pass_sees_the_view_and_nothing_else(model):
-    for picks, since in (([3, 17, 8], 25), ([], 11), ([29, 0], 30), ([], 0), ([5, -1, -1], 28)):
-        view = View(torch.tensor(picks, dtype=torch.long)[None, None], torch.tensor([since]))
-        check_view_pass(view, [p for p in picks if p >= 0] + list(range(since, 30)), model)
+    for indices, tail_start in (([3, 17, 8], 25), ([], 11), ([29, 0], 30), ([], 0), ([5, -1, -1], 28)):
+        view = View(torch.tensor(indices, dtype=torch.long)[None, None], torch.tensor([tail_start]))
+        check_view_pass(view, [p for p in indices if p >= 0] + list(range(tail_start, 30)), model)
 
 
 def test_a_sink_and_a_window_are_seen_once():
@@ -134,18 +136,18 @@ def test_each_layer_and_row_sees_its_own_picks(model):
     lm, prompts = tiny.target(model), tiny.prompts(40, 30)
     dense = [i for i in range(lm.config.num_hidden_layers) if i not in lm.windows]
     g = torch.Generator().manual_seed(0)
-    picks = torch.stack([torch.stack([torch.randperm(25, generator=g)[:6] for _ in prompts]) for _ in dense])
-    picks[:, 1, 4:] = -1
-    since, layers = torch.tensor([33, 28]), {layer: i for i, layer in enumerate(dense)}
+    indices = torch.stack([torch.stack([torch.randperm(25, generator=g)[:6] for _ in prompts]) for _ in dense])
+    indices[:, 1, 4:] = -1
+    tail_start, layers = torch.tensor([33, 28]), {layer: i for i, layer in enumerate(dense)}
     cache = lm.new_cache(2, 64)
     for b, prompt in enumerate(prompts):
         lm.prefill(prompt, cache.row(b))
     chain = Tree.chain(torch.tensor([[5, 17], [8, 9]]))
-    together = lm(chain, cache, view=View(picks, since, layers))
+    together = lm(chain, cache, view=View(indices, tail_start, layers))
     unguided = lm(chain, cache)
     for b in range(2):
         one = Tree(chain.tokens[b : b + 1], chain.parent[b : b + 1], chain.depth[b : b + 1], chain.mask[b : b + 1])
-        alone = lm(one, cache.row(b), view=View(picks[:, b : b + 1], since[b : b + 1], layers))
+        alone = lm(one, cache.row(b), view=View(indices[:, b : b + 1], tail_start[b : b + 1], layers))
         torch.testing.assert_close(together[b], alone[0], rtol=1e-4, atol=1e-4)
         assert float((together[b] - unguided[b]).abs().max()) > 1e-2
 
@@ -171,16 +173,16 @@ def test_weights_guide_better_than_chance():
     with torch.inference_mode():
         cache = lm.new_cache(1, 140)
         lm.prefill(prompt, cache)
-        root, taps = Tree.root(torch.tensor([5])), Taps("last", "weights")
-        full = lm(root, cache, taps=taps)
+        root, captured = Tree.root(torch.tensor([5])), Captures(CaptureSpec("last", "weights"))
+        full = lm(root, cache, captured=captured)
         cache.length += 1
         guided = Guided(0.07, 16, "weights", reach=0)
-        guided.update(cache, taps)
+        guided.update(cache, captured)
         errors = []
         for policy in (guided, RandomPicks(0.07, 16)):
             view = policy.view(cache)
             cache.length -= 1  # the same root again, under the view of its own past
-            view = View(view.picks, view.since.clamp(max=120), view.layers)
+            view = View(view.indices, view.tail_start.clamp(max=120), view.layers)
             errors.append(float((lm(root, cache, view=view) - full).abs().max()))
             cache.length += 1
     assert errors[0] < errors[1]

@@ -7,13 +7,14 @@ import tiny
 import torch
 from checks import SAMPLERS
 
-from longdraft.backends import native as fast
 from longdraft import Sampler, build, generate
-from longdraft.drafters import Reuse, SelfDrafter, Then
-from longdraft.models.lm import LM, Taps
-from longdraft.core.tree import Tree
-from longdraft.views import Guided
+from longdraft.backends import native as fast
 from longdraft.backends.partition import in_parts
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import Tree
+from longdraft.drafters import Reuse, SelfDrafter, Sequential
+from longdraft.models.lm import LM
+from longdraft.views import Guided
 
 HALF = torch.bfloat16
 
@@ -36,21 +37,21 @@ def test_in_parts_leaves_behind_what_one_pass_does(rows):
     lm, prompts = tiny.target("llama"), tiny.prompts(50, 33)
     tree = random_tree(2, 40, 3)
 
-    def run(step) -> tuple[torch.Tensor, Taps]:
-        cache, taps = lm.new_cache(2, 256), Taps(rows=rows, of="logits", hidden=(1, 3))
+    def run(step) -> tuple[torch.Tensor, Captures]:
+        cache, captured = lm.new_cache(2, 256), Captures(CaptureSpec(rows=rows, of="logits", hidden=(1, 3)))
         for b, p in enumerate(prompts):
             lm.prefill(p, cache.row(b))
         position = cache.length[:, None] + tree.depth
-        return step(tree, cache, 0, position, None, taps), taps
+        return step(tree, cache, 0, position, None, captured), captured
 
-    want, taps = run(lm.native)
+    want, captured = run(lm.native)
     found, parts = run(lambda *given: in_parts(lm.native, 7, *given))
     real = tree.parent != -2
     assert torch.equal(found[real], want[real])
-    for n, state in taps.states.items():
+    for n, state in captured.states.items():
         assert torch.equal(parts.states[n][real], state[real])
-    assert parts.scores.keys() == taps.scores.keys()
-    for layer, scores in taps.scores.items():
+    assert parts.scores.keys() == captured.scores.keys()
+    for layer, scores in captured.scores.items():
         mine = parts.scores[layer]
         if rows == "all":
             mine, scores = mine[real], scores[real]
@@ -100,5 +101,5 @@ def test_a_guided_tree_wider_than_the_bound(temperature, monkeypatch):
     monkeypatch.setattr(fast, "NODES", 16)
     prompts, sampler = tiny.prompts(70, 31, 90), Sampler(temperature=temperature)
     plain = generate(lm, prompts, max_new_tokens=40, sampler=sampler)
-    drafter = Then(SelfDrafter(lm, Guided(0.07, 16), [1, 1, 1]), Reuse(4, 12))
+    drafter = Sequential(SelfDrafter(lm, Guided(0.07, 16), [1, 1, 1]), Reuse(4, 12))
     assert generate(lm, prompts, drafter, max_new_tokens=40, sampler=sampler) == plain

@@ -25,10 +25,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from longdraft.drafters import Glide, random_glide
-from longdraft.models.lm import LM, Taps
-from longdraft.training import data
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
+from longdraft.drafters import Glide, random_glide
+from longdraft.models.lm import LM
+from longdraft.training import data
 
 BASE = {
     "vocab_size": 96,
@@ -134,9 +135,9 @@ def taught_glide(target: LM, seed: int = 0, **options) -> Glide:
     """A random block whose MLP is a table: unit i fires at token i and says what the target says after i alone."""
     block = random_glide(target, seed, **options)
     tokens = torch.arange(target.vocab)[:, None]
-    embedded, taps = block.embed(tokens)[:, 0], Taps(hidden=(target.config.num_hidden_layers,))
-    target(Tree.root(tokens[:, 0]), target.new_cache(len(tokens), 1), taps=taps)
-    wanted = target.norm(taps.states[target.config.num_hidden_layers][:, 0])
+    embedded, captured = block.embed(tokens)[:, 0], Captures(CaptureSpec(hidden=(target.config.num_hidden_layers,)))
+    target(Tree.root(tokens[:, 0]), target.new_cache(len(tokens), 1), captured=captured)
+    wanted = target.norm(captured.states[target.config.num_hidden_layers][:, 0])
     keys = embedded / embedded.norm(dim=-1, keepdim=True)  # 8 at its own token, about 1 at any other
     block.gate_proj.weight.copy_(4 * keys)
     block.up_proj.weight.copy_(keys)

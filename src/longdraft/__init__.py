@@ -9,24 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longdraft.engine.scheduler import serve
-    from longdraft.drafters import Pace
-    from longdraft.engine.generate import Stats, Step, generate, stream
     from longdraft.core.errors import InputError
-    from longdraft.models.loading import load
-    from longdraft.methods import METHODS, build
-    from longdraft.ops import row_seed
     from longdraft.core.rules import Rules
     from longdraft.core.sampling import Sampler
-    from longdraft.engine.session import Event, Session
     from longdraft.core.verify import match, reject
+    from longdraft.drafters import AdaptiveDraft
+    from longdraft.engine.generate import Stats, Step, generate, stream
+    from longdraft.engine.scheduler import serve
+    from longdraft.engine.session import Event, Session
+    from longdraft.methods import METHODS, build
+    from longdraft.models.loading import load
+    from longdraft.ops import row_seed
 
 __version__ = "0.1.0"
 __all__ = [
     "METHODS",
+    "AdaptiveDraft",
     "Event",
     "InputError",
-    "Pace",
     "Rules",
     "Sampler",
     "Session",
@@ -42,17 +42,17 @@ __all__ = [
     "stream",
 ]
 _HOMES = {
-    "continuous": ("serve",),
-    "drafters": ("Pace",),
-    "engine": ("Stats", "Step", "generate", "stream"),
-    "errors": ("InputError",),
-    "loading": ("load",),
+    "core.errors": ("InputError",),
+    "core.rules": ("Rules",),
+    "core.sampling": ("Sampler",),
+    "core.verify": ("match", "reject"),
+    "drafters": ("AdaptiveDraft",),
+    "engine.generate": ("Stats", "Step", "generate", "stream"),
+    "engine.scheduler": ("serve",),
+    "engine.session": ("Event", "Session"),
     "methods": ("METHODS", "build"),
+    "models.loading": ("load",),
     "ops": ("row_seed",),
-    "rules": ("Rules",),
-    "sampling": ("Sampler",),
-    "session": ("Event", "Session"),
-    "verify": ("match", "reject"),
 }
 
 

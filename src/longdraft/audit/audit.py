@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from longdraft.engine import generate as engine
 from longdraft.audit.passage import Passage, Run
 from longdraft.audit.ties import WIDTH
-from longdraft.drafters import Drafter
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import Verifier, match
+from longdraft.drafters import Drafter
+from longdraft.engine import generate as engine
+from longdraft.models.lm import LM
 
 WINDOW = 512  # new tokens per prompt at most, where the text has room for more prompts: long free-running text loops
 

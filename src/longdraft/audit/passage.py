@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from longdraft.core import verify
-from longdraft.bench.run import distinct
 from longdraft.audit.ties import Replay
-from longdraft.drafters import Drafter
-from longdraft.engine.generate import Stats, Step, decode
-from longdraft.engine.decode_session import Prefilled, Witness
+from longdraft.bench.run import distinct
+from longdraft.core import verify
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match
+from longdraft.drafters import Drafter
+from longdraft.engine.decode_session import DecodeSession, Witness
+from longdraft.engine.generate import Stats, Step, decode
 
 if TYPE_CHECKING:
     from longdraft.audit.audit import Audit, Prompt, Way
@@ -107,7 +107,7 @@ class Passage:
     def __init__(self, audit: Audit, prompt: Prompt):
         self.audit, self.damaged = audit, False
         self.altered: str | None = None
-        self.runs = Prefilled(audit.target, [prompt.tokens], prompt.new, eos=())
+        self.runs = DecodeSession(audit.target, [prompt.tokens], prompt.new, eos=())
         self.runs.seal()
         self.begin = int(self.runs.cache.length[0])
 

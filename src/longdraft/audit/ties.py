@@ -11,10 +11,11 @@ from math import exp, lgamma, log
 
 import torch
 
-from longdraft.drafters import Drafter
-from longdraft.models.lm import LM
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
+from longdraft.drafters import Drafter
+from longdraft.models.lm import LM
 
 # Scores this close are a tie. In bfloat16 neighbouring numbers between 16 and 32, where logits lie, are 0.125 apart.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
@@ -34,9 +35,9 @@ class Replay(Drafter):
     def __init__(self, text: list[int], width: int = WIDTH):
         self.text, self.width = text, width
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         at = int(seqs.length[0])
-        known = self.text[at : at + min(self.width - 1, seqs.room)]
+        known = self.text[at : at + min(self.width - 1, limits.depth)]
         return Tree.chain(torch.cat([tree.tokens, tree.tokens.new_tensor([known])], 1))
 
 

@@ -22,9 +22,9 @@ def listen(hf: Any) -> threading.local:
 
     def catch(n: int) -> Any:
         def hook(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-            taps = getattr(listening, "taps", None)
-            if taps is not None and n in taps.hidden:
-                taps.states[n] = args[0] if args else kwargs["hidden_states"]
+            captured = getattr(listening, "captured", None)
+            if captured is not None and n in captured.spec.hidden:
+                captured.states[n] = args[0] if args else kwargs["hidden_states"]
 
         return hook
 

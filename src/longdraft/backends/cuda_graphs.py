@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
 from longdraft.backends.architecture import experts_of
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import CaptureSpec
 from longdraft.core.errors import InputError
-from longdraft.ops.triton import self_check as trial
 from longdraft.core.tree import Tree
+from longdraft.ops.triton import self_check as trial
 
 if TYPE_CHECKING:
     from longdraft.models.lm import LM
@@ -75,13 +76,13 @@ def padded(nodes: int) -> int:
 
 
 class Shape(NamedTuple):
-    """What a graph is made for. of, split, only: as in Taps. normal: not of the engine's inference tensors."""
+    """What a graph is made for. of, split, only: as in Captures. normal: not of the engine's inference tensors."""
 
     rows: int
     nodes: int
     tree: int
     keys: int
-    picked: int
+    selected: int
     kept: int
     pooled: bool
     of: str
@@ -103,8 +104,8 @@ class StaticPass:
 
         self.tokens, self.position, self.own_depth = zeros(B, W), zeros(B, W), zeros(B, W)
         self.depth, self.visible = zeros(B, M), zeros(B, W, M, dtype=torch.uint8)
-        self.bounds, self.cache, self.picks = zeros(B, 4), zeros(L, 4), zeros(L, B, 4)
-        self.keep, self.hidden = zeros(B, shape.kept), shape.hidden
+        self.bounds, self.cache, self.indices = zeros(B, 4), zeros(L, 4), zeros(L, B, 4)
+        self.keep, self.spec = zeros(B, shape.kept), CaptureSpec(hidden=shape.hidden)
         self.graph: Any = None
         self.used = False
         self.forget()
@@ -148,8 +149,8 @@ class StaticPass:
             self.scores = torch.empty(len(tapped), s.rows, rows, columns, s.keys, device=self.keep.device)
             same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)  # a node may be kept twice
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
-        taps: Any = self  # it has the two fields of Taps that are used
-        with lm.residuals(taps), fused(lm.hf):
+        captured: Any = self  # it has the two fields of Captures that are used
+        with lm.residuals(captured), fused(lm.hf):
             out = lm.hf(input_ids=self.tokens, position_ids=self.position, use_cache=False, longdraft=self)
         if self.calls != lm.config.num_hidden_layers:
             raise InputError(
@@ -170,8 +171,8 @@ class StaticPass:
         keys = min(s.keys, bucket(window + s.tree, 1)) if window else s.keys
         visible = self.near[window] if window else self.visible
         reach = slots.Reach(
-            self.cache[layer], self.picks[layer], self.bounds, visible, self.own_depth, keys,
-            0 if window else s.picked, window,
+            self.cache[layer], self.indices[layer], self.bounds, visible, self.own_depth, keys,
+            0 if window else s.selected, window,
         )  # fmt: skip
         slots.write(k, v, reach.cache, self.bounds)
         at = self.tapped.get(layer) if s.kept else None
@@ -199,28 +200,28 @@ class GraphStep:
         self.pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
         self._picked: tuple[Any, Tensor, int, list[int]] | None = None
 
-    def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
+    def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, captured: Any) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V], tapped scores and states in `taps`."""
         lengths, W = cache.length.tolist(), position.shape[1]
         c, end = self.lm.config, max(lengths) + tree.size
         table = cache.table(end, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), self.lm.dtype)
-        picks, most, since = (None, 0, [0] * len(lengths)) if view is None else self._picks(view, cache)
-        keep = None if taps.rows is None else taps.kept(tree)
-        tail = max(n - s for n, s in zip(lengths, since, strict=True)) + tree.size
-        p = self._pass(_shape(tree, W, tail, most, taps, keep))
+        indices, most, tail_start = (None, 0, [0] * len(lengths)) if view is None else self._indices(view, cache)
+        keep = None if captured.spec.rows is None else captured.spec.kept(tree)
+        tail = max(n - s for n, s in zip(lengths, tail_start, strict=True)) + tree.size
+        p = self._pass(_shape(tree, W, tail, most, captured, keep))
         p.load(tree, start, position, cache.length)
         p.cache.copy_(table)
-        p.bounds[:, 3] = 0 if view is None else view.since
-        if picks is not None:
-            p.picks.copy_(picks)
+        p.bounds[:, 3] = 0 if view is None else view.tail_start
+        if indices is not None:
+            p.indices.copy_(indices)
         if keep is not None:
             p.keep.zero_()
             p.keep[:, : keep.shape[1]] = keep
         self._play(p)
         if p.scores is not None and keep is not None:
             scores = p.scores[:, :, : keep.shape[1], :, : max(lengths) + 1].clone()
-            taps.scores = {layer: scores[i] for layer, i in p.tapped.items()}
-        taps.states = {n: x[:, :W].clone() for n, x in p.states.items()}
+            captured.scores = {layer: scores[i] for layer, i in p.tapped.items()}
+        captured.states = {n: x[:, :W].clone() for n, x in p.states.items()}
         assert p.logits is not None
         logits = p.logits[:, :W].clone()
         if p.graph is None:
@@ -248,13 +249,13 @@ class GraphStep:
             p.graph.replay()
         p.used = True
 
-    def _picks(self, view: Any, cache: KVCache) -> tuple[Tensor, int, list[int]]:
+    def _indices(self, view: Any, cache: KVCache) -> tuple[Tensor, int, list[int]]:
         """Where the picked keys of each layer and row lie [L,B,4], the most of them, and since. Once for a view."""
         if self._picked is None or self._picked[0] is not view:
             layers, rows = range(self.lm.config.num_hidden_layers), range(len(cache.length))
             found = [[self._pick(view, cache, layer, b) for b in rows] for layer in layers]
             most = max(row[2] for layer in found for row in layer)
-            self._picked = view, torch.tensor(found, device=self.lm.device), most, view.since.tolist()
+            self._picked = view, torch.tensor(found, device=self.lm.device), most, view.tail_start.tolist()
         return self._picked[1:]
 
     def _pick(self, view: Any, cache: KVCache, layer: int, b: int) -> tuple[int, int, int, int]:
@@ -265,14 +266,14 @@ class GraphStep:
         return k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // k.stride(1)
 
 
-def _shape(tree: Tree, nodes: int, tail: int, picked: int, taps: Any, keep: Tensor | None) -> Shape:
+def _shape(tree: Tree, nodes: int, tail: int, selected: int, captured: Any, keep: Tensor | None) -> Shape:
     """The graph for a pass over so many of the tree's nodes that reads at most `tail` slots and `picked` keys a row."""
-    pooled, nodes, tap = taps.rows == "mean", padded(nodes), (False, "", False, None)
-    kept = 0 if keep is None else nodes if taps.rows in ("all", "mean") else keep.shape[1]
+    pooled, nodes, tap = captured.spec.rows == "mean", padded(nodes), (False, "", False, None)
+    kept = 0 if keep is None else nodes if captured.spec.rows in ("all", "mean") else keep.shape[1]
     if kept:
-        tap = (pooled, taps.of, taps.split, taps.only)
-    sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(picked, 64))
-    return Shape(*sizes, kept, *tap, tuple(taps.hidden), not torch.empty(0).is_inference())
+        tap = (pooled, captured.spec.of, captured.spec.split, captured.spec.only)
+    sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(selected, 64))
+    return Shape(*sizes, kept, *tap, tuple(captured.spec.hidden), not torch.empty(0).is_inference())
 
 
 def step(lm: LM) -> GraphStep | None:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends import stock
 from longdraft import ops
+from longdraft.backends import stock
 from longdraft.core.cache import KVCache
-from longdraft.ops import native
 from longdraft.core.tree import Tree
+from longdraft.ops import native
 
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not change with the length
 DIMS = {16, 32, 64, 96, 128, 256}
@@ -79,7 +79,7 @@ class Draws:
     seed: Tensor
     position: Tensor
 
-    def run(self, step: NativeStep, model: native.Model, p: native.Pass, reach: int = 1 << 40) -> Tensor:
+    def run(self, step: NativeBackend, model: native.Model, p: native.Pass, reach: int = 1 << 40) -> Tensor:
         """Draw with this model, from the pass that ops/native/step.cpp's longdraft_chain describes -> [B,count]."""
         drawn, logits = torch.empty(p.rows, self.count, dtype=torch.long), torch.empty(p.rows, step.vocab)
         seed, position = self.seed.contiguous(), self.position.contiguous()
@@ -99,7 +99,7 @@ class Draws:
         return Draws(self.count - n, self.temperature, self.seed, self.position + n)
 
 
-class NativeStep:
+class NativeBackend:
     """Computes what the Transformers forward computes, activations in float32; writes the same slots of the cache.
 
     A node's numbers do not depend on the nodes and rows computed beside it: along a chain, a verify pass is bit for bit
@@ -149,7 +149,7 @@ class NativeStep:
         weights = [self._pins.float(None if n is None else n.weight) for n in norms]
         return native.Layer(*[self._pins.linear(p) for p in stock.projections(layer).values()], *weights, window)
 
-    def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, taps: Any) -> Tensor:
+    def __call__(self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, captured: Any) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32, tapped scores in `taps`."""
         B, W = position.shape
         logits = torch.empty(B, W, self.vocab)
@@ -160,24 +160,29 @@ class NativeStep:
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.logits, longest = logits.data_ptr(), self._keys(p, cache, tree.size, view)
         L = self.model.layers
-        if taps.rows is not None:
-            keep, columns = taps.kept(tree).contiguous(), self.heads if taps.split else 1
-            pooled = taps.rows == "mean"
+        if captured.spec.rows is not None:
+            keep, columns = captured.spec.kept(tree).contiguous(), self.heads if captured.spec.split else 1
+            pooled = captured.spec.rows == "mean"
             scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
             for b, n in enumerate(cache.length.tolist()):
                 scores[:, b, ..., n + 1 :] = float("-inf")
-            p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], taps.of == "weights", taps.split
+            p.keep, p.kept, p.weights, p.split = (
+                keep.data_ptr(),
+                keep.shape[1],
+                captured.spec.of == "weights",
+                captured.spec.split,
+            )
             p.pooled = pooled
             p.scores, p.most = scores.data_ptr(), longest + 1
-            p.only = -1 if taps.only is None else taps.only
-            tapped = range(L) if taps.only is None else [taps.only]
-            taps.scores = {layer: scores[layer] for layer in tapped if layer not in self.windows}
+            p.only = -1 if captured.spec.only is None else captured.spec.only
+            tapped = range(L) if captured.spec.only is None else [captured.spec.only]
+            captured.scores = {layer: scores[layer] for layer in tapped if layer not in self.windows}
             arrays += [keep, scores]
-        if taps.hidden:
-            which = torch.tensor(taps.hidden, dtype=torch.long)
+        if captured.spec.hidden:
+            which = torch.tensor(captured.spec.hidden, dtype=torch.long)
             states = torch.empty(len(which), B, W, self.model.d)
             p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
-            taps.states = {i: states[n] for n, i in enumerate(taps.hidden)}
+            captured.states = {i: states[n] for n, i in enumerate(captured.spec.hidden)}
             arrays.append(which)
         with self.lock:
             self.lib.longdraft_step(self.model, p, self.work, self.half)
@@ -205,12 +210,12 @@ class NativeStep:
         k, v, slots = zip(*self.places(cache, longest + nodes), strict=True)
         p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
         if view is not None:
-            picks = self.picked(view, cache, range(L), B)
-            sized([view.since], (B,))
-            p.since, p.picks = view.since.data_ptr(), (native.Picked * (L * B))(*picks)
+            indices = self.selected(view, cache, range(L), B)
+            sized([view.tail_start], (B,))
+            p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
         return longest
 
-    def picked(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Picked]:
+    def selected(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:
         """Where the picked keys of these layers and rows lie; those that are not copied yet are copied together."""
         where = [(layer, b) for layer in layers for b in range(rows)]
         missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
@@ -226,10 +231,10 @@ class NativeStep:
             if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, self.dim, self.dim, 1):
                 raise ValueError(f"a view copied keys as {tuple(k.shape)} of {k.dtype}: not this model's")
 
-    def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Picked:
+    def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Selected:
         if pair is None:
-            return native.Picked(None, None, 0, 0)
-        return native.Picked(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
+            return native.Selected(None, None, 0, 0)
+        return native.Selected(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
 
 
 def copied(view: Any) -> bool:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.drafters.glide.block import Glide
 from longdraft.backends.native import Draws, Pins, sized
-from longdraft.ops import native
+from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
+from longdraft.drafters.glide.block import Glide
+from longdraft.ops import native
 
 OWN, CROSS = 1, 2  # kinds of layers: types.h
 
@@ -87,10 +87,10 @@ class NativeBlock:
         p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
         p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
         if view is not None:
-            sized([view.since], (p.rows,))
-            nothing = [native.Picked(None, None, 0, 0)] * p.rows
-            picks = nothing + step.picked(view, cache, [layer], p.rows)
-            p.since, p.picks = view.since.data_ptr(), (native.Picked * (2 * p.rows))(*picks)
+            sized([view.tail_start], (p.rows,))
+            nothing = [native.Selected(None, None, 0, 0)] * p.rows
+            indices = nothing + step.selected(view, cache, [layer], p.rows)
+            p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 
 
 def fits(block: Glide) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 
 
@@ -21,22 +22,26 @@ def in_parts(
     start: int,
     position: Tensor,
     view: Any,
-    taps: Any,
+    captured: Captures,
 ) -> Tensor:
     """What step(tree, cache, start, position, view, taps) leaves behind, by passes of at most `size` nodes.
 
     Parents come before children, so the keys that a part's nodes need are in scratch by then.
     """
-    logits, scores, states = [], Scores(taps.rows, _kept(taps, tree)), {n: [] for n in taps.hidden}
+    logits, scores, states = (
+        [],
+        Scores(captured.spec.rows, _kept(captured, tree)),
+        {n: [] for n in captured.spec.hidden},
+    )
     for part in _parts(tree, start, size):
-        asked = PartTaps(taps, scores.nodes(part))
+        asked = Captures(_spec(captured.spec, scores.nodes(part)))
         logits.append(
             step(part.tree, cache, part.begin, position[:, part.begin - start : part.end - start], view, asked)
         )
         scores.add(part, asked.scores)
         for n, found in asked.states.items():
             states[n].append(found)
-    taps.scores, taps.states = scores.merged, {n: torch.cat(found, 1) for n, found in states.items()}
+    captured.scores, captured.states = scores.merged, {n: torch.cat(found, 1) for n, found in states.items()}
     return torch.cat(logits, 1)
 
 
@@ -60,26 +65,30 @@ def _parts(tree: Tree, start: int, size: int) -> Iterator[Part]:
         )
 
 
-def _kept(taps: Any, tree: Tree) -> Tensor | None:
-    return None if taps.rows is None else taps.kept(tree)
+def _kept(captured: Captures, tree: Tree) -> Tensor | None:
+    return None if captured.spec.rows is None else captured.spec.kept(tree)
 
 
-class PartTaps:
-    """The whole pass's taps, but for the query nodes [B,R], which are given by their place in the part."""
+@dataclass(frozen=True)
+class PartSpec(CaptureSpec):
+    """The whole pass's request, except that its query nodes [B,R] are given by their index in the part."""
 
-    def __init__(self, whole: Any, nodes: Tensor | None):
-        self.rows = None if nodes is None else whole.rows
-        self.of, self.split, self.only, self.hidden = whole.of, whole.split, whole.only, whole.hidden
-        self.nodes, self.scores, self.states = nodes, {}, {}
+    nodes: Tensor | None = None
 
-    def kept(self, tree: Tree) -> Tensor | None:
+    def kept(self, tree: Tree) -> Tensor:
+        assert self.nodes is not None
         return self.nodes
+
+
+def _spec(whole: CaptureSpec, nodes: Tensor | None) -> PartSpec:
+    rows = None if nodes is None else whole.rows
+    return PartSpec(rows, whole.of, whole.split, whole.only, whole.hidden, nodes)
 
 
 class Scores:
     """Scores {layer: [B,R,K|1,S]} of a whole pass's query nodes, put together from those of its parts.
 
-    rows and kept [B,R] are the whole pass's Taps.rows and Taps.kept.
+    rows and kept [B,R] are the whole pass's Captures.rows and Captures.kept.
     """
 
     def __init__(self, rows: str | None, kept: Tensor | None):

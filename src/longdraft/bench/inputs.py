@@ -14,7 +14,7 @@ import torch
 from longdraft.core.errors import InputError
 from longdraft.models.loading import BUNDLED, token_ids
 
-BOOK = Path(__file__).parent / "text" / "great-expectations.txt"
+BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from longdraft.engine import rates
 from longdraft.bench.averages import mean_and_errors, paired
 from longdraft.core.errors import InputError
+from longdraft.engine import rates
 
 Record = dict[str, Any]
 # Records that differ in one of these never share a table.
@@ -67,9 +67,9 @@ def ratios(records: list[Record], everything: list[Record], name: str = "speedup
         plains = [
             p for p in everything if p["method"] == "plain" and (p["run"], p["context"]) == (r["run"], r["context"])
         ]
-        ratio = rates.speedups(r, plains)[name]
-        if ratio is not None:
-            found.append(ratio)
+        keep_ratio = rates.speedups(r, plains)[name]
+        if keep_ratio is not None:
+            found.append(keep_ratio)
     return found
 
 

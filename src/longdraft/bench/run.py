@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.engine import generate as engine
-from longdraft.engine import records as record
 from longdraft.bench.baselines import Stock
-from longdraft.methods.spec import Entry
 from longdraft.bench.inputs import Text
-from longdraft.engine.rates import speedups, timings
-from longdraft.drafters import Drafter, Oracle
-from longdraft.engine.generate import Stats
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
-from longdraft.engine.decode_session import Prefilled, first_difference
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import match
+from longdraft.drafters import Drafter, Oracle
+from longdraft.engine import generate as engine
+from longdraft.engine import records as record
+from longdraft.engine.decode_session import DecodeSession, first_difference
+from longdraft.engine.generate import Stats
+from longdraft.engine.rates import speedups, timings
+from longdraft.methods.spec import MethodSpec
+from longdraft.models.lm import LM
 
 WARM = 16  # tokens that each method decodes before any is timed
 
@@ -27,7 +27,7 @@ WARM = 16  # tokens that each method decodes before any is timed
 class Speed:
     """What one run of the task is asked to do."""
 
-    entries: list[Entry]
+    entries: list[MethodSpec]
     texts: list[Text]
     contexts: list[int]
     new_tokens: int = 256
@@ -39,7 +39,7 @@ class Speed:
 
     def __post_init__(self) -> None:
         if not any(e.name == "plain" for e in self.entries):  # speedup and equality are said of it
-            self.entries = [Entry("plain", "plain"), *self.entries]
+            self.entries = [MethodSpec("plain", "plain"), *self.entries]
 
     def check(self, target: LM) -> None:
         """Raises InputError for what could only fail after an hour."""
@@ -69,12 +69,12 @@ class Cell:
         kinds = [e.name for e in job.entries if e.stock]
         self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}
 
-    def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        runs = Prefilled(self.target, prompts, self.job.new_tokens, self.job.sampler, self.job.seed, eos=())
+    def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
+        runs = DecodeSession(self.target, prompts, self.job.new_tokens, self.job.sampler, self.job.seed, eos=())
         runs.seal()
         return runs
 
-    def run(self, entry: Entry, limit: int) -> tuple[list[list[int]], dict[str, Any]]:
+    def run(self, entry: MethodSpec, limit: int) -> tuple[list[list[int]], dict[str, Any]]:
         """The new tokens of each row, and the figures of `generate --json`."""
         if entry.stock:
             assert self.stock is not None
@@ -149,7 +149,7 @@ def _set_speedup(records: list[dict]) -> None:
 
 
 def _describe(
-    job: Speed, cell: Cell, entry: Entry, text: Text, rows: list, figures: dict, tokenizer: Any, shared: dict
+    job: Speed, cell: Cell, entry: MethodSpec, text: Text, rows: list, figures: dict, tokenizer: Any, shared: dict
 ) -> dict[str, Any]:
     """The parts of a record that are this decoding's own. What rows have one each of is a list if there are several."""
     each = {

@@ -9,8 +9,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from longdraft.core.errors import InputError
-from longdraft.models.loading import DTYPES
 from longdraft.models.lm import LM
+from longdraft.models.loading import DTYPES
 
 HEAD = 64
 

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.engine import records as record
+from longdraft.backends.native import Draws, chain
 from longdraft.bench.inputs import Text
 from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
 from longdraft.core.errors import InputError
-from longdraft.backends.native import Draws, chain
-from longdraft.methods import vegas
-from longdraft.models.lm import LM, Taps
-from longdraft.engine.decode_session import Prefilled
 from longdraft.core.tree import Tree
+from longdraft.engine import records as record
+from longdraft.engine.decode_session import DecodeSession
+from longdraft.methods import vegas
+from longdraft.models.lm import LM
 from longdraft.views import Policy
 
 ROWS = (2, 4, 8, 16, 32, 69)  # 69: LongSpec's tree
@@ -50,19 +51,21 @@ class Steps:
         return len(self.texts) * len(self.contexts) * self.repeat
 
 
-def operations(target: LM, runs: Prefilled) -> dict[str, tuple[Callable[[], Any], int]]:
+def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], Any], int]]:
     """{name: (a call, how many of the operation it does)}: all leave the committed part of the cache as it is."""
     cache, policy = runs.cache, vegas(target).policy  # type: ignore[attr-defined]
     text = torch.tensor([runs.prompts[0][-max(ROWS) :]], device=target.device)
     chains, trees = {n: Tree.chain(text[:, :n]) for n in (1, *ROWS)}, {n: _branching(text[:, :n]) for n in TREES}
 
-    def tapped(rows: int, begin: int = 0) -> Taps:
-        taps = policy.wants()
-        target(Tree.chain(text[:, begin : begin + rows]), cache, taps=taps)
-        return taps
+    def tapped(rows: int, begin: int = 0) -> Captures:
+        captured = Captures(policy.captures())
+        target(Tree.chain(text[:, begin : begin + rows]), cache, captured=captured)
+        return captured
 
-    turns = cycle([tapped(GUIDED), taps := tapped(GUIDED, GUIDED)])  # a round's keys are not those of the one before
-    policy.update(cache, taps)
+    turns = cycle(
+        [tapped(GUIDED), captured := tapped(GUIDED, GUIDED)]
+    )  # a round's keys are not those of the one before
+    policy.update(cache, captured)
     found: dict[str, Any] = {"plain": lambda: target(chains[1], cache)}
     found |= {f"verify {n} rows": lambda n=n: target(chains[n], cache) for n in ROWS}
     found |= {f"verify a tree of {n}": lambda n=n: target(trees[n], cache) for n in TREES}
@@ -109,7 +112,7 @@ def steps(job: Steps, target: LM, log: record.Log, tick: Callable[[str], None]) 
     shared = record.provenance(target, job.seed)
     for text in job.texts:
         for context in job.contexts:
-            runs = Prefilled(target, text.prompts(context, 1), max(ROWS), seed=job.seed, eos=())
+            runs = DecodeSession(target, text.prompts(context, 1), max(ROWS), seed=job.seed, eos=())
             with torch.inference_mode():
                 calls = operations(target, runs)
                 times: dict[str, list[float]] = {name: [] for name in calls}

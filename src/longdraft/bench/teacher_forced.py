@@ -12,31 +12,31 @@ from typing import Any
 
 import torch
 
-from longdraft.engine import records as record
 from longdraft.bench.averages import mean_and_errors
-from longdraft.methods.spec import Entry
 from longdraft.bench.inputs import Text
 from longdraft.core.cache import KVCache
-from longdraft.drafters import Drafter
-from longdraft.engine.generate import Stats, step
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.verify import match
+from longdraft.drafters import Drafter
+from longdraft.engine import records as record
+from longdraft.engine.generate import Stats, step
+from longdraft.methods.spec import MethodSpec
+from longdraft.models.lm import LM
 
 
 @dataclass
-class Anchored:
+class TeacherForced:
     """What one run of the task is asked to do. settle: speculative steps before the one that is measured."""
 
-    entries: list[Entry]
+    entries: list[MethodSpec]
     texts: list[Text]
     contexts: list[int]
     anchors: int = 200
     sampler: Sampler = field(default_factory=Sampler)
     seed: int = 0
-    settle: int = 0
+    warmup_rounds: int = 0
     every: int = 16
 
     @property
@@ -51,7 +51,7 @@ class Anchored:
     @property
     def limit(self) -> int:
         """New tokens that an anchor may need."""
-        return 1 + (self.settle + 1) * (self.longest + 1)
+        return 1 + (self.warmup_rounds + 1) * (self.longest + 1)
 
     def windows(self, text: Text, context: int) -> list[tuple[int, int]]:
         """(start, anchors) of windows spread over the text so that no two share an anchor. Raises InputError."""
@@ -88,14 +88,14 @@ class Anchored:
 
 
 @torch.inference_mode()
-def accepted_at(target: LM, drafter: Drafter, cache: KVCache, tokens: list[int], job: Anchored, seed: int) -> int:
+def accepted_at(target: LM, drafter: Drafter, cache: KVCache, tokens: list[int], job: TeacherForced, seed: int) -> int:
     """Drafts accepted in one step from here. The cache holds tokens[:-1] and is left holding them."""
     stats = Stats()
     with cache.rollback():
         seqs = Sequences.on(target, [tokens], job.limit, cache, job.sampler, seed, eos=())
         drafter.start(seqs)
         step(target, drafter, seqs, match, Stats(), draft=False)
-        for _ in range(job.settle):
+        for _ in range(job.warmup_rounds):
             step(target, drafter, seqs, match, Stats())
         step(target, drafter, seqs, match, stats)
     return sum(stats.accepted)
@@ -112,7 +112,7 @@ def walk(target: LM, tokens: list[int], context: int, anchors: int, every: int) 
         yield cache, tokens[:at]
 
 
-def anchored(job: Anchored, target: LM, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
+def teacher_forced(job: TeacherForced, target: LM, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
     """One record per method, text and context. Interrupted, the anchors so far are kept and the record says so."""
     shared = record.provenance(target, job.seed)
     for text in job.texts:
@@ -134,7 +134,9 @@ def anchored(job: Anchored, target: LM, log: record.Log, tick: Callable[[str], N
                 raise stopped
 
 
-def _measure(job: Anchored, target: LM, text: Text, context: int, found: dict, tick: Callable[[str], None]) -> None:
+def _measure(
+    job: TeacherForced, target: LM, text: Text, context: int, found: dict, tick: Callable[[str], None]
+) -> None:
     """Fill found {label: [window [accepted drafts of each anchor]]}: all methods at the very same anchors."""
     for w, (start, anchors) in enumerate(job.windows(text, context)):
         for windows in found.values():
@@ -147,7 +149,7 @@ def _measure(job: Anchored, target: LM, text: Text, context: int, found: dict, t
                 found[e.label][-1].append(n)
 
 
-def _describe(job: Anchored, entry: Entry, text: Text, context: int, found: dict) -> dict[str, Any]:
+def _describe(job: TeacherForced, entry: MethodSpec, text: Text, context: int, found: dict) -> dict[str, Any]:
     windows = [w for w in found[entry.label] if w]
     counts = [n for w in windows for n in w]
     mean, stderr, clustered = mean_and_errors(windows)
@@ -167,7 +169,7 @@ def _describe(job: Anchored, entry: Entry, text: Text, context: int, found: dict
         "anchors": len(counts),
         "windows": len(windows),
         "every": job.every,
-        "settle": job.settle,
+        "settle": job.warmup_rounds,
         "mean_acceptance_length": 1 + mean,
         "stderr": stderr,
         "stderr_clustered": clustered,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.drafters.glide.block import Glide
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM, Taps
 from longdraft.core.tree import Tree
+from longdraft.drafters.glide.block import Glide
+from longdraft.models.lm import LM
 
 CHUNK = 64  # queries at a time; below any sensible window
 
@@ -49,10 +50,10 @@ def of_target(target: LM, tokens: list[int], window: int = 512) -> dict[int, flo
     cache = target.new_cache(1, len(tokens))
     target.prefill(tokens[: window + 1], cache)
     for part in torch.tensor([tokens[window + 1 :]], device=target.device).split(chunk, 1):
-        begin, taps = int(cache.length), Taps(rows="all", of="weights")
-        target(Tree.chain(part), cache, taps=taps, logits=1)
+        begin, captured = int(cache.length), Captures(CaptureSpec(rows="all", of="weights"))
+        target(Tree.chain(part), cache, captured=captured, logits=1)
         at = torch.arange(begin, begin + part.shape[1], device=target.device)
-        for layer, found in taps.scores.items():  # [1,R,1,begin+1]: all that can lie outside
+        for layer, found in captured.scores.items():  # [1,R,1,begin+1]: all that can lie outside
             outside = torch.arange(found.shape[-1], device=at.device) < at[:, None] - window
             mass = float(found[0, :, 0].masked_fill(~outside, 0.0).sum())
             total[layer] = total.get(layer, 0.0) + mass

@@ -58,17 +58,17 @@ def audit(
 
     from longdraft.audit.audit import Audit, ways, windows
     from longdraft.audit.log import AuditLog, sentences, table
-    from longdraft.methods.spec import Entry
-    from longdraft.engine.records import provenance, relative
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
-    from longdraft.models.loading import load, quiet
+    from longdraft.engine.records import provenance, relative
     from longdraft.methods import find
     from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.spec import MethodSpec
+    from longdraft.models.loading import load, quiet
     from longdraft.ops.threads import pin
 
     find(method)
-    entry = Entry(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model, any_target))
+    entry = MethodSpec(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model, any_target))
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
     quiet(threads)

@@ -12,16 +12,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from longdraft.methods import spec as entries
-from longdraft.engine import records as record
 from longdraft.bench import inputs, report, shapes
-from longdraft.bench.teacher_forced import Anchored, anchored
 from longdraft.bench.run import Speed, speed
 from longdraft.bench.steps import Steps, steps
+from longdraft.bench.teacher_forced import TeacherForced, teacher_forced
 from longdraft.core.errors import InputError
-from longdraft.models.loading import load
-from longdraft.methods.drafter_weights import Parts
 from longdraft.core.sampling import Sampler
+from longdraft.engine import records as record
+from longdraft.methods import spec as entries
+from longdraft.methods.drafter_weights import Parts
+from longdraft.models.loading import load
 from longdraft.ops.threads import pin
 
 app = typer.Typer(no_args_is_help=True, help="Measure, and make tables of what was measured.")
@@ -43,7 +43,7 @@ def bench(
     batch: Annotated[int, typer.Option(help="Rows decoded side by side.")] = 1,
     repeat: Annotated[int, typer.Option(help="Turns of every method.")] = 5,
     anchors: Annotated[int, typer.Option(help="Places of task anchored, per text and context.")] = 200,
-    settle: Annotated[int, typer.Option(help="Anchored: speculative steps before the measured one.")] = 0,
+    warmup_rounds: Annotated[int, typer.Option(help="Anchored: speculative steps before the measured one.")] = 0,
     shape: Annotated[str, typer.Option(help="LAYERSxHIDDEN: random weights and tokens, for cost alone.")] = "",
     accept: Annotated[float | None, typer.Option(help="Accept so many drafts a step, by an oracle.")] = None,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
@@ -61,7 +61,7 @@ def bench(
 ) -> None:
     """Measure methods side by side; prints medians, and appends one record per measurement to --out."""
     _at_least(1, anchors=anchors, batch=batch, repeat=repeat, **{"max-new-tokens": max_new_tokens})
-    _at_least(0, settle=settle, seed=seed)
+    _at_least(0, warmup_rounds=warmup_rounds, seed=seed)
     parts = Parts(drafter, random_drafter, seed, "" if shape else model, any_target)
     chosen, contexts, sampler = entries.parse(methods, option, parts), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored", "steps"):
@@ -84,9 +84,9 @@ def bench(
         costs.check(target)
         _run(lambda log, tick: steps(costs, target, log, tick), costs.steps, out)
     elif task == "anchored":
-        job = Anchored(chosen, texts, contexts, anchors, sampler, seed, settle)
+        job = TeacherForced(chosen, texts, contexts, anchors, sampler, seed, warmup_rounds)
         job.check(target)
-        _run(lambda log, tick: anchored(job, target, log, tick), job.steps, out)
+        _run(lambda log, tick: teacher_forced(job, target, log, tick), job.steps, out)
     else:
         plan = Speed(chosen, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
         plan.check(target)

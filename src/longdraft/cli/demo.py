@@ -27,14 +27,14 @@ def demo(
 
     from longdraft.bench.texts import stdlib_prompt
     from longdraft.cli.job import WARM, Run, traffic
-    from longdraft.drafters import Drafter, Pace
-    from longdraft.engine.generate import check
-    from longdraft.models.loading import load, quiet
-    from longdraft.methods import build
-    from longdraft.engine.decode_session import Prefilled, first_difference
     from longdraft.core.sampling import Sampler
-    from longdraft.ops.threads import pin
     from longdraft.core.verify import match
+    from longdraft.drafters import AdaptiveDraft, Drafter
+    from longdraft.engine.decode_session import DecodeSession, first_difference
+    from longdraft.engine.generate import check
+    from longdraft.methods import build
+    from longdraft.models.loading import load, quiet
+    from longdraft.ops.threads import pin
 
     console = Console(highlight=False)
     sampler = Sampler(temperature)
@@ -48,12 +48,12 @@ def demo(
     console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library, cut there:")
     console.print(f"  {', '.join(files)}")
     console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Reading the prompt ...", end=" ", soft_wrap=True)
-    runs = Prefilled(target, [ids], max_new_tokens, sampler, seed, eos=())
+    runs = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=())
     runs.seal()
     console.print(f"{runs.prefill_s:.1f} s")
 
     def paced(name: str) -> Drafter:
-        return Drafter() if name == "plain" else Pace(build(name, target))
+        return Drafter() if name == "plain" else AdaptiveDraft(build(name, target))
 
     console.print(f"[{DRAFTED}]This colour[/]: drafted, then accepted. [{OWN}]This one[/]: the target's own.")
     found: dict[str, Any] = {}

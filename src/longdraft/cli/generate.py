@@ -57,13 +57,13 @@ def generate(
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the CPU; torch's choice if unset.")] = None,
 ) -> None:
     """Continue a prompt with any method; the text is plain decoding's own, whatever drafts it."""
-    from longdraft.methods.spec import Entry
     from longdraft.cli import prompts
     from longdraft.cli.job import Job, Printer
-    from longdraft.models.loading import load, quiet
+    from longdraft.core.sampling import Sampler
     from longdraft.methods import find
     from longdraft.methods.drafter_weights import Parts
-    from longdraft.core.sampling import Sampler
+    from longdraft.methods.spec import MethodSpec
+    from longdraft.models.loading import load, quiet
     from longdraft.ops.threads import pin
 
     texts = prompts.gather(prompt, prompt_file or [], prompt_tokens)
@@ -76,7 +76,7 @@ def generate(
     pin()
     gc.freeze()  # what is loaded stays: to look through it again takes the collector 0.2 s
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
-    job = Job(target, tokenizer, Entry(method, method, given, parts), sampler, seed, accept)
+    job = Job(target, tokenizer, MethodSpec(method, method, given, parts), sampler, seed, accept)
     outcome = job.run(
         rows, max_new_tokens, () if ignore_eos else None, compare, None if as_json else Printer(tokenizer, texts)
     )

@@ -6,18 +6,18 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from longdraft.methods.spec import Entry
-from longdraft.engine.rates import speedups, timings
-from longdraft.engine.records import bandwidth, bytes_per_step, provenance
 from longdraft.bench.run import diversity, outcome
 from longdraft.cli.prompts import Prompt
 from longdraft.cli.show import Detokenizer, text_of
-from longdraft.drafters import Drafter, Oracle
-from longdraft.engine.generate import Stats, Step
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
-from longdraft.engine.decode_session import Prefilled, first_difference
 from longdraft.core.sampling import Sampler
+from longdraft.drafters import Drafter, Oracle
+from longdraft.engine.decode_session import DecodeSession, first_difference
+from longdraft.engine.generate import Stats, Step
+from longdraft.engine.rates import speedups, timings
+from longdraft.engine.records import bandwidth, bytes_per_step, provenance
+from longdraft.methods.spec import MethodSpec
+from longdraft.models.lm import LM
 
 WARM = 24  # tokens decoded before a comparison is timed
 
@@ -75,7 +75,7 @@ class Outcome:
 class Job:
     target: LM
     tokenizer: Any
-    method: Entry
+    method: MethodSpec
     sampler: Sampler
     seed: int
     accept: float | None = None
@@ -104,7 +104,7 @@ class Job:
         Plain decoding is over before the method runs at all, its warming up included: what a faulty drafter does to the
         prompt's keys and values must not reach the text that it is compared with.
         """
-        runs = Prefilled(self.target, prompts, limit, self.sampler, self.seed, eos)
+        runs = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos)
         main, plain, interrupted = Run([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:
@@ -130,7 +130,7 @@ class Job:
             record |= self._comparison(runs, main, plain)
         return Outcome(record | ({"interrupted": True} if interrupted else {}), interrupted)
 
-    def _record(self, runs: Prefilled, run: Run) -> dict[str, Any]:
+    def _record(self, runs: DecodeSession, run: Run) -> dict[str, Any]:
         one = len(run.rows) == 1
         per_row = {
             "text": [text_of(self.tokenizer, r) for r in run.rows],
@@ -150,7 +150,7 @@ class Job:
             record["oracle"] = self.accept
         return record | provenance(self.target, self.seed)
 
-    def _comparison(self, runs: Prefilled, run: Run, plain: Run) -> dict[str, Any]:
+    def _comparison(self, runs: DecodeSession, run: Run, plain: Run) -> dict[str, Any]:
         plain.stats.prefill_s += runs.prefill_s
         damage = runs.altered()
         return {
@@ -162,7 +162,7 @@ class Job:
         }
 
 
-def traffic(runs: Prefilled, plain: Run) -> dict[str, Any]:
+def traffic(runs: DecodeSession, plain: Run) -> dict[str, Any]:
     """How near plain decoding comes to reading the weights and the cache as fast as this machine reads memory."""
     passes = max(map(len, plain.rows))
     if not passes:

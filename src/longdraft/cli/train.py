@@ -9,14 +9,10 @@ from typing import Annotated
 import torch
 import typer
 
-from longdraft.core.errors import InputError
-from longdraft.training import data
-from longdraft.training import plot
-from longdraft.training import probes
-from longdraft.training import target
-from longdraft.training import trainer
 from longdraft.cli.train_drafter import HELP, command, write_text
+from longdraft.core.errors import InputError
 from longdraft.drafters.objectives import KINDS
+from longdraft.training import data, plot, probes, target, trainer
 from longdraft.training.schedule import Plan, parse_stages
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")

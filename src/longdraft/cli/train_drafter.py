@@ -9,16 +9,15 @@ from typing import Annotated
 import torch
 import typer
 
-from longdraft.models.loading import load, quiet
 from longdraft.core.options import pairs
 from longdraft.drafters.checkpoint import WEIGHTS, fill, read_weights
-from longdraft.training import generations
-from longdraft.training import trainer
+from longdraft.drafters.objectives import KINDS, objective
+from longdraft.models.loading import load, quiet
+from longdraft.training import generations, trainer
 from longdraft.training.data import KINDS as TEXT_KINDS
 from longdraft.training.data import Sources
 from longdraft.training.drafter import Run, corpora
 from longdraft.training.frozen import Frozen
-from longdraft.drafters.objectives import KINDS, objective
 from longdraft.training.processes import joined
 from longdraft.training.schedule import Plan, parse_stages
 from longdraft.training.spread import spread

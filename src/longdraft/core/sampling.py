@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from longdraft.core.errors import InputError
-from longdraft.ops import draw, gumbel
 from longdraft.core.processors import Settings, apply, lowered
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
+from longdraft.ops import draw, gumbel
 
 if TYPE_CHECKING:
     from longdraft.core.sequences import Sequences
@@ -57,7 +57,7 @@ class Sampler:
         """The same sampler, with a model's rules unless it has its own."""
         return replace(self, rules=rules) if self.rules is None else self
 
-    def law(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
+    def processed(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
         """Processed logits [B,W,V], float32, of nodes [start, start+W): their softmax is the law of the next token."""
         logits = logits.float()
         if self.penalty != 1.0:
@@ -70,7 +70,7 @@ class Sampler:
         Drafter and target add the same noise at the same position, so their draws are coupled. seed [B]: draw with
         other noise than the rows' own.
         """
-        law = self.law(logits, tree, seqs, start)
+        law = self.processed(logits, tree, seqs, start)
         if self.temperature == 0:
             return law
         position = seqs.length[:, None] + tree.depth[:, start : start + law.shape[1]]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
-from longdraft.ops import row_seed
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import Verdict
+from longdraft.ops import row_seed
 
 if TYPE_CHECKING:
     from longdraft.models.lm import LM
@@ -37,8 +37,7 @@ class Sequences:
     """Between steps: length == cache.length + 1 (the root's keys and values are not cached yet).
 
     tokens [B,N] (N has room for every prompt and its limit), length, prompt, limit, seed, done [B]. limit counts new
-    tokens; a row is done at its limit or at one of its end tokens, eos[b]. most, wide: drafts that one round may have
-    below each other, and at one depth.
+    tokens; a row is done at its limit or at one of its end tokens, eos[b].
     """
 
     tokens: Tensor
@@ -51,8 +50,6 @@ class Sequences:
     prompt: Tensor = field(init=False)
     capacity: int = field(init=False)  # rows that may be in flight at once: `first` keeps it
     done: Tensor = field(init=False)
-    most: int = field(init=False, default=1 << 30)
-    wide: int = field(init=False, default=1 << 30)
 
     def __post_init__(self) -> None:
         self.prompt, self.capacity = self.length.clone(), len(self.length)
@@ -113,10 +110,9 @@ class Sequences:
     def room(self) -> int:
         """How many drafted tokens the longest-lived row can still use (the bonus token takes the last place)."""
         left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
-        room = max(int(left.max()) - 1, 0)
-        return min(room, self.most)
+        return max(int(left.max()) - 1, 0)
 
-    def since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
+    def tokens_since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens after each row's first `consumed` [B] ones, left-aligned: [B,M], and how many are real [B]."""
         n = self.length - consumed
         at = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)

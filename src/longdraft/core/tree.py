@@ -23,7 +23,7 @@ class Tree:
     parent: Tensor
     depth: Tensor
     mask: Tensor
-    law: Tensor | None = None
+    draft_probs: Tensor | None = None
 
     @staticmethod
     def root(tokens: Tensor) -> Tree:
@@ -41,7 +41,7 @@ class Tree:
 
     def row(self, b: int) -> Tree:
         """Row b's tree alone."""
-        parts = (self.tokens, self.parent, self.depth, self.mask, self.law)
+        parts = (self.tokens, self.parent, self.depth, self.mask, self.draft_probs)
         return Tree(*(None if x is None else x[b : b + 1] for x in parts))  # type: ignore[arg-type]
 
     @property
@@ -72,10 +72,10 @@ class Tree:
             torch.cat([self.parent, parent], 1),
             torch.cat([self.depth, depth], 1),
             mask,
-            None if self.law is None else F.pad(self.law, (0, 0, 0, W)),
+            None if self.draft_probs is None else F.pad(self.draft_probs, (0, 0, 0, W)),
         )
 
-    def graft(self, at: Tensor, paths: Tensor) -> Tree:
+    def add_paths(self, at: Tensor, paths: Tensor) -> Tree:
         """Hang whole branches: paths [B,N,M] (a negative token ends a path) below nodes at [B,N]."""
         tree, parent = self, at
         for tokens in paths.unbind(2):
@@ -86,7 +86,7 @@ class Tree:
             parent = torch.where(parent == PAD, PAD, below)
         return tree
 
-    def plant(self, rows: list[list[tuple[int, int]]], wide: int = 1 << 30) -> Tree:
+    def add_below_root(self, rows: list[list[tuple[int, int]]], wide: int = 1 << 30) -> Tree:
         """Hang a tree of its own below each row's root: rows[b] lists (parent, token), parents first.
 
         A parent is 0 for the root, or i for the row's i-th pair. Of each depth the first `wide` pairs are planted.
@@ -109,11 +109,21 @@ class Tree:
             tree = tree.grow(added[..., 0], added[..., 1])
         return tree
 
-    def with_law(self, start: int, law: Tensor) -> Tree:
+    def with_draft_probs(self, start: int, draft_probs: Tensor) -> Tree:
         """The same tree; law [B,W,V] is what the children of nodes [start, start+W) are drawn from."""
-        before = law.new_zeros(len(law), start, law.shape[-1]) if self.law is None else self.law[:, :start]
-        law = torch.cat([before, law], 1)
-        return Tree(self.tokens, self.parent, self.depth, self.mask, F.pad(law, (0, 0, 0, self.size - law.shape[1])))
+        before = (
+            draft_probs.new_zeros(len(draft_probs), start, draft_probs.shape[-1])
+            if self.draft_probs is None
+            else self.draft_probs[:, :start]
+        )
+        draft_probs = torch.cat([before, draft_probs], 1)
+        return Tree(
+            self.tokens,
+            self.parent,
+            self.depth,
+            self.mask,
+            F.pad(draft_probs, (0, 0, 0, self.size - draft_probs.shape[1])),
+        )
 
 
 def _first(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:

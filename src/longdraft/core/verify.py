@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longdraft.core.errors import InputError
-from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.core.tree import Tree
+from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 
 if TYPE_CHECKING:
     from longdraft.core.sequences import Sequences
@@ -69,26 +69,26 @@ def reject(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
     both normalised. When none is left the target draws from p, and any child that equals the draw is followed: that is
     how a child that q cannot draw (a level wider than top-p leaves tokens) is used without a bias.
     """
-    if tree.law is None:
+    if tree.draft_probs is None:
         raise InputError("verify=reject needs a drafter that keeps the law it draws from; use verify=match")
-    law = seqs.sampler.law(logits, tree, seqs)
+    probs = seqs.sampler.processed(logits, tree, seqs)
     greedy = seqs.sampler.temperature == 0
-    target = torch.zeros_like(law).scatter_(-1, law.argmax(-1, keepdim=True), 1.0) if greedy else law.softmax(-1)
+    target = torch.zeros_like(probs).scatter_(-1, probs.argmax(-1, keepdim=True), 1.0) if greedy else probs.softmax(-1)
     over = ([0], [0])  # a row that is done takes nothing of its verdict
     rows = [over if done else _reject_row(tree, target[b], seqs, b) for b, done in enumerate(seqs.done.tolist())]
     most = max(len(path) for path, _ in rows)
     table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in rows] for i in (0, 1)]
-    path, emitted = (torch.tensor(t, device=law.device) for t in table)
-    return Verdict(path, torch.tensor([len(r[0]) for r in rows], device=law.device), emitted)
+    path, emitted = (torch.tensor(t, device=probs.device) for t in table)
+    return Verdict(path, torch.tensor([len(r[0]) for r in rows], device=probs.device), emitted)
 
 
 def _reject_row(tree: Tree, target: Tensor, seqs: Sequences, b: int) -> tuple[list[int], list[int]]:
     """One row of `reject`: the path and the tokens emitted. target [T,V]."""
-    assert tree.law is not None
+    assert tree.draft_probs is not None
     here, path, emitted, seed = 0, [0], [], seqs.seed[b : b + 1]
     while True:
         position = (seqs.length[b] + tree.depth[b, here]).view(1, 1)
-        p, q = target[here].double(), tree.law[b, here].double()
+        p, q = target[here].double(), tree.draft_probs[b, here].double()
         children = (tree.parent[b] == here).nonzero()[:, 0].tolist()
         accepted = None
         for rank, child in enumerate(children):

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.adaptive.auto import Auto
-from longdraft.drafters.base import Drafter, Then, beam
+from longdraft.drafters.base import Drafter, Sequential, beam
 from longdraft.drafters.eagle.drafter import Eagle
-from longdraft.drafters.glide.drafter import GlideDrafter
 from longdraft.drafters.glide.block import Glide, random_glide
+from longdraft.drafters.glide.drafter import GlideDrafter
 from longdraft.drafters.heads.drafter import Heads, Medusa
 from longdraft.drafters.hierarchical import Hierarchical
-from longdraft.drafters.small_model.drafter import LMDrafter
 from longdraft.drafters.ngram.lookup import Lookup
-from longdraft.drafters.oracle import Oracle
-from longdraft.drafters.adaptive.adaptive_draft import Pace
 from longdraft.drafters.ngram.recycle import Recycle
 from longdraft.drafters.ngram.reuse import Reuse
-from longdraft.drafters.self_draft import SelfDrafter
 from longdraft.drafters.ngram.suffix import Suffix
+from longdraft.drafters.oracle import Oracle
+from longdraft.drafters.self_draft import SelfDrafter
+from longdraft.drafters.small_model.drafter import SmallModelDrafter
 
 __all__ = [
+    "AdaptiveDraft",
     "Auto",
     "Drafter",
     "Eagle",
@@ -26,16 +27,15 @@ __all__ = [
     "GlideDrafter",
     "Heads",
     "Hierarchical",
-    "LMDrafter",
     "Lookup",
     "Medusa",
     "Oracle",
-    "Pace",
     "Recycle",
     "Reuse",
     "SelfDrafter",
+    "Sequential",
+    "SmallModelDrafter",
     "Suffix",
-    "Then",
     "beam",
     "random_glide",
 ]

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.native import Draws
-from longdraft.models.lm import Taps
-from longdraft.ops import DRAFT
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.ops import DRAFT
 
 
 class Drafter:
@@ -22,11 +23,11 @@ class Drafter:
     every round: some may be left out, if the last one before grow is not.
     """
 
-    keeps_law = False
+    has_draft_probs = False
 
-    def wants(self) -> Taps:
+    def captures(self) -> CaptureSpec:
         """What the verify pass must leave behind for observe."""
-        return Taps()
+        return CaptureSpec()
 
     def rewind(self, seqs: Sequences) -> None:
         """Caches of its own forget what is not in the text of seqs: a hierarchy takes back what it had drafted."""
@@ -56,26 +57,26 @@ class Drafter:
         """
         self.start(seqs)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         """Add nodes to the tree; a tree of one node (no drafts) is fine."""
         return tree
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Called after each commit, the first step's (which drafts nothing) included."""
 
 
-class Then(Drafter):
+class Sequential(Drafter):
     """Drafters in a row, each growing the tree the one before left. At most one may want taps."""
 
     def __init__(self, *parts: Drafter):
         self.parts = parts
-        self.wants()
+        self.captures()
 
-    def wants(self) -> Taps:
-        wishes = [w for w in (p.wants() for p in self.parts) if w.rows or w.hidden]
+    def captures(self) -> CaptureSpec:
+        wishes = [w for w in (p.captures() for p in self.parts) if w.rows or w.hidden]
         if len(wishes) > 1:
             raise ValueError("two drafters of one tree want taps of the verify pass")
-        return wishes[0] if wishes else Taps()
+        return wishes[0] if wishes else CaptureSpec()
 
     def rewind(self, seqs: Sequences) -> None:
         for p in self.parts:
@@ -100,19 +101,15 @@ class Then(Drafter):
         for p in self.parts:
             p.leave(seqs, row)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        wide = seqs.wide
-        try:
-            for p in self.parts:
-                seqs.wide = max(wide - tree.widest, 0)
-                tree = p.grow(tree, seqs)
-        finally:
-            seqs.wide = wide
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        for p in self.parts:
+            left = limits.within(width=max(limits.width - tree.widest, 0))
+            tree = p.grow(tree, seqs, left)
         return tree
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         for p in self.parts:
-            p.observe(seqs, tree, verdict, taps)
+            p.update(seqs, tree, verdict, captured)
 
 
 def beam(
@@ -120,6 +117,7 @@ def beam(
     tree: Tree,
     widths: Sequence[int],
     seqs: Sequences,
+    limits: DraftLimits,
     chain: Callable[[Draws], Tensor] | None = None,
 ) -> Tree:
     """Grow from the root by cumulative score, widths[i] nodes at depth i+1 (LongSpec sec. 3.3); a chain is [1]*gamma.
@@ -131,18 +129,18 @@ def beam(
     """
     if tree.size != 1:
         raise ValueError("a beam starts from the root alone: put it first")
-    widths = [min(width, seqs.wide) for width in list(widths)[: seqs.room]]
-    if chain is not None and tree.law is None and seqs.sampler.bare and widths and set(widths) == {1}:
+    widths = [min(width, limits.width) for width in list(widths)[: limits.depth]]
+    if chain is not None and tree.draft_probs is None and seqs.sampler.bare and widths and set(widths) == {1}:
         drawn = chain(Draws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
         return Tree.chain(torch.cat([tree.tokens, drawn], 1))
-    seed = None if tree.law is None else (seqs.seed ^ DRAFT) + (seqs.length << 32)
+    seed = None if tree.draft_probs is None else (seqs.seed ^ DRAFT) + (seqs.length << 32)
     start, total = 0, torch.zeros_like(tree.tokens, dtype=torch.float32)
     for width in widths:
         logits = step(tree, start)
         B, W, V = logits.shape
         scores = seqs.sampler.scores(logits, tree, seqs, start, seed)
-        if tree.law is not None:
-            tree = tree.with_law(start, _law(logits, tree, seqs, start))
+        if tree.draft_probs is not None:
+            tree = tree.with_draft_probs(start, _law(logits, tree, seqs, start))
             tokens = scores.topk(min(max(1, width // W), V), -1).indices
             parent = torch.arange(start, start + W, device=tokens.device)[:, None].expand_as(tokens)
             tokens, parent = tokens.reshape(B, -1), parent.reshape(B, -1)
@@ -160,7 +158,7 @@ def beam(
 
 def _law(logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
     """The distribution [B,W,V] that a node's children are drawn from: the sampler's, applied to the draft's logits."""
-    law = seqs.sampler.law(logits, tree, seqs, start)
+    law = seqs.sampler.processed(logits, tree, seqs, start)
     if seqs.sampler.temperature == 0:
         return torch.zeros_like(law).scatter_(-1, law.argmax(-1, keepdim=True), 1.0)
     return law.softmax(-1)

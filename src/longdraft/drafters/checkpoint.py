@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import longdraft
+from longdraft.core.errors import InputError
+from longdraft.core.files import read_json
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
-from longdraft.core.errors import InputError
-from longdraft.core.files import read_json
 from longdraft.models.lm import LM
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"

@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from longdraft.core.cache import KVCache
 from longdraft.backends.architecture import experts_of
-from longdraft.models.lm import LM, Taps
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM
 
 if TYPE_CHECKING:
     from longdraft.drafters.base import Drafter
@@ -34,7 +35,7 @@ class Costs(Protocol):
     def begin(self) -> None:
         """A round begins."""
 
-    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, taps: Taps) -> float:
+    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, captured: Captures) -> float:
         """What the round has cost: inner drafted a tree of this depth, and its verification left taps behind."""
         ...
 
@@ -48,7 +49,7 @@ class Measured:
     def begin(self) -> None:
         self.began = self.clock()
 
-    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, taps: Taps) -> float:
+    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, captured: Captures) -> float:
         return max(self.clock() - self.began, 1e-9)  # a coarse clock may stand still, and rates divide by this
 
 
@@ -64,11 +65,11 @@ class Counted:
 
     def begin(self) -> None: ...
 
-    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, taps: Taps) -> float:
+    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, captured: Captures) -> float:
         plain = bytes_read(self.target, seqs.cache)
         cost = bytes_read(self.target, seqs.cache, tree.size) / plain
         cost += self.node * len(seqs.length) * (tree.size - 1)
-        if taps.rows is not None:
+        if captured.spec.rows is not None:
             cost += SCORES
         if depth and (drafted := inner.reads(seqs, depth)):
             cost += drafted / plain + LEVEL * depth
@@ -81,7 +82,7 @@ def fitting(target: LM, tree: Tree) -> Costs:
     It is not the same where a node's numbers depend on the nodes beside it, nor under verify=reject, which keeps a law
     with the tree: what it emits depends on what was drafted.
     """
-    return Measured() if target.exact and tree.law is None else Counted(target)
+    return Measured() if target.exact and tree.draft_probs is None else Counted(target)
 
 
 @dataclass(frozen=True)

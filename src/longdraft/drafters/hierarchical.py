@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import bytes_read
-from longdraft.models.lm import LM, Taps
-from longdraft.drafters.step import play
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import bytes_read
+from longdraft.drafters.step import speculative_step
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 
@@ -30,8 +32,8 @@ class Hierarchical(Drafter):
         self.target, self.policy, self.inner, self.gamma = target, policy, inner, gamma
         self._levels: list[int] = []  # how deep the inner drafts of the latest draft were
 
-    def wants(self) -> Taps:
-        return self.policy.wants()
+    def captures(self) -> CaptureSpec:
+        return self.policy.captures()
 
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.target, seqs.tokens, seqs.cache)
@@ -56,10 +58,10 @@ class Hierarchical(Drafter):
     def ready(self, seqs: Sequences) -> None:
         self.inner.ready(seqs)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         left = (
             (seqs.prompt + seqs.limit - seqs.length - 1)
-            .clamp(min=0, max=min(self.gamma, seqs.room))
+            .clamp(min=0, max=min(self.gamma, limits.depth))
             .masked_fill(seqs.done, 0)
         )
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
@@ -67,12 +69,12 @@ class Hierarchical(Drafter):
             view = self.policy.view(seqs.cache)
             self._levels = []
             while not bool(middle.done.all()):
-                done = play(self.target, self.inner, middle, view=view)
+                done = speculative_step(self.target, self.inner, middle, view=view)
                 self._levels.append(int(done.tree.depth.max()))
         self.inner.rewind(seqs)
-        tokens, count = middle.since(seqs.length)
+        tokens, count = middle.tokens_since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]
-        return tree.graft(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])
+        return tree.add_paths(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        self.policy.update(seqs.cache, taps)
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        self.policy.update(seqs.cache, captured)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from longdraft.drafters import checkpoint as saved
 from longdraft.core.errors import InputError
+from longdraft.drafters import checkpoint as saved
 from longdraft.drafters.eagle import importer as eagle
 from longdraft.drafters.glide import importer as glide
 from longdraft.drafters.heads import importer as heads

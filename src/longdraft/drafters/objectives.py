@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from longdraft.drafters.glide.block import Glide
 from longdraft.core.errors import InputError
-from longdraft.models.loading import load_lm
 from longdraft.core.options import Method, at_least, one_of, typed
-from longdraft.drafters.small_model.objective import BudgetObjective
-from longdraft.training.data import Corpus
-from longdraft.training.drafter import Objective
 from longdraft.drafters.eagle.objective import EagleObjective, layer_for
-from longdraft.training.frozen import Frozen
+from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.glide.objective import GlideObjective
 from longdraft.drafters.heads.objective import HeadsObjective, chained, medusa
+from longdraft.drafters.small_model.objective import BudgetObjective
+from longdraft.models.loading import load_lm
+from longdraft.training.data import Corpus
+from longdraft.training.drafter import Objective
+from longdraft.training.frozen import Frozen
 
 LABELS = ("target", "text")
 

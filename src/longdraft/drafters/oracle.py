@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from longdraft.drafters.base import Drafter
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.errors import InputError
-from longdraft.models.lm import Taps
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly over a step, for any number of rows
 
@@ -25,8 +26,8 @@ class Oracle(Drafter):
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
         self.inner, self.plain, self.accept, self.steps = inner, plain, accept, 0
 
-    def wants(self) -> Taps:
-        return self.inner.wants()
+    def captures(self) -> CaptureSpec:
+        return self.inner.captures()
 
     def start(self, seqs: Sequences) -> None:
         self.steps = 0
@@ -44,14 +45,14 @@ class Oracle(Drafter):
         self._texts = without(self._texts, row)
         self.inner.leave(seqs, row)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        self.inner.observe(seqs, tree, verdict, taps)
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        self.inner.update(seqs, tree, verdict, captured)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return self.inner.reads(seqs, depth)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        drafted = self.inner.grow(tree, seqs)
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        drafted = self.inner.grow(tree, seqs, limits)
         gamma = drafted.size - 1
         if int(drafted.depth.max()) != gamma:
             raise InputError("--accept needs a method that drafts a chain")
@@ -62,7 +63,7 @@ class Oracle(Drafter):
                 row[i + 1] = token if i < good else int(token == 0)
         self.steps += 1
         tokens = torch.tensor(rows, device=drafted.tokens.device)
-        return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.law)
+        return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.draft_probs)
 
     def _good(self, b: int) -> int:
         """How many drafts of row b are right at this step; over any number of steps the sum is within 1 of the mean."""

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import bytes_read
 from longdraft.backends.native import chain
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import bytes_read
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 
 class SelfDrafter(Drafter):
     """Draft keys and values go to the target's own scratch slots, and verification overwrites them."""
 
-    keeps_law = True
+    has_draft_probs = True
 
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
         self.target, self.policy, self.widths = target, policy, widths
 
-    def wants(self) -> Taps:
-        return self.policy.wants()
+    def captures(self) -> CaptureSpec:
+        return self.policy.captures()
 
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.target, seqs.tokens, seqs.cache)
@@ -38,7 +40,7 @@ class SelfDrafter(Drafter):
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
         whole = chain(self.target, seqs.cache, view)
         return beam(
@@ -46,8 +48,9 @@ class SelfDrafter(Drafter):
             tree,
             self.widths,
             seqs,
+            limits,
             whole and partial(whole, tree.tokens[:, 0], 0),
         )
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        self.policy.update(seqs.cache, taps)
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        self.policy.update(seqs.cache, captured)

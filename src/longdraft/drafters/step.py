@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from longdraft.models.lm import LM, KVView
+from longdraft.core.capture import Captures
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
+from longdraft.models.lm import LM, KVView
 
 if TYPE_CHECKING:
     from longdraft.drafters.base import Drafter
@@ -26,7 +28,7 @@ def clock(device: torch.device) -> float:
 
 
 @dataclass
-class Round:
+class StepResult:
     """What one round did: count [B] tokens taken by each row, at most the verdict's."""
 
     tree: Tree
@@ -35,14 +37,14 @@ class Round:
     draft_s: float
 
 
-def play(
+def speculative_step(
     target: LM,
     drafter: Drafter,
     seqs: Sequences,
     verify: Verifier = match,
     view: KVView | None = None,
     draft: bool = True,
-) -> Round:
+) -> StepResult:
     """One round on seqs. view: what the verify pass may read (a level below the top verifies under one).
 
     Without a draft it is a plain decoding step that also fills the taps.
@@ -50,14 +52,18 @@ def play(
     begin = clock(target.device)
     tree = Tree.root(seqs.last)
     if verify is reject:
-        tree = tree.with_law(0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device))
+        tree = tree.with_draft_probs(0, torch.zeros(len(seqs.length), 1, target.vocab, device=target.device))
     if draft:
-        tree = drafter.grow(tree, seqs)
+        tree = drafter.grow(tree, seqs, DraftLimits(seqs.room))
     drafted = clock(target.device) - begin
-    taps = drafter.wants()
-    logits = target(tree, seqs.cache, view=view, taps=taps)
+    captured = Captures(drafter.captures())
+    logits = target(tree, seqs.cache, view=view, captured=captured)
     verdict = verify(tree, logits, seqs)
     count = seqs.commit(verdict)
-    taps.target, taps.logits, taps.accepted = target, logits, verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0]
-    drafter.observe(seqs, tree, verdict, taps)
-    return Round(tree, verdict, count, drafted)
+    captured.target, captured.logits, captured.accepted = (
+        target,
+        logits,
+        verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0],
+    )
+    drafter.update(seqs, tree, verdict, captured)
+    return StepResult(tree, verdict, count, drafted)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.drafters.base import Drafter
-from longdraft.engine.generate import Stats, Step, check, decode, prefill
-from longdraft.models.lm import LM
-from longdraft.drafters.step import clock
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.step import clock
+from longdraft.engine.generate import Stats, Step, check, decode, prefill
+from longdraft.models.lm import LM
 
 
 class Witness:
@@ -47,7 +47,7 @@ class Witness:
         return f"the {found[0]}" if found else None
 
 
-class Prefilled:
+class DecodeSession:
     """Every decode starts from the prompts alone: what an earlier one wrote behind them is scratch.
 
     A drafter that changes more than scratch would spoil that for all that follows, plain decoding included: from
@@ -127,7 +127,7 @@ class Prefilled:
         return rows
 
 
-def first_difference(runs: Prefilled, plain: list[list[int]], other: list[list[int]]) -> dict[str, Any] | None:
+def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[list[int]]) -> dict[str, Any] | None:
     """Where two outputs part first: {row, position among the new tokens, top2_gap}, or None where they are equal.
 
     top2_gap: by how much plain decoding preferred its token over the next best there (greedy: in logits; sampled: in

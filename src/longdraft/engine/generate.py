@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from longdraft.drafters.base import Drafter
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
-from longdraft.drafters.step import clock, play
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.verify import Verifier, match, reject
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.step import clock, speculative_step
+from longdraft.models.lm import LM
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Step:
 def step(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats, draft: bool = True) -> Step:
     """One round. Without a draft it is a plain decoding step that also fills the taps."""
     begin, live, before = clock(target.device), (~seqs.done).tolist(), seqs.length.tolist()
-    done = play(target, drafter, seqs, verify, draft=draft)
+    done = speculative_step(target, drafter, seqs, verify, draft=draft)
     count = done.count.tolist()
     stats.draft_s += done.draft_s
     stats.verify_s += clock(target.device) - begin - done.draft_s
@@ -97,7 +97,7 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
 
 def check_pair(drafter: Drafter, verify: Verifier) -> None:
     """Raises InputError where the verifier needs what the drafter does not keep."""
-    if verify is reject and type(drafter) is not Drafter and not drafter.keeps_law:
+    if verify is reject and type(drafter) is not Drafter and not drafter.has_draft_probs:
         raise InputError(
             f"verify=reject needs a drafter that keeps its law; {type(drafter).__name__} does not: use match"
         )

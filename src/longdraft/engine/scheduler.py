@@ -8,14 +8,14 @@ from queue import Empty, SimpleQueue
 from threading import Semaphore, Thread
 from time import monotonic
 
+from longdraft.core.errors import InputError
+from longdraft.core.sampling import Sampler
+from longdraft.core.verify import Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, check
-from longdraft.core.errors import InputError
+from longdraft.engine.session import Session
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
-from longdraft.core.sampling import Sampler
-from longdraft.engine.session import Session
-from longdraft.core.verify import Verifier, match
 
 PATIENCE = 0.05  # seconds that running rows wait, once, for a prompt that was asked for
 

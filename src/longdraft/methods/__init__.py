@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from longdraft.methods.controls import CONTROLS as CONTROLS
+from longdraft.core.errors import InputError
+from longdraft.core.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
 from longdraft.drafters import (
     Auto,
     Drafter,
@@ -12,22 +13,21 @@ from longdraft.drafters import (
     Glide,
     GlideDrafter,
     Heads,
-    LMDrafter,
     Lookup,
     Medusa,
     Recycle,
     Reuse,
     SelfDrafter,
+    Sequential,
+    SmallModelDrafter,
     Suffix,
-    Then,
 )
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
-from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
-from longdraft.core.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
+from longdraft.methods.controls import CONTROLS as CONTROLS
 from longdraft.methods.drafter_weights import PARTS as PARTS
 from longdraft.methods.small_models import budgetdraft, sd, triforce
+from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV
 from longdraft.views.retrieval import last_layer
 
@@ -43,16 +43,16 @@ def lookup(target: LM, n: int = 3, count: int = 10) -> Drafter:
     return Lookup(n, count)
 
 
-def suffix(target: LM, nodes: int = 16, factor: float = 2.0, floor: float = 0.1, earlier: int = 0) -> Drafter:
+def suffix(target: LM, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, earlier: int = 0) -> Drafter:
     """A tree of what most often followed the longest suffix that occurred before: up to factor * its length, or nodes.
 
     earlier: how many tokens of earlier texts' outputs are searched too.
     """
     at_least(1, nodes=nodes)
     at_least(0, earlier=earlier)
-    share(floor=floor)
+    share(min_probability=min_probability)
     above_zero(factor=factor)
-    return Suffix(nodes, factor, floor, earlier=earlier)
+    return Suffix(nodes, factor, min_probability, earlier=earlier)
 
 
 def recycle(target: LM, nodes: int = 24) -> Drafter:
@@ -61,33 +61,37 @@ def recycle(target: LM, nodes: int = 24) -> Drafter:
     return Recycle(nodes)
 
 
-def magicdec_stream(target: LM, gamma: int = 7, sink: int = 4, ratio: float = 0.07, floor: int = 256) -> Drafter:
+def magicdec_stream(
+    target: LM, gamma: int = 7, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256
+) -> Drafter:
     """The target drafts gamma tokens seeing the first `sink` tokens and the latest: ratio of the context in all."""
-    at_least(1, gamma=gamma, floor=floor)
+    at_least(1, gamma=gamma, min_budget=min_budget)
     at_least(0, sink=sink)
-    share(ratio=ratio)
-    return SelfDrafter(target, SinkWindow(sink, ratio, floor), [1] * gamma)
+    share(keep_ratio=keep_ratio)
+    return SelfDrafter(target, SinkWindow(sink, keep_ratio, min_budget), [1] * gamma)
 
 
-def magicdec_snapkv(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256) -> Drafter:
+def magicdec_snapkv(target: LM, gamma: int = 7, keep_ratio: float = 0.07, min_budget: int = 256) -> Drafter:
     """The target drafts gamma tokens seeing what the prompt's last queries attended to: ratio of the prompt in all."""
-    at_least(1, gamma=gamma, floor=floor)
-    share(ratio=ratio)
-    return SelfDrafter(target, SnapKV(ratio, floor), [1] * gamma)
+    at_least(1, gamma=gamma, min_budget=min_budget)
+    share(keep_ratio=keep_ratio)
+    return SelfDrafter(target, SnapKV(keep_ratio, min_budget), [1] * gamma)
 
 
-def magicdec_quest(target: LM, gamma: int = 7, ratio: float = 0.07, floor: int = 256, page: int = 16) -> Drafter:
+def magicdec_quest(
+    target: LM, gamma: int = 7, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16
+) -> Drafter:
     """The target drafts gamma tokens, each seeing the pages its own query could like best: ratio of the context."""
-    at_least(1, gamma=gamma, floor=floor, page=page)
-    share(ratio=ratio)
-    return SelfDrafter(target, Quest(ratio, floor, page), [1] * gamma)
+    at_least(1, gamma=gamma, min_budget=min_budget, page=page)
+    share(keep_ratio=keep_ratio)
+    return SelfDrafter(target, Quest(keep_ratio, min_budget, page), [1] * gamma)
 
 
 def vegas(
     target: LM,
     gamma: int = 7,
-    ratio: float = 0.07,
-    floor: int = 256,
+    keep_ratio: float = 0.07,
+    min_budget: int = 256,
     score: str = "weights",
     rows: str = "mean",
     reach: int = 8,
@@ -99,37 +103,37 @@ def vegas(
     at_least(1, gamma=gamma)
     at_least(0, reach=reach)
     one_of(("mean", "ends"), rows=rows)
-    return SelfDrafter(target, _guided(ratio, floor, score, rows, reach), [1] * gamma)
+    return SelfDrafter(target, _guided(keep_ratio, min_budget, score, rows, reach), [1] * gamma)
 
 
-def _guided(ratio: float, floor: int, score: str, rows: str = "mean", reach: int = 8) -> Guided:
-    at_least(1, floor=floor)
-    share(ratio=ratio)
+def _guided(keep_ratio: float, min_budget: int, score: str, rows: str = "mean", reach: int = 8) -> Guided:
+    at_least(1, min_budget=min_budget)
+    share(keep_ratio=keep_ratio)
     one_of(("logits", "weights"), score=score)
-    return Guided(ratio, floor, score, rows, reach)
+    return Guided(keep_ratio, min_budget, score, rows, reach)
 
 
 def vegas_tree(
-    target: LM, widths: str = "3,4,4,4", ratio: float = 0.07, floor: int = 256, score: str = "weights"
+    target: LM, widths: str = "3,4,4,4", keep_ratio: float = 0.07, min_budget: int = 256, score: str = "weights"
 ) -> Drafter:
     """vegas drafting a tree, `widths` nodes per depth."""
-    return SelfDrafter(target, _guided(ratio, floor, score), tree(widths=widths))
+    return SelfDrafter(target, _guided(keep_ratio, min_budget, score), tree(widths=widths))
 
 
 def specextend(
     target: LM,
     small: LM,
     widths: str = "4,8,8,8",
-    ratio: float = 0.07,
-    floor: int = 256,
+    keep_ratio: float = 0.07,
+    min_budget: int = 256,
     chunk: int = 32,
     every: int = 4,
 ) -> Drafter:
     """A small model that reads all drafts a tree, seeing chunks that the target's last accepted token attended to."""
-    at_least(1, floor=floor, chunk=chunk, every=every)
-    share(ratio=ratio)
-    policy = Retrieval(ratio, floor, chunk, every, last_layer(target))
-    return LMDrafter(small, policy, tree(widths=widths), target.vocab)
+    at_least(1, min_budget=min_budget, chunk=chunk, every=every)
+    share(keep_ratio=keep_ratio)
+    policy = Retrieval(keep_ratio, min_budget, chunk, every, last_layer(target))
+    return SmallModelDrafter(small, policy, tree(widths=widths), target.vocab)
 
 
 def longspec(target: LM, block: Glide, widths: str = "4,16,16,16,16", window: int = 0) -> Drafter:
@@ -150,22 +154,28 @@ def longspec_guided(
     block: Glide,
     widths: str = "4,16,16,16,16",
     window: int = 0,
-    ratio: float = 0.01,
-    floor: int = 1024,
+    keep_ratio: float = 0.01,
+    min_budget: int = 1024,
     score: str = "weights",
 ) -> Drafter:
     """longspec whose block reads only what the last verification scored highest: its cost is that of floor slots."""
     at_least(0, window=window)
-    return GlideDrafter(block, tree(widths=widths), _guided(ratio, floor, score), window)
+    return GlideDrafter(block, tree(widths=widths), _guided(keep_ratio, min_budget, score), window)
 
 
 def vegas_reuse(
-    target: LM, gamma: int = 4, ratio: float = 0.07, floor: int = 256, score: str = "weights", n: int = 4, topk: int = 8
+    target: LM,
+    gamma: int = 4,
+    keep_ratio: float = 0.07,
+    min_budget: int = 256,
+    score: str = "weights",
+    n: int = 4,
+    topk: int = 8,
 ) -> Drafter:
     """Vegas, and below its first token the `topk` n-grams that most often began with that token, in one tree."""
     at_least(1, topk=topk)
     at_least(2, n=n)
-    return Then(vegas(target, gamma, ratio, floor, score), Reuse(n, topk))
+    return Sequential(vegas(target, gamma, keep_ratio, min_budget, score), Reuse(n, topk))
 
 
 def medusa(target: LM, heads: MedusaHeads, widths: str = "sparse") -> Drafter:
@@ -189,7 +199,7 @@ def tokenswift(
     at_least(2, n=n)
     at_least(1, topk=topk)
     one_of(("count", "random"), choice=choice)
-    return Then(Heads(target, heads, Partial(budget, sink), tree(widths=widths)), Reuse(n, topk, 1, choice))
+    return Sequential(Heads(target, heads, Partial(budget, sink), tree(widths=widths)), Reuse(n, topk, 1, choice))
 
 
 def eagle(target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512) -> Drafter:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from longdraft.drafters import Drafter, Hierarchical, LMDrafter
-from longdraft.models.lm import LM
 from longdraft.core.options import at_least, one_of
+from longdraft.drafters import Drafter, Hierarchical, SmallModelDrafter
+from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, SinkWindow
 from longdraft.views.prompt_selection import SCORERS
 
@@ -13,7 +13,7 @@ def sd(target: LM, small: LM, gamma: int = 7, reads: int = 2048) -> Drafter:
     """A small model drafts gamma tokens and sees all it reads: a prompt's first 16 and last `reads` tokens (0: all)."""
     at_least(1, gamma=gamma)
     at_least(0, reads=reads)
-    return LMDrafter(small, Full(), [1] * gamma, target.vocab, reads)
+    return SmallModelDrafter(small, Full(), [1] * gamma, target.vocab, reads)
 
 
 def budgetdraft(
@@ -36,7 +36,7 @@ def budgetdraft(
     at_least(0, every=every, reads=reads)
     one_of(tuple(SCORERS), score=score)
     policy = Chunks(budget, chunk, score, every=every)
-    return LMDrafter(small, policy, [1] * gamma, target.vocab, reads and max(reads, budget))
+    return SmallModelDrafter(small, policy, [1] * gamma, target.vocab, reads and max(reads, budget))
 
 
 def triforce(
@@ -58,5 +58,5 @@ def triforce(
     at_least(0, sink=sink, reads=reads)
     at_least(24, budget=budget)
     policy = SinkWindow(sink, 0.0, window)
-    drafter = LMDrafter(small, policy, [1] * inner, target.vocab, reads and max(reads, window))
+    drafter = SmallModelDrafter(small, policy, [1] * inner, target.vocab, reads and max(reads, window))
     return Hierarchical(target, Chunks(budget, 8, "last_query_mean_key"), drafter, gamma)

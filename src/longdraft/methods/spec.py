@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longdraft import methods
-from longdraft.drafters import Drafter, Pace
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
 from longdraft.core.options import one_of
+from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.methods.drafter_weights import Parts
+from longdraft.models.lm import LM
 
 STOCK = ("hf-dynamic", "hf-static")  # Transformers' own generate
 
 
 @dataclass
-class Entry:
+class MethodSpec:
     """A method with options, under the label that the run's tables show, and where its part with weights comes from."""
 
     label: str
@@ -77,10 +77,10 @@ class Entry:
 
     def paced(self, target: LM) -> Drafter:
         """The same, drafting as deep as pays (unless `-o pace=off`)."""
-        return Pace(self.build(target)) if self.pace else self.build(target)
+        return AdaptiveDraft(self.build(target)) if self.pace else self.build(target)
 
 
-def parse(names: str, options: list[str], parts: Parts | None = None) -> list[Entry]:
+def parse(names: str, options: list[str], parts: Parts | None = None) -> list[MethodSpec]:
     """`vegas,vegas@score=weights` and `-o vegas.gamma=4` -> entries. Raises InputError."""
     entries, parts = [], parts or Parts()
     for label in filter(None, (part.strip() for part in names.split(","))):
@@ -88,7 +88,7 @@ def parse(names: str, options: list[str], parts: Parts | None = None) -> list[En
         if name not in STOCK and name not in methods.METHODS | methods.CONTROLS:
             known = ", ".join([*methods.METHODS, *methods.CONTROLS, *STOCK])
             raise InputError(f"unknown method {name!r}: choose from {known}")
-        entries.append(Entry(label, name, dict(_pair(p, label) for p in pairs), parts))
+        entries.append(MethodSpec(label, name, dict(_pair(p, label) for p in pairs), parts))
     if not entries:
         raise InputError("no method is named: give --methods plain,vegas, say")
     twice = next((e.label for i, e in enumerate(entries) if e.label in [x.label for x in entries[:i]]), None)
@@ -112,7 +112,7 @@ def _pair(text: str, where: str) -> tuple[str, str]:
     return key, value
 
 
-def check(entries: list[Entry], target: LM, accept: float | None) -> None:
+def check(entries: list[MethodSpec], target: LM, accept: float | None) -> None:
     """Builds each method once, so that a bad option is found before any work. Raises InputError."""
     for entry in entries:
         if entry.stock and entry.given:

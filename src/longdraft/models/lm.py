@@ -6,22 +6,23 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from longdraft.backends import architecture as decoder
-from longdraft.backends import native as fast
-from longdraft.backends import cuda_graphs as graphs
 from longdraft import ops
+from longdraft.backends import architecture as decoder
+from longdraft.backends import cuda_graphs as graphs
+from longdraft.backends import native as fast
+from longdraft.backends.partition import in_parts
 from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
 from longdraft.core.errors import InputError
 from longdraft.core.rules import end_tokens
-from longdraft.core.tree import PAD, Tree
-from longdraft.backends.partition import in_parts
+from longdraft.core.tree import Tree
 
 NAME = "longdraft"
 # Arguments that models hand to attention functions and that do not change its numbers.
@@ -32,45 +33,11 @@ HARMLESS |= {"output_router_logits", "return_dict", "is_causal", "position_embed
 class KVView(Protocol):
     """Which committed keys a pass may read (views/base.py)."""
 
-    since: Tensor
+    tail_start: Tensor
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[ops.Segment]: ...
-
-
-@dataclass
-class Taps:
-    """What a forward pass leaves behind on request; the model knows no drafter.
-
-    rows: the query nodes whose scores over slots 0..root are wanted, in layers that see everything: "first" (the root),
-    "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all). of: "logits" or "weights". split: a score
-    for each of the K key heads (means over its query heads), otherwise means over all heads. only: of one layer.
-    The native step takes "mean" of weights over all heads from weights that it keeps as bf16: to 1/256 of themselves.
-    -> scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}, covered [B] = the slots scored.
-    hidden: the residual stream after so many layers (0: embeddings, before any final norm) -> states {n: [B,W,d]}.
-    A round adds, for drafters: the target, logits [B,T,V] of its verify pass, accepted [B] the last node accepted.
-    """
-
-    rows: str | None = None
-    of: str = "logits"
-    split: bool = False
-    only: int | None = None
-    hidden: tuple[int, ...] = ()
-    scores: dict[int, Tensor] = field(default_factory=dict)
-    covered: Tensor | None = None
-    states: dict[int, Tensor] = field(default_factory=dict)
-    logits: Tensor | None = None
-    accepted: Tensor | None = None
-    target: LM | None = None
-
-    def kept(self, tree: Tree) -> Tensor:
-        """[B,R] the query nodes of a pass over the whole tree."""
-        first, last = torch.zeros_like(tree.tokens[:, 0]), tree.last
-        if self.rows in ("all", "mean"):
-            every = torch.arange(tree.size, device=first.device).repeat(len(first), 1)
-            return every if self.rows == "all" else every.where(tree.parent != PAD, last[:, None])
-        return torch.stack({"first": [first], "last": [last], "ends": [first, last]}[self.rows or "ends"], 1)
 
 
 @dataclass
@@ -84,7 +51,7 @@ class _Pass:
     visible: list[Tensor | None]  # per row [W,size]; None where a node sees all of them
     kept: list[list[int]]
     view: KVView | None
-    taps: Taps
+    captured: Captures
     windows: dict[int, int]
     calls: int = 0
 
@@ -93,7 +60,11 @@ class _Pass:
         self.calls += 1
         self.cache.write(layer, k, v, [n + self.start for n in self.begin])
         size, rows = self.start + q.shape[2], []
-        tapped = self.taps.rows is not None and layer not in self.windows and self.taps.only in (None, layer)
+        tapped = (
+            self.captured.spec.rows is not None
+            and layer not in self.windows
+            and self.captured.spec.only in (None, layer)
+        )
         for b in range(len(q)):
             keep = self.kept[b] if tapped else None
             found = ops.attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
@@ -124,16 +95,16 @@ class _Pass:
 
     def tap(self, layer: int, b: int, found: ops.Attended) -> None:
         """Average the kept rows [H,R,S] over heads, over the slots up to the root."""
-        kept = found.logits if self.taps.of == "logits" else found.weights
+        kept = found.logits if self.captured.spec.of == "logits" else found.weights
         assert kept is not None
         end, most = self.begin[b] + 1, max(self.begin) + 1
-        columns = len(self.cache.read(layer, b)[0]) if self.taps.split else 1
+        columns = len(self.cache.read(layer, b)[0]) if self.captured.spec.split else 1
         mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
-        mean = mean.mean(0, keepdim=True) if self.taps.rows == "mean" else mean
-        if layer not in self.taps.scores:
+        mean = mean.mean(0, keepdim=True) if self.captured.spec.rows == "mean" else mean
+        if layer not in self.captured.scores:
             shape = (len(self.begin), *mean.shape[:2], most)
-            self.taps.scores[layer] = mean.new_full(shape, float("-inf"))
-        self.taps.scores[layer][b, ..., :end] = mean
+            self.captured.scores[layer] = mean.new_full(shape, float("-inf"))
+        self.captured.scores[layer][b, ..., :end] = mean
 
 
 def _attention(
@@ -181,7 +152,7 @@ class LM:
         self._listening = decoder.listen(hf)
         self.config = hf.config.get_text_config()
         self.windows = decoder.windows_of(hf.config)
-        self.native = fast.NativeStep(hf, self.windows) if fast.fits(hf, self.windows) else None
+        self.native = fast.NativeBackend(hf, self.windows) if fast.fits(hf, self.windows) else None
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if decoder.rotates(hf, fast.ROPES) else self.positions
         self.vocab = int(self.config.vocab_size)
@@ -218,14 +189,14 @@ class LM:
         cache: KVCache,
         start: int = 0,
         view: KVView | None = None,
-        taps: Taps | None = None,
+        captured: Captures | None = None,
         logits: int = 0,
     ) -> Tensor:
         """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V] (of the last `logits`
         nodes, 0: all). Their keys and values are written to slots length+start and on."""
         self.check_process()
         with self.lock:
-            return self._pass(tree, cache, start, view, taps if taps is not None else Taps(), logits)
+            return self._pass(tree, cache, start, view, captured if captured is not None else Captures(), logits)
 
     def check_process(self) -> None:
         """Raises InputError in a forked child: the threads that passes run on were not copied, so they would hang."""
@@ -235,18 +206,20 @@ class LM:
                 " start the process with the 'spawn' method"
             )
 
-    def _pass(self, tree: Tree, cache: KVCache, start: int, view: KVView | None, taps: Taps, logits: int) -> Tensor:
+    def _pass(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int
+    ) -> Tensor:
         position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
-        if taps.rows is not None:
-            taps.covered = cache.length + 1
+        if captured.spec.rows is not None:
+            captured.covered = cache.length + 1
         if not logits and (step := self.native or self.graphs) and fast.copied(view):
             if position.shape[1] <= fast.NODES:
-                return step(tree, cache, start, position, view, taps)
-            return in_parts(step, fast.NODES, tree, cache, start, position, view, taps)
+                return step(tree, cache, start, position, view, captured)
+            return in_parts(step, fast.NODES, tree, cache, start, position, view, captured)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
-        kept = taps.kept(tree).tolist() if taps.rows else []
-        p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, taps, self.windows)
-        with self.residuals(taps):
+        kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
+        p = _Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, self.windows)
+        with self.residuals(captured):
             ids = tree.tokens[:, start:]
             out = self.hf(input_ids=ids, position_ids=position, use_cache=False, logits_to_keep=logits, longdraft=p)
         if p.calls != self.config.num_hidden_layers:
@@ -255,14 +228,14 @@ class LM:
         return out.logits
 
     @contextmanager
-    def residuals(self, taps: Taps) -> Iterator[None]:
+    def residuals(self, captured: Captures) -> Iterator[None]:
         """Catch the residual stream where it enters a layer or the final norm, in this thread's passes."""
-        before = getattr(self._listening, "taps", None)
-        self._listening.taps = taps
+        before = getattr(self._listening, "captured", None)
+        self._listening.captured = captured
         try:
             yield
         finally:
-            self._listening.taps = before
+            self._listening.captured = before
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The final norm: residual stream after the last layer [..,d] -> [..,d]."""
@@ -278,7 +251,7 @@ class LM:
         return logits.view(*normed.shape[:-1], -1)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..,V] of the residual stream after the last layer [..,d] (Taps.hidden of L)."""
+        """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.hidden of L)."""
         return self.project(self.norm(hidden))
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:

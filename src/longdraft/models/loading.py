@@ -17,13 +17,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import windows_of
 from longdraft.core.errors import InputError
-from longdraft.models.memory import settle
-from longdraft.models.lm import LM, NAME
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM, NAME
+from longdraft.models.memory import align_weights
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 
-BUNDLED = Path(__file__).parent / "models" / "target"
+BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PATIENCE = 5.0  # seconds
 HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
@@ -67,7 +67,7 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if config.model_type not in TRIED:
         _try(name, lambda: probe(hf))
-    settle(hf)
+    align_weights(hf)
     return LM(hf, name)
 
 

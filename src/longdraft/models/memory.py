@@ -22,7 +22,7 @@ def pages(size: int) -> Tensor:
 
 
 @torch.no_grad()
-def settle(model: nn.Module) -> None:
+def align_weights(model: nn.Module) -> None:
     """Move a CPU model's parameters side by side, each to the begin of a line; tied ones stay tied.
 
     15 to 20% of a draft step of the bundled target, whose file begins them 40 bytes into a line.

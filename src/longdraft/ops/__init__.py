@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from longdraft.ops.triton import self_check as trial
 from longdraft.ops import cpu, noise
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.select import Compact, choose, refill, take
+from longdraft.ops.triton import self_check as trial
 
 
 def attend(q, *args, **options) -> Attended:

@@ -33,10 +33,10 @@ def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 
     rows = [s if s.stride(0) == 1 else s.contiguous() for s in scores]
     if any(len(s) != len(rows[0]) or s.dtype != torch.float32 for s in rows):
         raise ValueError("scores to choose from are float32, as many in every row")
-    picks = torch.empty(len(rows), count, dtype=torch.long)
+    indices = torch.empty(len(rows), count, dtype=torch.long)
     places = (ctypes.c_void_p * len(rows))(*[s.data_ptr() for s in rows])
-    lib.longdraft_choose(places, len(rows), len(rows[0]), reach, share, count, picks.data_ptr())
-    return picks
+    lib.longdraft_choose(places, len(rows), len(rows[0]), reach, share, count, indices.data_ptr())
+    return indices
 
 
 def take(x: Tensor, slots: Tensor) -> Tensor:

@@ -12,13 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longdraft.drafters import checkpoint as saved
 from longdraft.core.errors import InputError
 from longdraft.core.files import read_json
-from longdraft.training import checkpoint
-from longdraft.training import data
-from longdraft.training import rows
-from longdraft.training import trainer
+from longdraft.drafters import checkpoint as saved
+from longdraft.training import checkpoint, data, rows, trainer
 from longdraft.training.frozen import Frozen, implied_length
 from longdraft.training.processes import Team
 from longdraft.training.schedule import Plan
@@ -86,8 +83,8 @@ def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str,
         if length >= 16:
             rng = np.random.default_rng([seed, 7])
             code = float(kind == "code")
-            picked = [rows.cut(corpus, length + 1, rng, code).astype(np.int64) for _ in range(HELD_OUT_ROWS)]
-            found[kind] = torch.from_numpy(np.stack(picked))
+            selected = [rows.cut(corpus, length + 1, rng, code).astype(np.int64) for _ in range(HELD_OUT_ROWS)]
+            found[kind] = torch.from_numpy(np.stack(selected))
     return found
 
 

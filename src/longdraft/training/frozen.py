@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from longdraft.models.lm import LM, NAME, Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.models.lm import LM, NAME
 from longdraft.training import losses
 
 
@@ -55,9 +56,9 @@ class Frozen:
     def read(
         self, tokens: Tensor, position: Tensor | None = None, states: Sequence[int] = (), layer: int | None = None
     ) -> Seen:
-        """tokens, position [B,S] -> the states after these many layers (as Taps.hidden), the cached keys of `layer`."""
-        taps, cache = Taps(hidden=tuple(states)), DynamicCache()
-        with whole_rows(self.lm), self.lm.residuals(taps):
+        """tokens, position [B,S] -> the states after these many layers (as Captures.hidden), the cached keys of `layer`."""
+        captured, cache = Captures(CaptureSpec(hidden=tuple(states))), DynamicCache()
+        with whole_rows(self.lm), self.lm.residuals(captured):
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
                 position_ids=position,
@@ -66,9 +67,9 @@ class Frozen:
                 use_cache=layer is not None,
             )
         if layer is None:
-            return Seen(taps.states)
+            return Seen(captured.states)
         held: Any = cache.layers[layer]
-        return Seen(taps.states, held.keys, held.values)
+        return Seen(captured.states, held.keys, held.values)
 
     @torch.no_grad()
     def says(self, state: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code:
     `code`: chance that a row is code; `copies`: chance that a row carries repeated spans.
     """
     rng = np.random.default_rng([seed, step])
-    picked = [cut(corpus, length + 1, rng, code) for _ in range(rows)]
-    tokens = np.stack(picked).astype(np.int64)
+    selected = [cut(corpus, length + 1, rng, code) for _ in range(rows)]
+    tokens = np.stack(selected).astype(np.int64)
     labels, sources = tokens.copy(), np.full_like(tokens, IGNORE)
     for row, label, source in zip(tokens, labels, sources, strict=True):
         if rng.random() < copies:

@@ -14,11 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from longdraft.core.errors import InputError
 from longdraft.models.loading import BUNDLED
-from longdraft.training import checkpoint
-from longdraft.training import data
-from longdraft.training import guide
-from longdraft.training import probes
-from longdraft.training import tokenizer
+from longdraft.training import checkpoint, data, guide, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
 from longdraft.training.schedule import Plan
 

@@ -171,7 +171,7 @@ class Meter:
     """Losses and tokens since the last report; time spent in `paused` does not count."""
 
     def __init__(self, log: Log):
-        self.log, self.losses, self.tokens, self.norm, self.since = log, [], 0, 0.0, time.monotonic()
+        self.log, self.losses, self.tokens, self.norm, self.window_start = log, [], 0, 0.0, time.monotonic()
 
     def add(self, tokens: int, loss: float, norm: float) -> None:
         self.tokens += tokens
@@ -180,17 +180,17 @@ class Meter:
 
     def report(self, **fields) -> dict:
         """Log the mean loss and the speed, and begin again; -> both."""
-        loss, speed = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.since)
+        loss, speed = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.window_start)
         more = {"last_loss": self.losses[-1], "norm": self.norm, "tokens_per_s": round(speed)}
         self.log.write("step", loss=loss, **more, **fields)
-        self.losses, self.tokens, self.since = [], 0, time.monotonic()
+        self.losses, self.tokens, self.window_start = [], 0, time.monotonic()
         return {"loss": loss, "speed": speed}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         before = time.monotonic()
         yield
-        self.since += time.monotonic() - before
+        self.window_start += time.monotonic() - before
 
 
 @dataclass

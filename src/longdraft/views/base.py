@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
-from longdraft.models.lm import LM, KVView, Taps
-from longdraft.ops import Compact, Segment, refill
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sequences import without
+from longdraft.models.lm import LM, KVView
+from longdraft.ops import Compact, Segment, refill
 
 T = TypeVar("T")
 Table = dict[tuple[int, int], T]  # by layer and row
@@ -27,17 +28,17 @@ class View:
     first reads them: into copies of its own, or into those of the view it follows, which must not be read any more.
     """
 
-    picks: Tensor
-    since: Tensor
+    indices: Tensor
+    tail_start: Tensor
     layers: dict[int, int] | None = None
     copies: Table[Compact] = field(default_factory=dict)
     copied: Table[tuple[Tensor, Tensor] | None] = field(default_factory=dict)
-    _since: list[int] = field(init=False)
+    _tail_start: list[int] = field(init=False)
     _counts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._since = self.since.tolist()
-        one = self.picks[0] if self.picks.dim() == 3 else self.picks[0, :, 0]
+        self._tail_start = self.tail_start.tolist()
+        one = self.indices[0] if self.indices.dim() == 3 else self.indices[0, :, 0]
         self._counts = (one >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -51,7 +52,7 @@ class View:
         places, asked = [], []
         for layer, b, k, v in rows:
             if self._counts[b]:
-                slots = self.picks[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
+                slots = self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
                 places.append((layer, b))
                 asked.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
         copies = dict(zip(places, refill(asked), strict=True))
@@ -59,21 +60,24 @@ class View:
 
     def without(self, row: int) -> View:
         """The view of the rows that remain when this one leaves and the last one takes its place, copies included."""
-        picks, since = without(self.picks.transpose(0, 1), row).transpose(0, 1), without(self.since, row)
-        copies, copied = table_without(self.copies, row, len(since)), table_without(self.copied, row, len(since))
-        return View(picks, since, self.layers, copies, copied)
+        indices, tail_start = without(self.indices.transpose(0, 1), row).transpose(0, 1), without(self.tail_start, row)
+        copies, copied = (
+            table_without(self.copies, row, len(tail_start)),
+            table_without(self.copied, row, len(tail_start)),
+        )
+        return View(indices, tail_start, self.layers, copies, copied)
 
     def seen(self, lengths: list[int]) -> list[int]:
         """How many of each row's committed slots it shows."""
-        return [count + n - at for count, n, at in zip(self._counts, lengths, self._since, strict=True)]
+        return [count + n - at for count, n, at in zip(self._counts, lengths, self._tail_start, strict=True)]
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
     ) -> list[Segment]:
         """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`, whatever its queries q."""
-        at, picked = self._since[b], self.compact(layer, b, k, v)
+        at, selected = self._tail_start[b], self.compact(layer, b, k, v)
         tail = Segment(k[:, at:end], v[:, at:end], visible)
-        return [tail] if picked is None else [Segment(*picked), tail]
+        return [tail] if selected is None else [Segment(*selected), tail]
 
 
 def table_without(table: Table[T], row: int, last: int) -> Table[T]:
@@ -87,8 +91,8 @@ class Policy:
     `update` sees the cache after the commit. A policy starts knowing nothing: its first view may be everything.
     """
 
-    def wants(self) -> Taps:
-        return Taps()
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec()
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         """`cache` is the model's own. When a view is asked for, it holds all but the last few of each row's tokens
@@ -105,7 +109,7 @@ class Policy:
         """Row `row` has left, and the last one may have taken its place. See Drafter.leave."""
         self.start(model, tokens, cache)
 
-    def update(self, cache: KVCache, taps: Taps) -> None: ...
+    def update(self, cache: KVCache, captured: Captures) -> None: ...
 
     def seen(self, lengths: list[int]) -> list[int]:
         """About how many of each row's committed slots its view shows: what a draft under it reads."""
@@ -123,15 +127,19 @@ class Full(Policy):
         return None
 
 
-def budget_of(length: int, ratio: float, floor: int) -> int:
+def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
     """How many slots a view may pick of a context: ratio of it, at least `floor`, at most all (Vegas sec. 3)."""
-    return min(length, max(floor, ceil(ratio * length - 1e-9)))  # 0.07 * 400 is 28, though floats say a little more
+    return min(
+        length, max(min_budget, ceil(keep_ratio * length - 1e-9))
+    )  # 0.07 * 400 is 28, though floats say a little more
 
 
-def pad_rows(rows: list[Tensor], since: list[int], device: torch.device, layers: dict[int, int] | None = None) -> View:
+def pad_rows(
+    rows: list[Tensor], tail_start: list[int], device: torch.device, layers: dict[int, int] | None = None
+) -> View:
     """Per-row picks [L,P_b] -> a View; a row that picks nothing and has since 0 sees everything."""
     most = max(r.shape[-1] for r in rows)
     short = [most - r.shape[-1] for r in rows]
     rows = [torch.nn.functional.pad(r, (0, n), value=-1) if n else r for r, n in zip(rows, short, strict=True)]
-    picks = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
-    return View(picks, torch.tensor(since, device=device), layers)
+    indices = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
+    return View(indices, torch.tensor(tail_start, device=device), layers)

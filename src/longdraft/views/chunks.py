@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.views.prompt_selection import Once
+from longdraft.views.prompt_selection import PromptSelection
 
 
-class Chunks(Once):
+class Chunks(PromptSelection):
     """At most `budget` slots of the prompt: its first chunk, its last `recent` slots, the best whole chunks between.
 
     What does not fill a chunk at the end is kept with the last slots. A chunk's score is the sum over its slots, per
@@ -22,12 +22,12 @@ class Chunks(Once):
             raise ValueError(f"a budget of {budget} is less than three chunks of {chunk}")
         self.budget, self.chunk, self.recent = budget, chunk, min(recent, (budget - chunk) // 2)
 
-    def since(self, length: int) -> int:
+    def tail_start(self, length: int) -> int:
         return 0 if length <= self.budget else (length - self.recent) // self.chunk * self.chunk
 
     def pick(self, scores: Tensor, length: int) -> Tensor:
-        heads, since = scores.shape
-        count = (self.budget - (length - since)) // self.chunk
+        heads, tail_start = scores.shape
+        count = (self.budget - (length - tail_start)) // self.chunk
         chunks = scores.view(heads, -1, self.chunk).sum(-1)
         chunks[:, 0] = float("inf")
         best = chunks.topk(count).indices.sort().values  # in the order of the text: fewer jumps through memory

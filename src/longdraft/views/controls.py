@@ -12,34 +12,34 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 class RandomPicks(Policy):
     """As many slots as a guided view would pick, drawn uniformly from all but the root's; the root on is seen too."""
 
-    def __init__(self, ratio: float = 0.07, floor: int = 256, seed: int = 0):
-        self.ratio, self.floor, self.seed = ratio, floor, seed
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
+        self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed
 
     def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
-        device, rows, since = cache.length.device, [], []
+        device, rows, tail_start = cache.length.device, [], []
         for n in cache.length.tolist():
-            budget = budget_of(n, self.ratio, self.floor)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
             key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)
-            picks = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values.to(device)
-            rows.append(picks)
-            since.append(0 if budget >= n else n)
-        return pad_rows(rows, since, device)
+            indices = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values.to(device)
+            rows.append(indices)
+            tail_start.append(0 if budget >= n else n)
+        return pad_rows(rows, tail_start, device)
 
 
 class Recents(Policy):
     """The latest slots alone: a window without a sink."""
 
-    def __init__(self, ratio: float = 0.07, floor: int = 256):
-        self.ratio, self.floor = ratio, floor
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256):
+        self.keep_ratio, self.min_budget = keep_ratio, min_budget
 
     def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
         lengths = cache.length.tolist()
-        since = [n - budget_of(n, self.ratio, self.floor) for n in lengths]
+        tail_start = [n - budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
         none = torch.zeros(1, 0, dtype=torch.long, device=cache.length.device)
-        return pad_rows([none] * len(since), since, cache.length.device)
+        return pad_rows([none] * len(tail_start), tail_start, cache.length.device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, minimum
 
 from longdraft.core.cache import KVCache
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose
 from longdraft.views.base import Policy, Table, View, budget_of, pad_rows, table_without
 
@@ -22,9 +23,14 @@ class Guided(Policy):
     """
 
     def __init__(
-        self, ratio: float = 0.07, floor: int = 256, score: str = "weights", rows: str = "mean", reach: int = 8
+        self,
+        keep_ratio: float = 0.07,
+        min_budget: int = 256,
+        score: str = "weights",
+        rows: str = "mean",
+        reach: int = 8,
     ):
-        self.ratio, self.floor, self.score, self.rows, self.reach = ratio, floor, score, rows, reach
+        self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
         self._view: View | None = None
         self._copies: Table[Compact] = {}
 
@@ -42,25 +48,25 @@ class Guided(Policy):
             self._view = self._view.without(row)
             self._copies = self._view.copies
 
-    def wants(self) -> Taps:
-        return Taps(rows=self.rows, of=self.score)
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec(rows=self.rows, of=self.score)
 
-    def update(self, cache: KVCache, taps: Taps) -> None:
-        if taps.scores and taps.covered is not None:
+    def update(self, cache: KVCache, captured: Captures) -> None:
+        if captured.scores and captured.covered is not None:
             # a row that is done committed nothing: its root is still scratch
-            self._view = self._choose(taps.scores, minimum(taps.covered, cache.length).tolist())
+            self._view = self._choose(captured.scores, minimum(captured.covered, cache.length).tolist())
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
         """scores {layer: [B,R,1,S]}, covered: slots scored per row -> the picks of each."""
         first = next(iter(scores.values()))
         table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
-        rows, since = [], []
+        rows, tail_start = [], []
         for b, n in enumerate(covered):
-            budget = budget_of(n, self.ratio, self.floor)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
             everything = budget >= n
             rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
-            since.append(0 if everything else n)
-        view = pad_rows(rows, since, first.device, {layer: i for i, layer in enumerate(scores)})
+            tail_start.append(0 if everything else n)
+        view = pad_rows(rows, tail_start, first.device, {layer: i for i, layer in enumerate(scores)})
         view.copies = self._copies
         return view
 

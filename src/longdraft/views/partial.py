@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sequences import without
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View
 
 
@@ -46,19 +47,19 @@ class Partial(Policy):
         self._layers: dict[int, int] = {}
         self._stale: list[bool] = []  # per row: whether the next verification is to rank it
 
-    def wants(self) -> Taps:
-        return Taps(rows="first", split=True) if not self._stale or any(self._stale) else Taps()
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec(rows="first", split=True) if not self._stale or any(self._stale) else CaptureSpec()
 
-    def update(self, cache: KVCache, taps: Taps) -> None:
+    def update(self, cache: KVCache, captured: Captures) -> None:
         lengths = cache.length.tolist()
         if not self._stale:
             self._built, self._stale = [0] * len(lengths), [True] * len(lengths)
-        if taps.scores and taps.covered is not None:
-            table = torch.stack([s[:, 0] for s in taps.scores.values()])  # [L,B,K,S]
-            self._layers = {layer: i for i, layer in enumerate(taps.scores)}
+        if captured.scores and captured.covered is not None:
+            table = torch.stack([s[:, 0] for s in captured.scores.values()])  # [L,B,K,S]
+            self._layers = {layer: i for i, layer in enumerate(captured.scores)}
             none = table.new_zeros(*table[:, 0, :, :0].shape, dtype=torch.long)
             self._order = self._order or [none] * len(lengths)
-            covered = torch.minimum(taps.covered, cache.length).tolist()  # a row that is done committed nothing
+            covered = torch.minimum(captured.covered, cache.length).tolist()  # a row that is done committed nothing
             for b, n in enumerate(covered):
                 if self._stale[b]:
                     ranked = table[:, b, :, self.sink : n]
@@ -74,12 +75,12 @@ class Partial(Policy):
         lengths = cache.length.tolist()
         if not self._order or max(lengths) <= self.budget:
             return None  # all of it is seen (or nothing is ranked, where every layer has a window of its own)
-        since = [max(built, n - self.budget + self.sink) for built, n in zip(self._built, lengths, strict=True)]
+        tail_start = [max(built, n - self.budget + self.sink) for built, n in zip(self._built, lengths, strict=True)]
         L, K = self._order[0].shape[:2]
-        picks = torch.full((L, len(lengths), K, self.budget), -1, device=cache.length.device)
-        for b, (n, at) in enumerate(zip(lengths, since, strict=True)):
+        indices = torch.full((L, len(lengths), K, self.budget), -1, device=cache.length.device)
+        for b, (n, at) in enumerate(zip(lengths, tail_start, strict=True)):
             sink = min(self.sink, at)
             kept = self._order[b][..., : self.budget - sink - (n - at)]
-            picks[:, b, :, :sink] = torch.arange(sink, device=picks.device)
-            picks[:, b, :, sink : sink + kept.shape[-1]] = kept
-        return View(picks, cache.length.new_tensor(since), self._layers)
+            indices[:, b, :, :sink] = torch.arange(sink, device=indices.device)
+            indices[:, b, :, sink : sink + kept.shape[-1]] = kept
+        return View(indices, cache.length.new_tensor(tail_start), self._layers)

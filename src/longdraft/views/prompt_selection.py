@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
-from longdraft.models.lm import LM, Taps
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sequences import without
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View, pad_rows
 
 OBSERVED = 32  # queries that vote, at most
@@ -19,12 +20,12 @@ OBSERVED = 32  # queries that vote, at most
 Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
 
 
-def _again(model: LM, tokens: Tensor, cache: KVCache, since: int, taps: Taps) -> dict[int, Tensor]:
+def _again(model: LM, tokens: Tensor, cache: KVCache, tail_start: int, captured: Captures) -> dict[int, Tensor]:
     """Run the tokens from slot `since` to the root once more and commit nothing -> {layer: [K,S]}. taps: of one row."""
     n = int(cache.length[0])
-    with cache.reopen(n - since):
-        model(Tree.chain(tokens[:, since : n + 1]), cache, taps=taps)
-    return {layer: scores[0, 0] for layer, scores in taps.scores.items()}
+    with cache.reopen(n - tail_start):
+        model(Tree.chain(tokens[:, tail_start : n + 1]), cache, captured=captured)
+    return {layer: scores[0, 0] for layer, scores in captured.scores.items()}
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
@@ -33,20 +34,22 @@ def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[in
     The pass runs these queries alone and keeps their mean, so one row of scores is held for a layer.
     """
     first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
-    scores = _again(model, tokens, cache, first, Taps(rows="mean", of="weights", split=True))
+    scores = _again(model, tokens, cache, first, Captures(CaptureSpec(rows="mean", of="weights", split=True)))
     return {layer: s[:, :slots] for layer, s in scores.items()}
 
 
 def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last query times each key: over a chunk their mean is the query times the mean key (TriForce)."""
-    scores = _again(model, tokens, cache, int(cache.length[0]), Taps(rows="first", of="logits", split=True))
+    scores = _again(
+        model, tokens, cache, int(cache.length[0]), Captures(CaptureSpec(rows="first", of="logits", split=True))
+    )
     return {layer: s[:, :slots] for layer, s in scores.items()}
 
 
 def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last key, as a stand-in for the query, times each key (BudgetDraft's released evaluation)."""
     n = int(cache.length[0])
-    _again(model, tokens, cache, n, Taps())  # the root's key, in scratch
+    _again(model, tokens, cache, n, Captures())  # the root's key, in scratch
     keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer not in model.windows}
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 
@@ -54,7 +57,7 @@ def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int,
 SCORERS: dict[str, Scorer] = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
 
 
-class Once(Policy):
+class PromptSelection(Policy):
     """Picks are chosen before a row's first draft for each layer and key head, then stay; later slots are all seen.
 
     A kind says from which slot on all is seen, and which of the slots before it. every: choose again each so many
@@ -67,10 +70,10 @@ class Once(Policy):
         self._text: tuple[LM, Tensor] | None = None
         # per row: slots [K,P] by layer, none where it sees everything; None: still to be chosen
         self._chosen: list[dict[int, Tensor] | None] = []
-        self._since: list[int] = []
+        self._tail_start: list[int] = []
         self._rounds = 0
 
-    def since(self, length: int) -> int:
+    def tail_start(self, length: int) -> int:
         """The slot of a text of `length` tokens from which on all is seen; 0: the budget covers everything."""
         raise NotImplementedError
 
@@ -80,17 +83,17 @@ class Once(Policy):
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._text, self._rounds, self._view = (model, tokens), 0, None
-        self._chosen, self._since = [None] * len(cache.length), [0] * len(cache.length)
+        self._chosen, self._tail_start = [None] * len(cache.length), [0] * len(cache.length)
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         """Only the new row's slots are to be chosen and copied."""
         self._text = model, tokens
         self._chosen.append(None)
-        self._since.append(0)
+        self._tail_start.append(0)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        self._text, known = (model, tokens), self._view is not None and len(self._view.since) == len(self._chosen)
-        self._chosen, self._since = without(self._chosen, row), without(self._since, row)
+        self._text, known = (model, tokens), self._view is not None and len(self._view.tail_start) == len(self._chosen)
+        self._chosen, self._tail_start = without(self._chosen, row), without(self._tail_start, row)
         self._view = self._view.without(row) if self._view is not None and known else None
 
     def seen(self, lengths: list[int]) -> list[int]:
@@ -114,10 +117,10 @@ class Once(Policy):
         """The choice of row b."""
         assert self._text is not None
         (model, tokens), length = self._text, int(cache.length[b]) + 1  # the root counts: its query is the last one
-        since = self.since(length)
-        scores = self.scorer(model, tokens[b : b + 1], cache.row(b), since) if since else {}
+        tail_start = self.tail_start(length)
+        scores = self.scorer(model, tokens[b : b + 1], cache.row(b), tail_start) if tail_start else {}
         self._chosen[b] = {layer: self.pick(s, length) for layer, s in scores.items()}
-        self._since[b] = since
+        self._tail_start[b] = tail_start
 
     def _joined(self) -> View | None:
         """The rows' choices as a view; None if all rows fit, or all layers have windows of their own."""
@@ -125,5 +128,5 @@ class Once(Policy):
         if one is None:
             return None
         rows = [chosen or {layer: x[..., :0] for layer, x in one.items()} for chosen in self._chosen]
-        picks = [torch.stack(list(row.values())) for row in rows]
-        return pad_rows(picks, self._since, picks[0].device, {layer: i for i, layer in enumerate(one)})
+        indices = [torch.stack(list(row.values())) for row in rows]
+        return pad_rows(indices, self._tail_start, indices[0].device, {layer: i for i, layer in enumerate(one)})

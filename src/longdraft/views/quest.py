@@ -55,19 +55,19 @@ class QuestView:
     What lies behind the last full page is seen too.
     """
 
-    since: Tensor
+    tail_start: Tensor
     counts: list[int]
-    picked: list[int]
+    selected: list[int]
     pages: Pages
     dense: int
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:
-        count, picked, page = self.counts[b], self.picked[b], self.pages.page
-        if layer < self.dense or picked >= count:
+        count, selected, page = self.counts[b], self.selected[b], self.pages.page
+        if layer < self.dense or selected >= count:
             return [Segment(k[:, :end], v[:, :end], visible)]
-        best = self.pages.bounds(layer, b, k, count, q).topk(picked, sorted=False).indices
+        best = self.pages.bounds(layer, b, k, count, q).topk(selected, sorted=False).indices
         slots = (best[..., None] * page + torch.arange(page, device=k.device)).flatten(1)[..., None]
         near = Segment(k[:, count * page : end], v[:, count * page : end], visible)
         return [Segment(*(x.gather(1, slots.expand(-1, -1, x.shape[-1])) for x in (k, v))), near]
@@ -79,8 +79,8 @@ class Quest(Policy):
     The first `dense` layers see everything, as published.
     """
 
-    def __init__(self, ratio: float = 0.07, floor: int = 256, page: int = 16, dense: int = 2):
-        self.ratio, self.floor, self.page, self.dense = ratio, floor, page, dense
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2):
+        self.keep_ratio, self.min_budget, self.page, self.dense = keep_ratio, min_budget, page, dense
         self._pages = Pages(page)
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
@@ -94,14 +94,14 @@ class Quest(Policy):
         self._pages = Pages(self.page, lows, highs)
 
     def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> QuestView:
         lengths = cache.length.tolist()
         counts = [n // self.page for n in lengths]
-        picked = []
+        selected = []
         for n, count in zip(lengths, counts, strict=True):
-            budget = budget_of(n, self.ratio, self.floor)
-            picked.append(count if budget >= n else max(3, budget // self.page) - 1)
-        since = torch.tensor([c * self.page for c in counts], device=cache.length.device)
-        return QuestView(since, counts, picked, self._pages, self.dense)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
+            selected.append(count if budget >= n else max(3, budget // self.page) - 1)
+        tail_start = torch.tensor([c * self.page for c in counts], device=cache.length.device)
+        return QuestView(tail_start, counts, selected, self._pages, self.dense)

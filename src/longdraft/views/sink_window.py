@@ -11,17 +11,17 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 class SinkWindow(Policy):
     """`sink` first slots and the latest ones, together as many as the budget allows (MagicDec-Stream)."""
 
-    def __init__(self, sink: int = 4, ratio: float = 0.07, floor: int = 256):
-        self.sink, self.ratio, self.floor = sink, ratio, floor
+    def __init__(self, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256):
+        self.sink, self.keep_ratio, self.min_budget = sink, keep_ratio, min_budget
 
     def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, self.ratio, self.floor) for n in lengths]
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
-        device, rows, since = cache.length.device, [], []
+        device, rows, tail_start = cache.length.device, [], []
         for n in cache.length.tolist():
-            budget = budget_of(n, self.ratio, self.floor)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
             sink = 0 if budget >= n else min(self.sink, budget)
             rows.append(torch.arange(sink, device=device)[None])
-            since.append(n - budget + sink)
-        return pad_rows(rows, since, device)
+            tail_start.append(n - budget + sink)
+        return pad_rows(rows, tail_start, device)

@@ -6,26 +6,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.views.base import budget_of
-from longdraft.views.prompt_selection import OBSERVED, Once
+from longdraft.views.prompt_selection import OBSERVED, PromptSelection
 
 POOL = 5  # neighbours of a key that many queries read are kept with it
 
 
-class SnapKV(Once):
+class SnapKV(PromptSelection):
     """The window of the last 32 slots, which vote with their softmax weights, and the best slots before it (MagicDec).
 
     A budget below twice the window leaves it half.
     """
 
-    def __init__(self, ratio: float = 0.07, floor: int = 256, window: int = OBSERVED, every: int = 0):
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, window: int = OBSERVED, every: int = 0):
         super().__init__("obs_window", every)
-        self.ratio, self.floor, self.window = ratio, floor, min(window, OBSERVED)
+        self.keep_ratio, self.min_budget, self.window = keep_ratio, min_budget, min(window, OBSERVED)
 
-    def since(self, length: int) -> int:
-        budget = budget_of(length, self.ratio, self.floor)
+    def tail_start(self, length: int) -> int:
+        budget = budget_of(length, self.keep_ratio, self.min_budget)
         return 0 if budget >= length else length - max(1, min(self.window, budget // 2))
 
     def pick(self, scores: Tensor, length: int) -> Tensor:
-        count = budget_of(length, self.ratio, self.floor) - (length - scores.shape[1])
+        count = budget_of(length, self.keep_ratio, self.min_budget) - (length - scores.shape[1])
         pooled = F.avg_pool1d(scores[None], POOL, stride=1, padding=POOL // 2)[0]
         return pooled.topk(count).indices.sort().values

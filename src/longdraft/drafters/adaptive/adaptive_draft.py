@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from math import ceil
 
-from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import Costs, fitting
-from longdraft.drafters.adaptive.cost_model import ANY, Ledger, ranks
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.adaptive.cost_model import ANY, CostModel, ranks
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import Costs, fitting
 
 EARLY, LATE = 8, 256  # a sleep is so many times as long as the try before it cost: doubled while tries fail
 SHORT, LONG = 8, 2048  # rounds that any sleep lasts, at least and at most
@@ -18,7 +19,7 @@ TAPPED = -1  # in place of a depth: a plain step that leaves behind what the nex
 SOON, LATER = 4, 64  # rounds between trials of other shapes: those never tried, the others
 
 
-class Pace(Drafter):
+class AdaptiveDraft(Drafter):
     """The inner drafter's trees, never deeper or wider than pays, and plain steps where no draft does.
 
     It reads only the past. The first rounds draft one token, then none, to know what both cost. Where nothing pays, the
@@ -29,10 +30,10 @@ class Pace(Drafter):
 
     def __init__(self, inner: Drafter, costs: Costs | None = None):
         self.inner, self.given = inner, costs
-        self.keeps_law = inner.keeps_law
+        self.has_draft_probs = inner.has_draft_probs
 
     def start(self, seqs: Sequences) -> None:
-        self.ledger = Ledger()
+        self.ledger = CostModel()
         self.plan = [(1, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (1, 1)]  # depths and widths of the next rounds
         self.asleep, self.patience, self.awake, self.cost = 0, EARLY, 0, 0.0
         self.asked: int | None = None  # depth of the round at hand
@@ -58,13 +59,13 @@ class Pace(Drafter):
         """Whether the round at hand is hidden from the inner drafter: a plain step as cheap as there is."""
         return self.asked == 0
 
-    def wants(self) -> Taps:
-        return Taps() if self.blind else self.inner.wants()
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec() if self.blind else self.inner.captures()
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return self.inner.reads(seqs, depth)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.costs is None:  # nothing has been verified yet
             return tree
         (self.asked, self.width), self.depth = self._shape(), 0
@@ -72,11 +73,8 @@ class Pace(Drafter):
             self.inner.ready(seqs)  # a prompt is read once: no shape of draft is to blame for it
         self.costs.begin()
         if self.asked > 0:
-            self.live, seqs.most, seqs.wide = (~seqs.done).tolist(), self.asked, self.width
-            try:
-                tree = self.inner.grow(tree, seqs)
-            finally:
-                seqs.most = seqs.wide = ANY
+            self.live = (~seqs.done).tolist()
+            tree = self.inner.grow(tree, seqs, limits.within(self.asked, self.width))
             self.depth = int(tree.depth.max())
         return tree
 
@@ -112,15 +110,15 @@ class Pace(Drafter):
         self.plan = [(TAPPED, ANY)]
         return 0, ANY
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         if not self.blind:
-            self.inner.observe(seqs, tree, verdict, taps)
+            self.inner.update(seqs, tree, verdict, captured)
         if self.costs is None:
-            assert taps.target is not None
-            self.costs = fitting(taps.target, tree)
+            assert captured.target is not None
+            self.costs = fitting(captured.target, tree)
         if self.asked is None:  # nothing was drafted: the first step of all, or the one after a row has entered
             return
-        cost, found = self.costs.end(self.inner, seqs, tree, self.depth, taps), []
+        cost, found = self.costs.end(self.inner, seqs, tree, self.depth, captured), []
         if self.blind:
             self.ledger.plain.append(cost)
             return

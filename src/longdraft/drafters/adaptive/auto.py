@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longdraft.drafters.base import Drafter
-from longdraft.drafters.adaptive.cost_model import ANY
-from longdraft.drafters.adaptive.adaptive_draft import Pace
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
+from longdraft.drafters.adaptive.cost_model import ANY
+from longdraft.drafters.base import Drafter
 
 ENOUGH, BEHIND = 5, 0.8  # rounds of a trial after which a part that expects this share of another's rate is given up
 
@@ -23,9 +24,9 @@ class Auto(Drafter):
     """
 
     def __init__(self, parts: Sequence[Drafter], rounds: int = 16):
-        self.parts = [part if isinstance(part, Pace) else Pace(part) for part in parts]
+        self.parts = [part if isinstance(part, AdaptiveDraft) else AdaptiveDraft(part) for part in parts]
         self.rounds = rounds
-        self.keeps_law = all(part.keeps_law for part in parts)
+        self.has_draft_probs = all(part.has_draft_probs for part in parts)
 
     def rewind(self, seqs: Sequences) -> None:
         for part in self.parts:
@@ -52,25 +53,25 @@ class Auto(Drafter):
         for part in self.parts:
             part.leave(seqs, row)
 
-    def _switch(self, part: Pace) -> None:
+    def _switch(self, part: AdaptiveDraft) -> None:
         self.now, self.left, self.fresh = part, self.rounds, True
         part.asked = None  # its own latest round is over: the step at hand drafts nothing
 
-    def wants(self) -> Taps:
-        return self.now.wants()
+    def captures(self) -> CaptureSpec:
+        return self.now.captures()
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return self.now.reads(seqs, depth)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.fresh:
             return tree
         self.left -= 1
-        return self.now.grow(tree, seqs)
+        return self.now.grow(tree, seqs, limits)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.fresh = False
-        self.now.observe(seqs, tree, verdict, taps)
+        self.now.update(seqs, tree, verdict, captured)
         if not self.trying or (self.left > 0 and not self.now.asleep and not self._hopeless()):
             return
         if self.waiting:
@@ -81,7 +82,7 @@ class Auto(Drafter):
         if best is not self.now:
             self._switch(best)
 
-    def _rate(self, part: Pace) -> float:
+    def _rate(self, part: AdaptiveDraft) -> float:
         return part.ledger.best()[0]
 
     def _hopeless(self) -> bool:

@@ -14,7 +14,7 @@ ANY = 1 << 30  # as wide as the drafter likes
 WIDTHS = (1, 2, 4, 8, ANY)  # nodes at one depth, at most
 
 
-class Ledger:
+class CostModel:
     """Tokens that a round of each depth and width is expected to bring, and its cost, from the latest rounds alone.
 
     Costs are seconds, or shares of a plain step (costs.py); the names below say seconds for both.

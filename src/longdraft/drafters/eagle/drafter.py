@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import head_size, size_of
-from longdraft.drafters.eagle.block import EagleBlock
-from longdraft.core.errors import InputError
 from longdraft.backends.native import NODES
-from longdraft.models.lm import LM, Taps
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.errors import InputError
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import head_size, size_of
+from longdraft.drafters.eagle.block import EagleBlock
+from longdraft.models.lm import LM
 
 CANDIDATES = 4096  # whose ancestors fit a mask
 
@@ -52,11 +54,11 @@ class Eagle(Drafter):
         self.topk, self.levels, self.nodes = topk, levels, nodes
         self.layers = block.tapped(target.config.num_hidden_layers)
 
-    def wants(self) -> Taps:
-        return Taps(hidden=tuple(sorted(set(self.layers))))
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec(hidden=tuple(sorted(set(self.layers))))
 
-    def _states(self, taps: Taps) -> Tensor:
-        return self.block.feature(self.target, [taps.states[n] for n in self.layers])
+    def _states(self, captured: Captures) -> Tensor:
+        return self.block.feature(self.target, [captured.states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
         B, cache = len(seqs.length), seqs.cache
@@ -93,10 +95,10 @@ class Eagle(Drafter):
         wanted = 1 if self.target.native is None else 0  # the native step gives all logits or none of its speed
         with row.reopen(fed):
             for part in seqs.tokens[b : b + 1, n - fed : n].split(NODES, 1):
-                taps = self.wants()
-                self.target(Tree.chain(part), row, taps=taps, logits=wanted)
+                captured = Captures(self.captures())
+                self.target(Tree.chain(part), row, captured=captured, logits=wanted)
                 row.length += part.shape[1]
-                found.append(self._states(taps))
+                found.append(self._states(captured))
         self._feed(torch.cat(found, 1), seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
@@ -125,17 +127,17 @@ class Eagle(Drafter):
         """Its own keys are few beside the weights. An EAGLE-2 layer reads the target's output matrix too."""
         return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        states = self._states(taps)
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        states = self._states(captured)
         features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
         count = seqs.cache.length - self.first - self.own.length  # what a row took: none if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed rounds, or were never read: see ready
         self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if tree.size != 1:
             raise ValueError("this drafter grows from the root alone: put it first")
-        depth = min(self.levels + 1, seqs.room)
+        depth = min(self.levels + 1, limits.depth)
         if depth < 1 or self.nodes < 2:
             return tree
         self.ready(seqs)
@@ -145,7 +147,7 @@ class Eagle(Drafter):
         run = torch.zeros(B, 0, dtype=torch.long, device=device)  # candidates the layer has read, in order
         here, output = torch.zeros_like(tree.tokens), self.output
         outputs = output  # of the root's pair, then of what was run: as in the tree of both
-        topk = min(self.topk, seqs.wide)
+        topk = min(self.topk, limits.width)
         for level in range(depth):
             small, start = tree, 0
             if level:

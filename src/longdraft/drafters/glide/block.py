@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM
 from longdraft.core.tree import Tree
+from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines of some positions
 Own = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]

@@ -10,16 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import head_size, keys_read, size_of
-from longdraft.drafters.glide.block import Glide
-from longdraft.backends.native_glide import NativeBlock, fits
 from longdraft.backends.native import Draws, copied
-from longdraft.models.lm import KVView, Taps
-from longdraft.ops import Segment, attend
+from longdraft.backends.native_glide import NativeBlock, fits
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import head_size, keys_read, size_of
+from longdraft.drafters.glide.block import Glide
+from longdraft.models.lm import KVView
+from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
 
 
@@ -106,15 +108,15 @@ class GlideDrafter(Drafter):
     No node is discarded, no key is moved. Under a view of fixed size (Guided) a draft costs the same at any context.
     """
 
-    keeps_law = True
+    has_draft_probs = True
 
     def __init__(self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0):
         self.block, self.widths, self.policy = block, widths, policy or Full()
         self.window = window or block.window
         self.native = NativeBlock(block) if fits(block) else None
 
-    def wants(self) -> Taps:
-        return replace(self.policy.wants(), only=self.block.host.layer)  # no other layer is read
+    def captures(self) -> CaptureSpec:
+        return replace(self.policy.captures(), only=self.block.host.layer)  # no other layer is read
 
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
@@ -136,11 +138,11 @@ class GlideDrafter(Drafter):
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
         self.ready(seqs)
         chain = self.chain(tree, seqs, view)
-        return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, chain)
+        return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, limits, chain)
 
     def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[Draws], Tensor] | None:
         """Drafting a chain in one call, where the block's native step does it."""
@@ -173,6 +175,6 @@ class GlideDrafter(Drafter):
             segments = [s for s in view.segments(host.layer, b, k, v, m, None, q) if s.k.shape[1]]
         return attend(q, segments, host.dim**-0.5).out
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.ring.keep(verdict)
-        self.policy.update(seqs.cache, taps)
+        self.policy.update(seqs.cache, captured)

@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import bytes_read, head_size, size_of
+from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.errors import InputError
-from longdraft.models.lm import LM, Taps
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.costs import bytes_read, head_size, size_of
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 NODES = 1024
@@ -41,7 +43,7 @@ def cartesian(widths: Sequence[int]) -> Counts:
     return [[width] * size for width, size in zip(widths, sizes, strict=False)]
 
 
-def fan(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences) -> Tree:
+def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits) -> Tree:
     """Grow from the root; logits [B,D,V] are of depth 1..D, the same below every node of a level.
 
     A node's children are the top-k of its own processed scores: the penalty counts its own path, and at a temperature
@@ -50,12 +52,12 @@ def fan(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences) -> Tree:
     if tree.size != 1:
         raise ValueError("heads grow from the root alone: put them first")
     start = 0
-    for level, children in list(enumerate(counts))[: min(logits.shape[1], seqs.room)]:
+    for level, children in list(enumerate(counts))[: min(logits.shape[1], limits.depth)]:
         children = list(children)[: tree.size - start]
         here = logits[:, level, None].expand(-1, len(children), -1)
         ranked = seqs.sampler.scores(here, tree, seqs, start).topk(min(max(children), logits.shape[-1]), -1).indices
         pairs = [(node, rank) for node, n in enumerate(children) for rank in range(min(n, ranked.shape[-1]))]
-        pairs = sorted(sorted(pairs, key=lambda p: (p[0] + 1) * (p[1] + 1))[: seqs.wide])
+        pairs = sorted(sorted(pairs, key=lambda p: (p[0] + 1) * (p[1] + 1))[: limits.width])
         node, rank = torch.tensor(pairs, device=logits.device).T
         parent = (start + node).expand(len(tree.tokens), -1)
         start, tree = tree.size, tree.grow(parent, ranked[:, node, rank])
@@ -121,8 +123,8 @@ class Heads(Drafter):
             )
         self.target, self.module, self.policy, self.counts = target, module, policy, cartesian(widths)
 
-    def wants(self) -> Taps:
-        return self.policy.wants()
+    def captures(self) -> CaptureSpec:
+        return self.policy.captures()
 
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.target, seqs.tokens, seqs.cache)
@@ -138,17 +140,17 @@ class Heads(Drafter):
         first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
         return first + size_of(self.module) + head_size(self.target)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        self.policy.update(seqs.cache, taps)
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        self.policy.update(seqs.cache, captured)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        if not seqs.room:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        if not limits.depth:
             return tree
         last = self.target.config.num_hidden_layers
-        taps = Taps(hidden=(last,))
-        first = self.target(tree, seqs.cache, view=self.policy.view(seqs.cache), taps=taps)
-        later = self.module(taps.states[last][:, -1], self.target.project)
-        return fan(tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs)
+        captured = Captures(CaptureSpec(hidden=(last,)))
+        first = self.target(tree, seqs.cache, view=self.policy.view(seqs.cache), captured=captured)
+        later = self.module(captured.states[last][:, -1], self.target.project)
+        return add_product(tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs, limits)
 
 
 class Medusa(Drafter):
@@ -160,8 +162,8 @@ class Medusa(Drafter):
         self.target, self.module, self.counts = target, module, counts
         self._last = target.config.num_hidden_layers
 
-    def wants(self) -> Taps:
-        return Taps(hidden=(self._last,))
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec(hidden=(self._last,))
 
     def start(self, seqs: Sequences) -> None:
         self._state: Tensor | None = None  # [B,d] of each row's last verified token, which the next round leaves behind
@@ -173,16 +175,16 @@ class Medusa(Drafter):
         """However deep: all heads at once."""
         return size_of(self.module) + (head_size(self.target) if self.module.out is None else 0)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        states = taps.states[self._last]
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        states = captured.states[self._last]
         rows = torch.arange(len(states), device=states.device)
         self._state = states[rows, verdict.path[rows, verdict.count - 1]]
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        if not seqs.room or self._state is None:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        if not limits.depth or self._state is None:
             return tree
         logits = self.module(self.target.norm(self._state), self.target.project)
-        return fan(tree, logits.float(), self.counts, seqs)
+        return add_product(tree, logits.float(), self.counts, seqs, limits)
 
 
 def random_heads(target: LM, seed: int) -> ChainedHeads:

@@ -7,8 +7,8 @@ import re
 import torch
 from torch import nn
 
-from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
 from longdraft.core.errors import InputError
+from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
 from longdraft.drafters.released import BODY, TABLES, Names, Released
 from longdraft.models.lm import LM
 

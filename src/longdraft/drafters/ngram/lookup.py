@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from longdraft.drafters.base import Drafter
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
 
 SHORT = 4  # n-grams up to here are indexed; a longer match is looked for where the last SHORT tokens occurred
 TRIES = 128  # so many of these places are looked at, the latest first
@@ -85,14 +86,14 @@ class Lookup(Drafter):
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, len(row.text) : int(seqs.length[b])].tolist())
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self._catch_up(seqs)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        count = min(self.count, seqs.room) if seqs.wide else 0
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        count = min(self.count, limits.depth) if limits.width else 0
         paths = [row.continuation(count) for row in self.rows]
         most = max(map(len, paths))
         if most == 0:
             return tree
         table = torch.tensor([p + [-1] * (most - len(p)) for p in paths], device=tree.tokens.device)
-        return tree.graft(torch.zeros_like(table[:, :1]), table[:, None])
+        return tree.add_paths(torch.zeros_like(table[:, :1]), table[:, None])

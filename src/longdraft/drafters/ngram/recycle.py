@@ -7,11 +7,12 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import Tensor
 
-from longdraft.drafters.base import Drafter
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
 
 RANKS, DEPTH = 8, 6
 # How much a child of each rank is worth beside its parent: with it, 80 nodes fall into depths 8, 21, 25, 19, 6, 1; the
@@ -59,9 +60,9 @@ class Recycle(Drafter):
         self.prompts = without(self.prompts, row)
         self.table = None if self.table is None else without(self.table, row)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
-        assert taps.logits is not None
-        B, _, V = taps.logits.shape
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        assert captured.logits is not None
+        B, _, V = captured.logits.shape
         if self.table is None:
             self.table = torch.stack([_followers(prompt, V) for prompt in self.prompts]).to(tree.tokens.device)
         ranks = min(RANKS, V)
@@ -73,16 +74,16 @@ class Recycle(Drafter):
             latest |= {tokens[b][n]: n for n in paths[b][: counts[b]]}
             rows += [b] * len(latest)
             nodes += latest.values()
-        best = taps.logits[rows, nodes].topk(ranks).indices
+        best = captured.logits[rows, nodes].topk(ranks).indices
         self.table[rows, tree.tokens[rows, nodes], :ranks] = best.to(self.table.dtype)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        if self.table is None or seqs.room == 0:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        if self.table is None or limits.depth == 0:
             return tree
         here, known = tree.tokens[:, 0], []
         for b, done in enumerate(seqs.done.tolist()):
-            known.append([] if done else self._fill(b, int(here[b]), seqs.room))
-        return tree.plant(known, seqs.wide)
+            known.append([] if done else self._fill(b, int(here[b]), limits.depth))
+        return tree.add_below_root(known, limits.width)
 
     def _fill(self, b: int, root: int, room: int) -> list[tuple[int, int]]:
         """The template with this row's tokens: nodes whose parent's entry has none of that rank are left out."""

@@ -9,11 +9,12 @@ from math import log
 
 import torch
 
-from longdraft.drafters.base import Drafter
 from longdraft.core.errors import InputError
-from longdraft.ops import DRAFT, gumbel
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, Tree
+from longdraft.drafters.base import Drafter
+from longdraft.ops import DRAFT, gumbel
 
 Gram = tuple[int, ...]
 TOKENS = 1 << 22  # that all n-grams of one text have together, at most: 32 MB of memory
@@ -60,7 +61,7 @@ class NGrams:
         return [gram[1:] for gram in chosen]
 
 
-def hang(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
+def add_branches(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
     """Each row's (node, tokens below it) as a trie: what is there already, drafted or hung, is not repeated."""
     children = [
         {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)) if parent >= 0}
@@ -116,8 +117,8 @@ class Reuse(Drafter):
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
-        deep = min(self.n - 1, seqs.room - self.below)
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        deep = min(self.n - 1, limits.depth - self.below)
         if deep < 1:
             return tree
         self.ready(seqs)
@@ -126,5 +127,5 @@ class Reuse(Drafter):
         for b, row in enumerate(self.rows):
             at = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
             offers = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in at]
-            found.append([(node, path[:deep]) for node, paths in offers for path in paths][: seqs.wide])
-        return hang(tree, found)
+            found.append([(node, path[:deep]) for node, paths in offers for path in paths][: limits.width])
+        return add_branches(tree, found)

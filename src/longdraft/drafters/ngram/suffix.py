@@ -5,11 +5,12 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import ceil
 
-from longdraft.drafters.base import Drafter
-from longdraft.models.lm import Taps
+from longdraft.core.capture import Captures
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter
 
 LONGEST = 256  # tokens of a text that are looked up again when what is remembered has grown
 NESTED = 64  # in a text that repeats one token, every position ends as many repeats as it has predecessors
@@ -73,7 +74,7 @@ class Automaton:
         found = self.next[state].get(token)
         return (0, 0) if found is None else (found, length + 1)
 
-    def likely(self, state: int, nodes: int, depth: int, floor: float) -> list[tuple[int, int]]:
+    def likely(self, state: int, nodes: int, depth: int, min_probability: float) -> list[tuple[int, int]]:
         """The `nodes` likeliest continuations of a state as a tree: (parent, token), where 0 is the state itself.
 
         A continuation's probability is the product of count shares along its path; those below `floor` are left out.
@@ -84,7 +85,7 @@ class Automaton:
         def offer(state: int, parent: int, probability: float, level: int) -> None:
             share = probability / max(sum(self.count[n] for n in self.next[state].values()), 1)
             for token, reached in self.next[state].items():
-                if share * self.count[reached] >= floor:
+                if share * self.count[reached] >= min_probability:
                     heappush(heap, (-share * self.count[reached], level, parent, token, reached))
 
         offer(state, 0, 1.0, 1)
@@ -120,8 +121,10 @@ class Suffix(Drafter):
     remembered (0: none, so that a text's drafts depend on it alone).
     """
 
-    def __init__(self, nodes: int = 16, factor: float = 2.0, floor: float = 0.1, most: int = 1 << 16, earlier: int = 0):
-        self.nodes, self.factor, self.floor, self.most = nodes, factor, floor, most
+    def __init__(
+        self, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, most: int = 1 << 16, earlier: int = 0
+    ):
+        self.nodes, self.factor, self.min_probability, self.most = nodes, factor, min_probability, most
         self.memory = Recent(earlier) if earlier else None
         self.rows: list[Recent] = []
         self.outputs: list[list[int]] = []
@@ -165,14 +168,14 @@ class Suffix(Drafter):
                     self.matched[b] = self.memory.index.follow(*self.matched[b], token)
             row.extend(new)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         if self.memory is not None:  # an output is remembered to its end, whether drafts were asked for or not
             self.ready(seqs)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self.ready(seqs)
-        rows = [[] if done else self._draft(b, seqs.room) for b, done in enumerate(seqs.done.tolist())]
-        return tree.plant(rows, seqs.wide)
+        rows = [[] if done else self._draft(b, limits.depth) for b, done in enumerate(seqs.done.tolist())]
+        return tree.add_below_root(rows, limits.width)
 
     def _draft(self, b: int, room: int) -> list[tuple[int, int]]:
         index = self.rows[b].index
@@ -180,7 +183,7 @@ class Suffix(Drafter):
         if self.memory is not None and self.matched[b][1] > length:
             index, (state, length) = self.memory.index, self.matched[b]
         nodes = ceil(min(self.nodes, self.factor * length))
-        drafts = index.likely(state, nodes, room, self.floor) if nodes and room else []
+        drafts = index.likely(state, nodes, room, self.min_probability) if nodes and room else []
         return _without_separators(drafts)
 
 

@@ -11,14 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import bytes_read
-from longdraft.core.errors import InputError
 from longdraft.backends.native import NODES, Draws, chain
-from longdraft.models.lm import LM, KVView, Taps
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.errors import InputError
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.costs import bytes_read
+from longdraft.models.lm import LM, KVView
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
@@ -28,7 +30,7 @@ CHUNK = 1024  # nodes of a pass that reads, where there is no native step
 GROWTH = 1024  # slots for what is said after the prompt; the cache grows where that is not enough
 
 
-class LMDrafter(Drafter):
+class SmallModelDrafter(Drafter):
     """Its cache holds a prefix of each row's excerpt; what is missing of it runs in front of the next root.
 
     An excerpt is what the small model reads of a text: the first SINK tokens, the last `tail` of those that are there
@@ -38,7 +40,7 @@ class LMDrafter(Drafter):
     where padding makes it another than the small model's.
     """
 
-    keeps_law = True
+    has_draft_probs = True
 
     def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
         self.small, self.policy, self.widths, self.tail = small, policy, widths, tail
@@ -49,13 +51,13 @@ class LMDrafter(Drafter):
                 f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}: use a drafter that was"
                 " trained with the target's tokenizer"
             )
-        if tail and policy.wants().rows is not None:
+        if tail and policy.captures().rows is not None:
             raise ValueError("the target's taps name slots of the whole text: a policy that wants them needs tail=0")
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of this round's tree that have keys in scratch
 
-    def wants(self) -> Taps:
-        return self.policy.wants()
+    def captures(self) -> CaptureSpec:
+        return self.policy.captures()
 
     def start(self, seqs: Sequences) -> None:
         wide = seqs.tokens.shape[1]
@@ -131,7 +133,7 @@ class LMDrafter(Drafter):
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
 
-    def grow(self, tree: Tree, seqs: Sequences) -> Tree:
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._run = 0
         self.ready(seqs)
         view = self.policy.view(self.cache)
@@ -147,7 +149,7 @@ class LMDrafter(Drafter):
 
         rest = chain(self.small, self.cache, view) if self.small.vocab == self.vocab else None
         whole = rest and partial(self._whole, partial(step, tree, 0), rest)
-        return beam(step, tree, self.widths, seqs, whole)
+        return beam(step, tree, self.widths, seqs, limits, whole)
 
     def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: Draws) -> Tensor:
         """A chain [B,count] in two calls: the one that catches up, and the rest."""
@@ -155,7 +157,7 @@ class LMDrafter(Drafter):
         self._run = draws.count
         return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
 
-    def observe(self, seqs: Sequences, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Accepted nodes that have run stay; the deepest one never ran."""
         if self._run:
             steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
@@ -165,7 +167,7 @@ class LMDrafter(Drafter):
         self._run = 0  # a round that drafts nothing may come next
         ahead = self.cache.first(len(seqs.length))
         ahead.length = self._root_of(seqs)
-        self.policy.update(ahead, taps)
+        self.policy.update(ahead, captured)
 
     def _root(self, seqs: Sequences, view: KVView | None) -> Tensor:
         """Run what was committed since the last round, up to the root -> the root's logits [B,1,V].

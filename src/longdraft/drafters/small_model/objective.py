@@ -75,8 +75,8 @@ class BudgetObjective:
             k, v = cache.read(layer, 0)
             parts = [(k[:, :length], v[:, :length])]
             if view is not None:
-                since, picked = int(view.since[0]), view.compact(layer, 0, k, v)
-                parts = [*([picked] if picked else []), (k[:, since:length], v[:, since:length])]
+                tail_start, selected = int(view.tail_start[0]), view.compact(layer, 0, k, v)
+                parts = [*([selected] if selected else []), (k[:, tail_start:length], v[:, tail_start:length])]
             k, v = (torch.cat(x, 1)[None] for x in zip(*parts, strict=True))
             found.update(k.clone(), v.clone(), layer)
         return found

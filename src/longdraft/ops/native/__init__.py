@@ -53,7 +53,7 @@ class Model(ctypes.Structure):
     _fields_ += [("norm", ctypes.c_void_p), ("layer", ctypes.POINTER(Layer))]
 
 
-class Picked(ctypes.Structure):
+class Selected(ctypes.Structure):
     _fields_ = [("k", ctypes.c_void_p), ("v", ctypes.c_void_p), ("n", ctypes.c_int64), ("pitch", ctypes.c_int64)]
 
 
@@ -63,8 +63,8 @@ class Pass(ctypes.Structure):
     _fields_ += [("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p))]
     _fields_ += [
         ("slots", ctypes.POINTER(ctypes.c_int64)),
-        ("since", ctypes.c_void_p),
-        ("picks", ctypes.POINTER(Picked)),
+        ("tail_start", ctypes.c_void_p),
+        ("indices", ctypes.POINTER(Selected)),
     ]
     _fields_ += [("keep", ctypes.c_void_p)]
     _fields_ += [(n, ctypes.c_int64) for n in ("kept", "weights", "split", "pooled", "most")]
@@ -170,7 +170,7 @@ def _layout(lib: Any) -> int:
 def _expected() -> int:
     """What longdraft_layout says of structures laid out as these are."""
     total = 0
-    for kind in (Linear, Layer, Model, Picked, Pass, Copy, Chain):
+    for kind in (Linear, Layer, Model, Selected, Pass, Copy, Chain):
         total = (total * 1000003 + ctypes.sizeof(kind)) % (1 << 64)
     return total
 

@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from longdraft.ops.triton.kernels import attend_split, gumbel_noise, merge_splits, rms_rows
 from longdraft.ops.reference import Attended, Segment
+from longdraft.ops.triton.kernels import attend_split, gumbel_noise, merge_splits, rms_rows
 
 STEP = 64  # keys of one turn of a program's loop, at most
 PROGRAMS = 512  # that a launch should have: a few for each of a GPU's 100 to 150 processors
@@ -62,13 +62,13 @@ def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor
 
 
 def sizes(
-    dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, picked: bool, masked: bool, capped: bool
+    dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, selected: bool, masked: bool, capped: bool
 ) -> dict:
     """What a build of attend_split is made for."""
     tile, step = tile_of(R, max(D, DV), dtype)
     return {
         "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": step,
-        "KEPT": kept, "PICKED": picked, "MASKED": masked, "CAPPED": capped,
+        "KEPT": kept, "PICKED": selected, "MASKED": masked, "CAPPED": capped,
     }  # fmt: skip
 
 

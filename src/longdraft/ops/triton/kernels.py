@@ -99,7 +99,7 @@ def attend_split(
 
 @triton.jit
 def attend_slots(
-    q, cache, picked, bounds, visible, depth, place, out, lse, logits, q_row, q_head, q_node,
+    q, cache, selected, bounds, visible, depth, place, out, lse, logits, q_row, q_head, q_node,
     picked_splits, splits, span, wide, scale, softcap,
     K: tl.constexpr, R: tl.constexpr, W: tl.constexpr, M: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     WIDE: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr, PICKED: tl.constexpr, WINDOW: tl.constexpr,
@@ -130,8 +130,8 @@ def attend_slots(
     first, table, skip = n, cache, (b * K + head) * tl.load(cache + 2)
     if PICKED and split < picked_splits:
         begin = (split * span).to(tl.int64)
-        end = tl.load(picked + b * 4 + 2)
-        first, table, skip = end, picked + b * 4, head * tl.load(picked + b * 4 + 3)
+        end = tl.load(selected + b * 4 + 2)
+        first, table, skip = end, selected + b * 4, head * tl.load(selected + b * 4 + 3)
     kind = tl.pointer_type(q.dtype.element_ty)
     keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers begin at such addresses
     values = tl.multiple_of(tl.load(table + 1).to(kind), 16) + skip * D

@@ -28,12 +28,12 @@ class Reach:
     """
 
     cache: Tensor
-    picks: Tensor
+    indices: Tensor
     bounds: Tensor
     visible: Tensor
     depth: Tensor
     keys: int
-    picked: int = 0
+    selected: int = 0
     window: int = 0
 
 
@@ -45,13 +45,13 @@ def write(k: Tensor, v: Tensor, cache: Tensor, bounds: Tensor) -> None:
 
 
 def sizes(
-    dtype: torch.dtype, K: int, R: int, W: int, M: int, D: int, kept: int, picked: bool, window: int, capped: bool
+    dtype: torch.dtype, K: int, R: int, W: int, M: int, D: int, kept: int, selected: bool, window: int, capped: bool
 ) -> dict:
     """What a build of attend_slots is made for."""
     tile, step = tile_of(R, D, dtype)
     return {
         "K": K, "R": R, "W": W, "M": M, "D": D, "ROWS": tile, "WIDE": wide(D), "STEP": step, "KEPT": kept,
-        "PICKED": picked, "WINDOW": window, "CAPPED": capped,
+        "PICKED": selected, "WINDOW": window, "CAPPED": capped,
     }  # fmt: skip
 
 
@@ -73,14 +73,14 @@ def attend(
     q = q if q.stride(3) == 1 else q.contiguous()
     R, M = H // heads * W, reach.visible.shape[2]
     tiles, warps = tiling(R, D, q.dtype)
-    span = span_of(reach.keys + reach.picked, B * heads * tiles)
-    first = triton.cdiv(reach.picked, span)
+    span = span_of(reach.keys + reach.selected, B * heads * tiles)
+    first = triton.cdiv(reach.selected, span)
     splits = first + triton.cdiv(reach.keys, span)
     out = torch.empty(B, heads, splits, R, D, dtype=torch.float32, device=q.device)
     lse = torch.empty(B, heads, splits, R, dtype=torch.float32, device=q.device)
     logits = torch.empty(B, H, kept, reach.keys, dtype=torch.float32, device=q.device) if kept else None
     attend_slots[(splits * tiles, heads, B)](
-        q, reach.cache, reach.picks, reach.bounds, reach.visible, reach.depth, place, out, lse, logits,
+        q, reach.cache, reach.indices, reach.bounds, reach.visible, reach.depth, place, out, lse, logits,
         *q.stride()[:3], first, splits, span, reach.keys, scale, softcap or 0.0, num_warps=warps,
         **sizes(q.dtype, heads, R, W, M, D, kept, first > 0, reach.window, bool(softcap)),
     )  # fmt: skip
