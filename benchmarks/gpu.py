@@ -24,8 +24,8 @@ import gpu_parts
 import torch
 from gpu_parts import SEED, Bench, Row, freed, short
 
-from longdraft.core.errors import InputError
 from longdraft.engine import records as record
+from longdraft.errors import InputError
 
 Part = tuple[str, str, float, Callable[[], Iterator[Row]]]
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from longdraft.bench import averages, inputs, report, shapes
 from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
 from longdraft.cli.bench import app
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
 from longdraft.engine import records as record
+from longdraft.errors import InputError
 from longdraft.methods import spec as entries
 
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}

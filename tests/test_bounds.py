@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from longdraft.backends.native import fits
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.tree import PAD, Tree
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.ops import Compact, choose, native, take

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.ops import native
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.training import data, rows
 from longdraft.training.schedule import Plan, parse_stages
 

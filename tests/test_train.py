@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import longdraft
 from longdraft.cli import main
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.training import checkpoint, data, target, tokenizer, trainer
 from longdraft.training.schedule import Plan
 

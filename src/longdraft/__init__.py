@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from longdraft.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from longdraft.core.errors import InputError
     from longdraft.core.rules import Rules
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match, reject
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from longdraft.engine.generate import Stats, Step, generate, stream
     from longdraft.engine.scheduler import serve
     from longdraft.engine.session import Event, Session
+    from longdraft.errors import InputError
     from longdraft.methods import METHODS, build
     from longdraft.models.loading import load
     from longdraft.ops import row_seed
 
-__version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "AdaptiveDraft",
@@ -42,7 +43,7 @@ __all__ = [
     "stream",
 ]
 _HOMES = {
-    "core.errors": ("InputError",),
+    "errors": ("InputError",),
     "core.rules": ("Rules",),
     "core.sampling": ("Sampler",),
     "core.verify": ("match", "reject"),

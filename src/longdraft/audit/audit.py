@@ -8,11 +8,11 @@ from typing import Any
 
 from longdraft.audit.passage import Passage, Run
 from longdraft.audit.ties import WIDTH
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters import Drafter
 from longdraft.engine import generate as engine
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 WINDOW = 512  # new tokens per prompt at most, where the text has room for more prompts: long free-running text loops

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from longdraft.audit.ties import most_ties
-from longdraft.core.errors import InputError
 from longdraft.core.files import parse
+from longdraft.errors import InputError
 
 FIRST = 5  # failures that are shown
 

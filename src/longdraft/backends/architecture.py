@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 
 def listen(hf: Any) -> threading.local:

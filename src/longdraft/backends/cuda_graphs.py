@@ -14,8 +14,8 @@ from torch import Tensor
 from longdraft.backends.architecture import experts_of
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.tree import Tree
+from longdraft.errors import InputError
 from longdraft.ops.triton import self_check as trial
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers.activations import ACT2FN
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList}

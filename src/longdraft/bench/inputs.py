@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.models.loading import BUNDLED, token_ids
 
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"

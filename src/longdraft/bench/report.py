@@ -12,8 +12,8 @@ from rich import box
 from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
-from longdraft.core.errors import InputError
 from longdraft.engine import rates
+from longdraft.errors import InputError
 
 Record = dict[str, Any]
 # Records that differ in one of these never share a table.

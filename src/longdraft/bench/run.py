@@ -8,7 +8,6 @@ from typing import Any
 
 from longdraft.bench.baselines import Stock
 from longdraft.bench.inputs import Text
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter, Oracle
@@ -17,6 +16,7 @@ from longdraft.engine import records as record
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
 from longdraft.engine.rates import speedups, timings
+from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import DTYPES
 

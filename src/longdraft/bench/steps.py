@@ -15,10 +15,10 @@ from longdraft.backends.native import Draws, chain
 from longdraft.bench.inputs import Text
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
-from longdraft.core.errors import InputError
 from longdraft.core.tree import Tree
 from longdraft.engine import records as record
 from longdraft.engine.decode_session import DecodeSession
+from longdraft.errors import InputError
 from longdraft.methods import vegas
 from longdraft.models.lm import LM
 from longdraft.views import Policy

@@ -15,13 +15,13 @@ import torch
 from longdraft.bench.averages import mean_and_errors
 from longdraft.bench.inputs import Text
 from longdraft.core.cache import KVCache
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter
 from longdraft.engine import records as record
 from longdraft.engine.generate import Stats, step
+from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.models.loading import BUNDLED, token_ids
 
 

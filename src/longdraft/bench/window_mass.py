@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.tree import Tree
 from longdraft.drafters.glide.block import Glide
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 CHUNK = 64  # queries at a time; below any sensible window

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 
 class Command(NamedTuple):
@@ -64,7 +64,7 @@ def run(words: list[str]) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name == "--version":
-        from longdraft import __version__
+        from longdraft.version import __version__
 
         print(__version__)
         return 0

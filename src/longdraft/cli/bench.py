@@ -16,9 +16,9 @@ from longdraft.bench import inputs, report, shapes
 from longdraft.bench.run import Speed, speed
 from longdraft.bench.steps import Steps, steps
 from longdraft.bench.teacher_forced import TeacherForced, teacher_forced
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.engine import records as record
+from longdraft.errors import InputError
 from longdraft.methods import spec as entries
 from longdraft.methods.drafter_weights import Parts
 from longdraft.models.loading import load

@@ -9,13 +9,13 @@ from typing import Any
 from longdraft.bench.run import diversity, outcome
 from longdraft.cli.prompts import Prompt
 from longdraft.cli.show import Detokenizer, text_of
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats, Step
 from longdraft.engine.rates import speedups, timings
 from longdraft.engine.records import bandwidth, bytes_per_step, provenance
+from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 
 @dataclass(frozen=True)

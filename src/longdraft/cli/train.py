@@ -10,8 +10,8 @@ import torch
 import typer
 
 from longdraft.cli.train_drafter import HELP, command, write_text
-from longdraft.core.errors import InputError
 from longdraft.drafters.objectives import KINDS
+from longdraft.errors import InputError
 from longdraft.training import data, plot, probes, target, trainer
 from longdraft.training.schedule import Plan, parse_stages
 

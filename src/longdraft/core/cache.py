@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 MOST = 1 << 24  # bytes: a config has a few thousand
 

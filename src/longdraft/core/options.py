@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 MOST = {"gamma": 512, "inner": 512, "count": 512, "levels": 512, "n": 512, "nodes": 1024, "topk": 1024}  # of a tree
 

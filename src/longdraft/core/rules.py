@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from longdraft.core.errors import InputError
 from longdraft.core.processors import Settings, chain, frozen
+from longdraft.errors import InputError
 
 if TYPE_CHECKING:
     from longdraft.models.lm import LM

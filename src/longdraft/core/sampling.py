@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from longdraft.core.errors import InputError
 from longdraft.core.processors import Settings, apply, lowered
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
+from longdraft.errors import InputError
 from longdraft.ops import draw, gumbel
 
 if TYPE_CHECKING:

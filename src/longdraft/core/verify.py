@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from longdraft.core.errors import InputError
 from longdraft.core.tree import Tree
+from longdraft.errors import InputError
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 
 if TYPE_CHECKING:

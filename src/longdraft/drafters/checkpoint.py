@@ -17,13 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import longdraft
-from longdraft.core.errors import InputError
 from longdraft.core.files import read_json
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.version import __version__
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
 LAYOUT = "0.9.0"  # of `speculators`, whose fields config.json has
@@ -150,7 +150,7 @@ def describe(part: nn.Module, kind: str, target: LM) -> dict[str, Any]:
             },
         },
         "longdraft": {
-            "version": longdraft.__version__,
+            "version": __version__,
             "kind": kind,
             "options": KINDS[kind].options(part),
             "target": fingerprint(target),

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from longdraft.core.errors import InputError
 from longdraft.drafters import checkpoint as saved
 from longdraft.drafters.eagle import importer as eagle
 from longdraft.drafters.glide import importer as glide
 from longdraft.drafters.heads import importer as heads
 from longdraft.drafters.released import Released
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 READERS = (glide, heads, eagle)  # each has fits(source) and read(source, target) -> (kind, part)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from longdraft.core.errors import InputError
 from longdraft.core.options import Method, at_least, one_of, typed
 from longdraft.drafters.eagle.objective import EagleObjective, layer_for
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.glide.objective import GlideObjective
 from longdraft.drafters.heads.objective import HeadsObjective, chained, medusa
 from longdraft.drafters.small_model.objective import BudgetObjective
+from longdraft.errors import InputError
 from longdraft.models.loading import load_lm
 from longdraft.training.data import Corpus
 from longdraft.training.drafter import Objective

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
+from longdraft.errors import InputError
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly over a step, for any number of rows
 

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from longdraft.core.errors import InputError
 from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import fill
+from longdraft.errors import InputError
 
 PREFIX = re.compile(r"^(module\.|draft_model\.|model\.)+")  # of whatever a block was part of when it was saved
 TABLES = {"embed_tokens.weight", "lm_head.weight"}

@@ -19,20 +19,20 @@ from typing import Any
 import torch
 import transformers
 
-import longdraft
 from longdraft.core.cache import KVCache
-from longdraft.core.errors import InputError
 from longdraft.core.files import parse
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.ops.threads import are_pinned
+from longdraft.version import __version__
 
 TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # environment variables that change how fast things run
 
 
 def versions() -> dict[str, str]:
     return {
-        "longdraft": longdraft.__version__,
+        "longdraft": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),
@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
 
 def checkout() -> dict[str, Any]:
     """git_sha and git_dirty of the checkout this package runs from; None where it is installed without one."""
-    package = Path(longdraft.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str | None:
         try:

@@ -8,12 +8,12 @@ from queue import Empty, SimpleQueue
 from threading import Semaphore, Thread
 from time import monotonic
 
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, check
 from longdraft.engine.session import Session
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
 

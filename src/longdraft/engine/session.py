@@ -12,13 +12,13 @@ from typing import Self
 
 import torch
 
-from longdraft.core.errors import InputError
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, check, check_pair, step
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 SPARE = 128  # slots beyond a row's text, for the nodes of a tree

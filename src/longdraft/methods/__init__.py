@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from longdraft.core.errors import InputError
 from longdraft.core.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
 from longdraft.drafters import (
     Auto,
@@ -24,6 +23,7 @@ from longdraft.drafters import (
 )
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
+from longdraft.errors import InputError
 from longdraft.methods.controls import CONTROLS as CONTROLS
 from longdraft.methods.drafter_weights import PARTS as PARTS
 from longdraft.methods.small_models import budgetdraft, sd, triforce

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longdraft import methods
-from longdraft.core.errors import InputError
 from longdraft.core.options import one_of
 from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import Parts
 from longdraft.models.lm import LM
 

@@ -20,9 +20,9 @@ from longdraft.backends import native as fast
 from longdraft.backends.partition import in_parts
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
-from longdraft.core.errors import InputError
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
+from longdraft.errors import InputError
 
 NAME = "longdraft"
 # Arguments that models hand to attention functions and that do not change its numbers.

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 from transformers.utils.hub import cached_file
 
-from longdraft.core.errors import InputError
 from longdraft.core.files import read_json
+from longdraft.errors import InputError
 
 OURS = {"attn_implementation": "eager", "experts_implementation": None}  # for from_pretrained: a config's are ignored
 IGNORED = ("fusion_config", "transformers_weights")  # keys that would patch modules, or name another file of weights

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from longdraft.core.errors import InputError
 from longdraft.core.files import parse
+from longdraft.errors import InputError
 
 
 def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: int = 2) -> Path:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from longdraft.core.errors import InputError
 from longdraft.core.files import parse
+from longdraft.errors import InputError
 from longdraft.training import hub
 
 KINDS = ("code", "book")

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longdraft.core.errors import InputError
 from longdraft.core.files import read_json
 from longdraft.drafters import checkpoint as saved
+from longdraft.errors import InputError
 from longdraft.training import checkpoint, data, rows, trainer
 from longdraft.training.frozen import Frozen, implied_length
 from longdraft.training.processes import Team

@@ -56,7 +56,7 @@ class Frozen:
     def read(
         self, tokens: Tensor, position: Tensor | None = None, states: Sequence[int] = (), layer: int | None = None
     ) -> Seen:
-        """tokens, position [B,S] -> the states after these many layers (as Captures.hidden), the cached keys of `layer`."""
+        """tokens, position [B,S] -> the states after these many layers (as CaptureSpec.hidden), the keys of `layer`."""
         captured, cache = Captures(CaptureSpec(hidden=tuple(states))), DynamicCache()
         with whole_rows(self.lm), self.lm.residuals(captured):
             self.lm.hf.get_decoder()(

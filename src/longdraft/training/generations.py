@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from longdraft.core.errors import InputError
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import generate
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training import rows
 from longdraft.training.data import Corpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 PREFIX = "hf:"
 COLUMNS = {"text": "book", "content": "code", "code": "code"}  # the column with the text -> the kind of text it is

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longdraft.core.errors import InputError
 from longdraft.core.files import parse
+from longdraft.errors import InputError
 
 
 def draw(run: Path) -> Path:

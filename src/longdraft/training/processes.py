@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 
 @dataclass(frozen=True)

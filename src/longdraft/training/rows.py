@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.training.data import Corpus
 
 IGNORE = -100

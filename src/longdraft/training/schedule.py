@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from longdraft.core.errors import InputError
 from longdraft.drafters.checkpoint import fingerprint
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training.processes import Team
 

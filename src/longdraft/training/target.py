@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.models.loading import BUNDLED
 from longdraft.training import checkpoint, data, guide, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 EOS = "<|endoftext|>"  # ends a document, pads, and stands between documents; there is no bos
 EOS_ID = 0  # special entries come first

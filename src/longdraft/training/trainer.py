@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.training import checkpoint
 from longdraft.training.processes import Team
 from longdraft.training.schedule import Plan

@@ -8,7 +8,6 @@ from torch import Tensor
 from longdraft.backends.native import NODES
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, Tree
@@ -16,6 +15,7 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.costs import head_size, size_of
 from longdraft.drafters.eagle.block import EagleBlock
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 CANDIDATES = 4096  # whose ancestors fit a mask

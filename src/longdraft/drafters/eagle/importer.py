@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from longdraft.core.errors import InputError
 from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock
 from longdraft.drafters.released import TABLES, Names, Released
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 LAYER = {

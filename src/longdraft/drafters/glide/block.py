@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longdraft.core.errors import InputError
 from longdraft.core.tree import Tree
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines of some positions

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.costs import bytes_read, head_size, size_of
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 

@@ -7,9 +7,9 @@ import re
 import torch
 from torch import nn
 
-from longdraft.core.errors import InputError
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
 from longdraft.drafters.released import BODY, TABLES, Names, Released
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 CHAINED = re.compile(r"medusa_layers\.(\d+)\.")

@@ -9,11 +9,11 @@ from math import log
 
 import torch
 
-from longdraft.core.errors import InputError
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, Tree
 from longdraft.drafters.base import Drafter
+from longdraft.errors import InputError
 from longdraft.ops import DRAFT, gumbel
 
 Gram = tuple[int, ...]

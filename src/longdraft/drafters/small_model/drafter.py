@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from longdraft.backends.native import NODES, Draws, chain
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.errors import InputError
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.costs import bytes_read
+from longdraft.errors import InputError
 from longdraft.models.lm import LM, KVView
 from longdraft.views.base import Policy
 

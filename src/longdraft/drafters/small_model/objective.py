@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from longdraft.core.cache import KVCache
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training.frozen import Frozen, matches, whole_rows
 from longdraft.views import Chunks

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from longdraft.core.errors import InputError
+from longdraft.errors import InputError
 
 FOLDER = Path(__file__).parent  # where the builds lie
 NEEDS = {  # of every build, best first
