@@ -25,7 +25,7 @@ class Bigram(Drafter):
         return tree.add_below_root([list(enumerate(draft)) for draft in drafts])
 
 
-target, tokenizer = load("bundled")
+target, tokenizer = load("bundled", dtype="float32")
 book = Path(longdraft.__file__).parent / "assets" / "text" / "great-expectations.txt"
 prompt = tokenizer(book.read_text(encoding="utf-8"))["input_ids"][:2048]
 

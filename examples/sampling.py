@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longdraft import Sampler, build, generate, load, row_seed
 
-target, tokenizer = load("bundled")
+target, tokenizer = load("bundled", dtype="float32")
 prompts = [tokenizer(text)["input_ids"] for text in ("It was the best of times, ", "import os\nimport sys\n\ndef ")]
 sampler = Sampler(temperature=0.8, top_p=0.95)
 
