@@ -27,12 +27,12 @@ from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import Full, Guided, SinkWindow
 
-SMALL = {"gamma": "4", "min_budget": "16"}
+SMALL = {"gamma": 4, "min_budget": 16}
 N = 24
 
 
 def method(name, **options):
-    return lambda t: build(name, t, options, Parts(random=True).of(METHODS[name].needs, t))
+    return lambda t: build(name, t, Parts(random=True).of(METHODS[name].needs, t), **options)
 
 
 def chain(t):
@@ -65,9 +65,9 @@ GOOD = {
     "levels": levels,
     "triforce": triforce,
     "vegas": method("vegas", **SMALL),
-    "lookup": method("lookup", n="1"),
-    "sd": method("sd", gamma="3"),
-    "longspec": method("longspec", widths="2,3"),
+    "lookup": method("lookup", n=1),
+    "sd": method("sd", gamma=3),
+    "longspec": method("longspec", widths=[2, 3]),
 }
 
 
