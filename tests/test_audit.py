@@ -27,12 +27,12 @@ from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import Full, Guided, SinkWindow
 
-SMALL = {"gamma": "4", "min_budget": "16"}
+SMALL = {"gamma": 4, "min_budget": 16}
 N = 24
 
 
 def method(name, **options):
-    return lambda t: build(name, t, options, Parts(random=True).of(METHODS[name].needs, t))
+    return lambda t: build(name, t, Parts(random=True).of(METHODS[name].needs, t), **options)
 
 
 def chain(t):
@@ -65,9 +65,9 @@ GOOD = {
     "levels": levels,
     "triforce": triforce,
     "vegas": method("vegas", **SMALL),
-    "lookup": method("lookup", n="1"),
-    "sd": method("sd", gamma="3"),
-    "longspec": method("longspec", widths="2,3"),
+    "lookup": method("lookup", n=1),
+    "sd": method("sd", gamma=3),
+    "longspec": method("longspec", widths=[2, 3]),
 }
 
 
@@ -363,7 +363,7 @@ def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(plac
 def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
     broken.favoured(monkeypatch)
-    monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)
+    monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
     monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)  # more than sixteen tokens score as close as that
     words = ["--method", "vegas", "-o", "min_budget=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
     assert command(place, *words, "--json", model="flat") == 1

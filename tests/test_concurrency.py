@@ -21,8 +21,8 @@ from longdraft.models.lm import LM
 THREADS, ROUNDS, NEW = 4, 50, 12
 METHODS = {
     "plain": lambda t: None,
-    "vegas": lambda t: build("vegas", t, {"gamma": "4", "min_budget": "16"}),
-    "medusa": lambda t: untrained("medusa", t, {"widths": "4,2"}),
+    "vegas": lambda t: build("vegas", t, gamma=4, min_budget=16),
+    "medusa": lambda t: untrained("medusa", t, widths=[4, 2]),
 }
 
 

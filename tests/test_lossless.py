@@ -63,17 +63,15 @@ def test_a_row_does_not_know_its_neighbours(model, sampler, method):
 
 
 FULL_BUDGET = {
-    "vegas": lambda t: build("vegas", t, {"gamma": "5", "min_budget": "999"}),
-    "vegas by share": lambda t: build(
-        "vegas", t, {"gamma": "5", "keep_ratio": "1.0", "min_budget": "1", "score": "weights"}
-    ),
-    "magicdec-stream": lambda t: build("magicdec-stream", t, {"gamma": "5", "min_budget": "999"}),
-    "no sink": lambda t: build("magicdec-stream", t, {"gamma": "5", "min_budget": "999", "sink": "0"}),
-    "random-picks": lambda t: build("random-picks", t, {"gamma": "5", "min_budget": "999"}),
-    "recents": lambda t: build("recents", t, {"gamma": "5", "min_budget": "999"}),
-    "magicdec-snapkv": lambda t: build("magicdec-snapkv", t, {"gamma": "5", "min_budget": "999"}),
-    "sd by itself": lambda t: build("sd", t, {"gamma": "5"}, t),
-    "budgetdraft by itself": lambda t: build("budgetdraft", t, {"gamma": "5", "budget": "999"}, t),
+    "vegas": lambda t: build("vegas", t, gamma=5, min_budget=999),
+    "vegas by share": lambda t: build("vegas", t, gamma=5, keep_ratio=1.0, min_budget=1, score="weights"),
+    "magicdec-stream": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999),
+    "no sink": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999, sink=0),
+    "random-picks": lambda t: build("random-picks", t, gamma=5, min_budget=999),
+    "recents": lambda t: build("recents", t, gamma=5, min_budget=999),
+    "magicdec-snapkv": lambda t: build("magicdec-snapkv", t, gamma=5, min_budget=999),
+    "sd by itself": lambda t: build("sd", t, t, gamma=5),
+    "budgetdraft by itself": lambda t: build("budgetdraft", t, t, gamma=5, budget=999),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 5),
     # room for all but a few slots of the far past, none of which a row of 31 has
     "all but one row's": lambda t: SelfDrafter(t, Guided(0.07, 64), [1] * 5),
