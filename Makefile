@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
-.PHONY: help setup demo test test-all lint fix bench clean
+.PHONY: help setup demo test test-all lint fix docs bench clean
 help:
 	@echo "make demo    a long prompt by plain decoding, vegas and lookup, side by side (under 3 minutes)"
 	@echo "make test    all tests"
 	@echo "make test-all  these, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
-	@echo "make lint    ruff and pyright; make fix mends what ruff can"
+	@echo "make lint    ruff, pyright, and whether the figure is from the records; make fix corrects what ruff can"
+	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   the published figures, into runs/ (hours)"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
 
@@ -47,13 +48,19 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python docs/figures.py --check
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
