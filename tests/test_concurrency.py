@@ -11,19 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tiny
 import torch
-from listed import untrained
+from listed import BUILD
 
-from longdraft import Sampler, build, generate
+from longdraft import Sampler, generate
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
 
 THREADS, ROUNDS, NEW = 4, 50, 12
-METHODS = {
-    "plain": lambda t: None,
-    "vegas": lambda t: build("vegas", t, {"gamma": "4", "min_budget": "16"}),
-    "medusa": lambda t: untrained("medusa", t, {"widths": "4,2"}),
-}
+METHODS = {"plain": lambda t: None, "vegas": BUILD["vegas"], "medusa": BUILD["medusa"]}
 
 
 def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[list[int]]:
