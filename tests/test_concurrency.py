@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tiny
 import torch
-from listed import BUILD
+from listed import BUILD, full
 
 from longdraft import Sampler, generate
 from longdraft.core.capture import Captures, CaptureSpec
@@ -114,11 +114,10 @@ os.waitpid(child, 0)
 @pytest.mark.parametrize(
     "call",
     [
-        "generate(lm, tiny.prompts(200), max_new_tokens=2)",
-        "lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))",
-        "lm(tree, cache)",
+        pytest.param("generate(lm, tiny.prompts(200), max_new_tokens=2)", id="generate"),
+        pytest.param("lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))", id="prefill", marks=full),
+        pytest.param("lm(tree, cache)", id="a pass", marks=full),
     ],
-    ids=["generate", "prefill", "a pass"],
 )
 def test_a_forked_child_is_told_and_does_not_hang(call):
     """With two threads, as a user has them: one thread alone would not hang."""

@@ -9,12 +9,12 @@ from listed import BUILD, each_method, each_method_on, each_sampler
 
 from longdraft import InputError, generate, stream
 
+INSIDE = {"llama": (70, 31), "gpt-oss": (70, 31, 50), "mistral-window": (24, 1, 70)}
 
-@each_method
-def test_an_end_token_inside_an_accepted_branch(method):
-    check_eos(BUILD[method])
-    check_eos(BUILD[method], "gpt-oss", (70, 31, 50))
-    check_eos(BUILD[method], "mistral-window", (24, 1, 70))
+
+@each_method_on(*INSIDE)
+def test_an_end_token_inside_an_accepted_branch(model, method):
+    check_eos(BUILD[method], model, INSIDE[model])
 
 
 def test_the_end_token_cases_do_end_inside_branches():
