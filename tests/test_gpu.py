@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the interpreter takes over a minute, more on a busy machine
 pytest.importorskip("triton", reason="triton is not installed: the GPU's kernels are not checked")
 
 HERE = Path(__file__).parent
+
+
+def slow(test):
+    """The interpreter takes over a minute, more on a busy machine."""
+    return pytest.mark.full(pytest.mark.timeout(900)(test))
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +32,14 @@ def interpreted() -> list[str]:
     return done.stdout.splitlines()
 
 
+@slow
 def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
     from gpu_checks import CHECKS
 
     assert {f"right: {check.__name__}" for check in CHECKS} <= set(interpreted)
 
 
+@slow
 def test_every_planted_fault_is_caught(interpreted):
     from gpu_interpreted import FAULTS
 
