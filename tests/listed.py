@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import count
+from collections.abc import Callable
+from itertools import count, product
 
 import pytest
 import tiny
@@ -118,21 +118,20 @@ THREE = ("vegas", "longspec", "lookup")
 TWO = ("greedy", "T=1 min-p penalty")
 
 
-def each(argument: str, cases: dict, often: Iterable[str]) -> pytest.MarkDecorator:
-    """Parametrised by the cases' values; `make test` runs those named in `often`."""
-    chosen = [pytest.param(case, id=id, marks=() if id in often else full) for id, case in cases.items()]
-    return pytest.mark.parametrize(argument, chosen)
+def case(*values, id: str, daily: bool):
+    """A parameter set that `make test` runs where it is daily."""
+    return pytest.param(*values, id=id, marks=() if daily else full)
 
 
 def each_method_on(*models: str) -> pytest.MarkDecorator:
     """Parametrised by the product of these models and all methods."""
-    pairs = {f"{model}-{method}": (model, method) for model in models for method in BUILD}
-    often = {id for id, (model, method) in pairs.items() if model == models[0] or method in THREE}
-    return each("model,method", pairs, often)
+    pairs = product(models, BUILD)
+    cases = [case(m, name, id=f"{m}-{name}", daily=m == models[0] or name in THREE) for m, name in pairs]
+    return pytest.mark.parametrize("model,method", cases)
 
 
 each_method = pytest.mark.parametrize("method", BUILD)
-each_sampler = each("sampler", SAMPLERS, TWO)
+each_sampler = pytest.mark.parametrize("sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()])
 each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 
 

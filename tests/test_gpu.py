@@ -15,11 +15,6 @@ pytest.importorskip("triton", reason="triton is not installed: the GPU's kernels
 HERE = Path(__file__).parent
 
 
-def slow(test):
-    """The interpreter takes over a minute, more on a busy machine."""
-    return pytest.mark.full(pytest.mark.timeout(900)(test))
-
-
 @pytest.fixture(scope="module")
 def interpreted() -> list[str]:
     """What all checks and planted faults print. Triton reads the variable when it defines kernels: a new process."""
@@ -32,14 +27,16 @@ def interpreted() -> list[str]:
     return done.stdout.splitlines()
 
 
-@slow
+@pytest.mark.full
+@pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
 def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
     from gpu_checks import CHECKS
 
     assert {f"right: {check.__name__}" for check in CHECKS} <= set(interpreted)
 
 
-@slow
+@pytest.mark.full
+@pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
 def test_every_planted_fault_is_caught(interpreted):
     from gpu_interpreted import FAULTS
 
