@@ -99,7 +99,7 @@ class LM:
                 " start the process with the 'spawn' method"
             )
 
-    def read(
+    def extend_cache(
         self, tokens: Tensor, cache: KVCache, spec: CaptureSpec | None = None, chunk: int = 1024
     ) -> list[Captures]:
         """Run tokens [1,N] and commit them to a cache of one row, `chunk` at a time -> what each pass captured.

@@ -93,7 +93,7 @@ class Eagle(Drafter):
             self.first[b], self.own.length[b] = n - self.reach, 0
         fed = n - int(self.first[b] + self.own.length[b])
         with row.reopen(fed):
-            passes = self.target.read(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
+            passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
         features = torch.cat([self._states(captured) for captured in passes], 1)
         self._feed(features, seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 

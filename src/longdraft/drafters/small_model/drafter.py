@@ -120,7 +120,7 @@ class SmallModelDrafter(Drafter):
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run what row b's cache lacks of its excerpt, all but the root."""
         row = self.cache.row(b)
-        self.small.read(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
+        self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
