@@ -12,7 +12,6 @@ from listed import BUILD, make
 from structure import close
 
 from longdraft import Stats, build
-from longdraft.backends.native import NODES
 from longdraft.core.cache import KVCache, _Store
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sampling import Sampler
@@ -54,7 +53,7 @@ class Spy(LM):
 
 def spy(path: str = "native") -> Spy:
     lm = Spy(tiny.stock("llama"))
-    lm.native = lm.native if path == "native" else None
+    lm.backend = lm.backend if path == "native" else lm.eager
     return lm
 
 
@@ -310,7 +309,7 @@ def test_a_long_pause_is_caught_up_in_bounded_passes(path, tail):
     found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     reading, joint = [p for p in small.passes if p[0] == 1], [p for p in small.passes if p[0] > 1]
     assert sum(nodes for _, nodes, _ in reading) == 1500 + 700
-    assert all(nodes <= NODES if path == "native" else logits == 1 for _, nodes, logits in reading)
+    assert all(nodes <= small.backend.max_nodes if path == "native" else logits == 1 for _, nodes, logits in reading)
     assert all(nodes <= NEAR + 1 for _, nodes, _ in joint)
     check_excerpts(drafter, seqs)
     if not tail:
@@ -329,7 +328,7 @@ def test_a_row_that_is_done_never_widens_a_pass():
     for _ in range(3):
         drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         seqs.length[1] += 1
-    assert max(rows * nodes for rows, nodes, _ in small.passes) <= NODES
+    assert max(rows * nodes for rows, nodes, _ in small.passes) <= small.backend.max_nodes
     assert int(drafter.cache.length[0]) < 100
 
 
