@@ -69,8 +69,7 @@ def make(name: str, target: LM, part=None, **options) -> Drafter:
         part = tiny.taught_glide(target)
     elif part is None and needs in PARTS:
         part = PARTS[needs](target, 1)
-    words = {key: str(value).strip("[]").replace(" ", "") for key, value in options.items()}
-    return build(name, target, words, part)
+    return build(name, target, part, **options)
 
 
 def ticking(drafter: Drafter) -> AdaptiveDraft:

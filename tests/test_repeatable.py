@@ -27,12 +27,12 @@ from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import Full, SinkWindow
 
-SMALL = {"gamma": "4", "min_budget": "16"}
+SMALL = {"gamma": 4, "min_budget": 16}
 DRAFTERS = {
-    "vegas": lambda t: AdaptiveDraft(build("vegas", t, SMALL)),
-    "lookup": lambda t: AdaptiveDraft(build("lookup", t, {"n": "1", "count": "5"})),
-    "suffix": lambda t: AdaptiveDraft(build("suffix", t, {"nodes": "8"})),
-    "auto": lambda t: Auto([build("vegas", t, SMALL), Lookup(1, 5)], 6),
+    "vegas": lambda t: AdaptiveDraft(build("vegas", t, **SMALL)),
+    "lookup": lambda t: AdaptiveDraft(build("lookup", t, n=1, count=5)),
+    "suffix": lambda t: AdaptiveDraft(build("suffix", t, nodes=8)),
+    "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], 6),
 }
 each_sampler = pytest.mark.parametrize("sampler", ["greedy", "T=1"])
 each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
@@ -165,7 +165,7 @@ def test_under_reject_the_trees_show_in_the_text_of_any_model(monkeypatch):
 
 def test_a_clock_that_stands_still_is_no_error():
     lm, want = tiny.target("llama"), plain("llama", SAMPLERS["greedy"], (70,), 64)
-    pace = AdaptiveDraft(build("lookup", lm, {"n": "1", "count": "5"}), Measured(lambda: 7.0))
+    pace = AdaptiveDraft(build("lookup", lm, n=1, count=5), Measured(lambda: 7.0))
     assert generate(lm, tiny.prompts(70), pace, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED) == want
 
 
