@@ -38,7 +38,7 @@ def test_four_threads_give_what_one_gives(model):
     """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
     lm, prompts = tiny.target(model), tiny.prompts(40, 31, 52, 23, 44, 35, 26, 47)
     alone = {name: texts(lm, name, prompts, 1) for name in METHODS}
-    for r in range(ROUNDS if lm.native else 6):  # by torch a round takes seconds
+    for r in range(ROUNDS if lm.backend.name == "native" else 6):  # by torch a round takes seconds
         name = list(METHODS)[r % len(METHODS)]
         assert texts(lm, name, prompts, THREADS) == alone[name], f"round {r}: {name}"
 
@@ -78,7 +78,7 @@ def test_no_module_is_changed_while_it_is_used():
     before, seen = tables(), []
     hook = lm.hf.lm_head.register_forward_pre_hook(lambda *_: seen.append(tables()))
     try:
-        with lm.residuals(Captures(CaptureSpec(hidden=(1,)))):
+        with lm.architecture.capturing(Captures(CaptureSpec(hidden=(1,)))):
             lm.head(torch.zeros(1, lm.config.hidden_size))
     finally:
         hook.remove()

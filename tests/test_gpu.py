@@ -63,4 +63,4 @@ def test_noise_and_norms_compile(capability):
 def test_without_a_gpu_the_step_is_left_out():
     from tiny import target
 
-    assert torch.cuda.is_available() or target("llama").graphs is None
+    assert torch.cuda.is_available() or target("llama").backend.name != "cuda"

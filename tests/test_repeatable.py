@@ -49,7 +49,7 @@ def half(name: str) -> LM:
 def inexact(name: str) -> LM:
     """The same by the torch path."""
     lm = LM(tiny.stock(name, dtype=torch.bfloat16), name)
-    lm.native = None
+    lm.backend = lm.eager
     return lm
 
 

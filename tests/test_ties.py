@@ -21,7 +21,7 @@ from longdraft.ops import native
 
 def half(model: str, native: bool) -> LM:
     lm = LM(tiny.stock(model, dtype=torch.bfloat16), model)
-    lm.native = lm.native if native else None
+    lm.backend = lm.backend if native else lm.eager
     return lm
 
 

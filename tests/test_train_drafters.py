@@ -208,7 +208,7 @@ from longdraft.core.tree import Tree
 torch.set_grad_enabled(False)
 team, lm = joined(), load_lm("tiny", "float32")
 tree = Tree.chain(torch.tensor([[5, 6, 7]]))
-whole, lm.native = sum(p.numel() for p in lm.hf.get_decoder().layers.parameters()), None
+whole, lm.backend = sum(p.numel() for p in lm.hf.get_decoder().layers.parameters()), lm.eager
 want = lm(tree, lm.new_cache(1, 3))
 spread(lm, team)
 mine = sum(p.to_local().numel() for p in lm.hf.get_decoder().layers.parameters())
