@@ -70,3 +70,8 @@ def test_files_that_the_pages_name_exist():
     named = {m for text in PAGES.values() for m in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text)}
     assert named
     assert [n for n in named if not (ROOT / n).exists()] == []
+
+
+def test_every_test_file_is_in_the_table_of_guarantees():
+    table = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(test_\w+\.py)`", table)) == {p.name for p in (ROOT / "tests").glob("test_*.py")}
