@@ -4,7 +4,7 @@ TORCH_INDEX ?=# an extra package index to take torch from, such as that of its C
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
 .PHONY: help setup demo test test-all lint fix docs bench clean

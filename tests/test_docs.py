@@ -18,6 +18,7 @@ import figures  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("README.md")]
+FILES += [ROOT / "tests" / "README.md"]
 PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in FILES}
 CURRENT = [page for page in PAGES if page not in ("docs/log.md", "CHANGELOG.md")]  # these two describe the past
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGES["docs/methods.md"], re.M | re.S))
@@ -148,3 +149,8 @@ def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys):
     assert main(["report", *files, "--out", str(tmp_path)]) == 0
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert PAGES["docs/results/speed.md"].split("\n## ", 1)[1] == report.split("\n## ", 1)[1]
+
+
+def test_every_test_file_is_in_the_table_of_guarantees():
+    table = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(test_\w+\.py)`", table)) == {p.name for p in (ROOT / "tests").glob("test_*.py")}
