@@ -77,12 +77,12 @@ class Counted(LM):
 
     def __init__(self, hf):
         super().__init__(hf)
-        if self.native is not None:
-            self.native.chain = partial(self._chain, self.native.chain)
+        chain_drafter = self.backend.chain_drafter
+        self.backend.chain_drafter = lambda *args: (draft := chain_drafter(*args)) and partial(self._chain, draft)
 
-    def _chain(self, good, *args):
-        self.passes += args[-1].count
-        return good(*args)
+    def _chain(self, draft, first, start, draws):
+        self.passes += draws.count
+        return draft(first, start, draws)
 
     def __call__(self, tree, *a, **k):
         self.passes += 1
@@ -211,7 +211,7 @@ def test_positions_beyond_its_own_are_the_true_ones(model):
 
 def test_positions_it_cannot_have_do_not_stop_it():
     small = short_sighted(32)
-    small.reach = 32  # as of a model with a table of positions
+    small.architecture.reach = 32  # as of a model with a table of positions
     check_lossless(lambda t: SmallModelDrafter(small, SinkWindow(4, 0.07, 16), [1] * 4), "llama", lengths=(70, 20))
 
 

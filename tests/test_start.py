@@ -8,11 +8,10 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED, check_full_acceptance
-from listed import BUILD, untrained
+from listed import BUILD, make
 from structure import close
 
 from longdraft import Stats, build
-from longdraft.backends.native import NODES
 from longdraft.core.cache import KVCache, _Store
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sampling import Sampler
@@ -54,7 +53,7 @@ class Spy(LM):
 
 def spy(path: str = "native") -> Spy:
     lm = Spy(tiny.stock("llama"))
-    lm.native = lm.native if path == "native" else None
+    lm.backend = lm.backend if path == "native" else lm.eager
     return lm
 
 
@@ -112,7 +111,7 @@ def test_a_part_of_auto_reads_when_its_turn_comes():
 def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
     """The target runs again for its features: at the first draft, and after a pause no more than `reach` tokens."""
     lm = Spy(tiny.stock("llama"))
-    drafter = untrained(method, lm, topk=4, levels=1, nodes=8, reach=30)
+    drafter = make(method, lm, topk=4, levels=1, nodes=8, reach=30)
     seqs = prefill(lm, tiny.prompts(200), 300, Sampler(), SEED, ())
     lm.passes.clear()
     drafter.start(seqs)
@@ -145,19 +144,19 @@ def test_a_text_is_indexed_at_the_first_draft(method):
 def test_the_methods_read_no_more_than_pays():
     """`reads` bounds it, and never below what may be seen; 0 reads all."""
     lm = tiny.target("llama")
-    tails = [
-        ("sd", {}, 2048),
-        ("sd", {"reads": 0}, 0),
-        ("budgetdraft", {}, 2048),
-        ("budgetdraft", {"reads": 0}, 0),
-        ("budgetdraft", {"reads": 100}, 256),
-        ("sd-sparse", {"budget": 4096}, 4096),
-        ("triforce", {}, 1024),
-        ("triforce", {"window": 3000}, 3000),
-        ("specextend", {}, 0),
-    ]
-    for name, option, tail in tails:
-        drafter = build(name, lm, random_lm(lm, 1), **option)
+    tails = {
+        ("sd", ()): 2048,
+        ("sd", ("reads", "0")): 0,
+        ("budgetdraft", ()): 2048,
+        ("budgetdraft", ("reads", "0")): 0,
+        ("budgetdraft", ("reads", "100")): 256,
+        ("sd-sparse", ("budget", "4096")): 4096,
+        ("triforce", ()): 1024,
+        ("triforce", ("window", "3000")): 3000,
+        ("specextend", ()): 0,
+    }
+    for (name, option), tail in tails.items():
+        drafter = build(name, lm, dict([option] if option else []), random_lm(lm, 1))
         inner = drafter.inner if isinstance(drafter, Hierarchical) else drafter
         assert isinstance(inner, SmallModelDrafter) and inner.tail == tail, name
 
@@ -249,11 +248,11 @@ def test_the_drafts_are_those_of_a_prompt_without_what_is_not_read(policy, path)
     assert torch.equal(alone.grow(Tree.root(read.last), read, DraftLimits(read.room)).tokens, found.tokens)
 
 
-@pytest.mark.parametrize("reads", [10, 2048, 0])
+@pytest.mark.parametrize("reads", ["10", "2048", "0"])
 def test_a_budget_as_large_as_the_context_accepts_every_draft(reads):
-    options = {"gamma": 5, "budget": 112, "reads": reads}
+    options = {"gamma": "5", "budget": "112", "reads": reads}
     for rows in ((70,), (70, 1, 31)):
-        check_full_acceptance(lambda t: build("budgetdraft", t, t, **options), 5, lengths=rows)
+        check_full_acceptance(lambda t: build("budgetdraft", t, options, t), 5, lengths=rows)
 
 
 @torch.inference_mode()
@@ -310,7 +309,7 @@ def test_a_long_pause_is_caught_up_in_bounded_passes(path, tail):
     found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     reading, joint = [p for p in small.passes if p[0] == 1], [p for p in small.passes if p[0] > 1]
     assert sum(nodes for _, nodes, _ in reading) == 1500 + 700
-    assert all(nodes <= NODES if path == "native" else logits == 1 for _, nodes, logits in reading)
+    assert all(nodes <= small.backend.max_nodes if path == "native" else logits == 1 for _, nodes, logits in reading)
     assert all(nodes <= NEAR + 1 for _, nodes, _ in joint)
     check_excerpts(drafter, seqs)
     if not tail:
@@ -329,7 +328,7 @@ def test_a_row_that_is_done_never_widens_a_pass():
     for _ in range(3):
         drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         seqs.length[1] += 1
-    assert max(rows * nodes for rows, nodes, _ in small.passes) <= NODES
+    assert max(rows * nodes for rows, nodes, _ in small.passes) <= small.backend.max_nodes
     assert int(drafter.cache.length[0]) < 100
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.native import Draws, chain
 from longdraft.bench.inputs import Text
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
+from longdraft.core.chain_draws import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.record_file import RecordFile
@@ -94,15 +94,15 @@ def _branching(tokens: Tensor) -> Tree:
 
 
 def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tuple[Callable[[], Any], int]:
-    """A chain drafted as by vegas: in one call if the native backend runs, else one step of it."""
-    if chain(target, cache, policy.view(cache)) is None:
+    """A chain drafted as by vegas: in one call if the backend can, else one step of it."""
+    if target.backend.chain_drafter(cache, policy.view(cache)) is None:
         return lambda: target(Tree.root(first), cache, view=policy.view(cache)), 1
-    draws = Draws(GUIDED - 1, 0.0, torch.zeros_like(first), cache.length + 1)
+    draws = ChainDraws(GUIDED - 1, 0.0, torch.zeros_like(first), cache.length + 1)
 
     def draft() -> None:
-        whole = chain(target, cache, policy.view(cache))
-        assert whole is not None
-        whole(first, 0, draws)
+        chain = target.backend.chain_drafter(cache, policy.view(cache))
+        assert chain is not None
+        chain(first, 0, draws)
 
     return draft, draws.count
 
