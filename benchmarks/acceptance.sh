@@ -11,7 +11,7 @@ for temperature in 0 1; do
     bench --methods "$views" --context 4096,8192,16384,32768 --warmup-rounds 1 --temperature "$temperature"
     # shellcheck disable=SC2086
     bench --methods longspec-chain,longspec,longspec-guided,medusa,tokenswift $blocks --context 8192 --temperature "$temperature"
-    # their own prefill comes at every place: fewer places
+    # these drafters run their own prefill at each anchor, so there are fewer anchors
     bench --methods eagle3,sd,sd-sparse@budget=256,budgetdraft@budget=256,budgetdraft@budget=2048 \
         --context 8192 --anchors 60 --temperature "$temperature"
 done

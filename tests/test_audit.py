@@ -16,8 +16,9 @@ from test_broken import APART, triforce
 from test_broken import PLANTED as EVERY
 
 from longdraft import InputError, Sampler, match
-from longdraft.audit.audit import Audit, Prompt, Way, ways, windows
+from longdraft.audit.audit import Audit
 from longdraft.audit.log import AuditLog, sentences
+from longdraft.audit.plan import Prompt, Way, ways, windows
 from longdraft.audit.ties import Replay
 from longdraft.cli import main
 from longdraft.core.verify import Verdict
