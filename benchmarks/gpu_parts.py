@@ -301,7 +301,7 @@ def same_text(b: Bench) -> Iterator[Row]:
     drafters = {
         "plain": None,
         "vegas": vegas(lm, gamma=3, min_budget=16),
-        "vegas-tree": vegas_tree(lm, "2,2", min_budget=16),
+        "vegas-tree": vegas_tree(lm, [2, 2], min_budget=16),
     }
     for name, drafter in drafters.items():
         found = engine.generate(lm, prompt, drafter, max_new_tokens=count, eos=())

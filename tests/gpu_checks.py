@@ -15,7 +15,7 @@ from longdraft.backends.cuda import CudaBackend
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.engine import generate as engine
-from longdraft.methods import vegas_tree
+from longdraft.methods import build
 from longdraft.models.lm import LM
 from longdraft.ops import noise, reference
 from longdraft.ops.reference import Segment
@@ -237,7 +237,10 @@ def lossless() -> None:
     plain = engine.generate(both.lm, prompts, max_new_tokens=6)
     both.lm.backend = both.step
     assert engine.generate(both.lm, prompts, max_new_tokens=6) == plain
-    assert engine.generate(both.lm, prompts, vegas_tree(both.lm, widths="2,2", min_budget=8), max_new_tokens=6) == plain
+    assert (
+        engine.generate(both.lm, prompts, build("vegas-tree", both.lm, widths=[2, 2], min_budget=8), max_new_tokens=6)
+        == plain
+    )
 
 
 CHECKS = [attention, gumbel, first_use, passes, captured, features, fixed, lossless]

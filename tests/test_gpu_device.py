@@ -52,7 +52,7 @@ def test_noise_is_that_of_a_cpu():
 
 DRAFTS = {
     "chain": lambda lm: vegas(lm, gamma=3, min_budget=64),
-    "tree": lambda lm: vegas_tree(lm, "2,3,3", min_budget=64),
+    "tree": lambda lm: vegas_tree(lm, [2, 3, 3], min_budget=64),
 }
 
 

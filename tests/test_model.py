@@ -252,7 +252,7 @@ def test_a_saved_model_loads_and_says_the_same(name, folder):
     assert lm.dtype == torch.float32 and len(prompt) == 15
     options = {"max_new_tokens": 8, "sampler": Sampler(temperature=1.0)}
     want = generate(tiny.target(name), [prompt], **options)
-    assert generate(lm, [prompt], build("vegas", lm, {"min_budget": "4"}), **options) == want
+    assert generate(lm, [prompt], build("vegas", lm, min_budget=4), **options) == want
     assert isinstance(words.decode(want[0]), str)
 
 

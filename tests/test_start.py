@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED, check_full_acceptance
-from listed import BUILD, untrained
+from listed import BUILD, make
 from structure import close
 
 from longdraft import Stats, build
@@ -111,7 +111,7 @@ def test_a_part_of_auto_reads_when_its_turn_comes():
 def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
     """The target runs again for its features: at the first draft, and after a pause no more than `reach` tokens."""
     lm = Spy(tiny.stock("llama"))
-    drafter = untrained(method, lm, {"topk": "4", "levels": "1", "nodes": "8", "reach": "30"})
+    drafter = make(method, lm, topk=4, levels=1, nodes=8, reach=30)
     seqs = prefill(lm, tiny.prompts(200), 300, Sampler(), SEED, ())
     lm.passes.clear()
     drafter.start(seqs)

@@ -174,6 +174,7 @@ ALONE = [sys.executable, "-m"]
 BOTH = [*ALONE, "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "how"), [("medusa", []), ("glide", ["--spread"])])
 def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     line = f"{kind} {QUICK} --steps 4 --accumulate 2 --probe-every 2".split()
@@ -216,6 +217,7 @@ open(sys.argv[1] + str(team.rank), "w").write(str(same))
 """
 
 
+@pytest.mark.full
 def test_a_spread_target_is_held_once_and_says_the_same(cli, place, tmp_path):
     (tmp_path / "halves.py").write_text(HALVES)
     line = [*BOTH, str(tmp_path / "halves.py"), str(tmp_path / "said")]

@@ -65,7 +65,7 @@ def test_lookup_across_the_bound_is_plain_decoding_in_bfloat16(count, sampler):
     lm = LM(tiny.stock("llama", dtype=HALF))
     prompts = [(p * 4)[:150] for p in tiny.prompts(40, 37, 45)]
     plain = generate(lm, prompts, max_new_tokens=60, sampler=sampler, seed=5)
-    drafter = build("lookup", lm, {"n": "1", "count": str(count)})
+    drafter = build("lookup", lm, n=1, count=count)
     assert generate(lm, prompts, drafter, max_new_tokens=60, sampler=sampler, seed=5) == plain
 
 
