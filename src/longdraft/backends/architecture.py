@@ -1,4 +1,4 @@
-"""What every backend needs of a Transformers model. No module in use is ever changed."""
+"""What every backend needs of a Transformers model."""
 
 from __future__ import annotations
 

@@ -54,11 +54,8 @@ class CudaBackend(Backend):
         self._selected: tuple[Any, Tensor, int, list[int]] | None = None
 
     def forward(self, tree: Tree, cache: KVCache, start: int, view: Any, captured: Captures, logits: int = 0) -> Tensor:
-        model, position, lengths = (
-            self.architecture,
-            self.architecture.position(tree, start, cache),
-            cache.length.tolist(),
-        )
+        model, lengths = self.architecture, cache.length.tolist()
+        position = model.position(tree, start, cache)
         c, W, end = model.config, position.shape[1], max(lengths) + tree.size
         table = cache.table(end, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), model.hf.dtype)
         indices, most, tail_start = (None, 0, [0] * len(lengths)) if view is None else self._indices(view, cache)
