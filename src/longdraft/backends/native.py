@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +84,7 @@ class Draws:
         seed, position = self.seed.contiguous(), self.position.contiguous()
         sized([seed, position], *[(p.rows,)] * 2)
         how = native.Chain(self.count, self.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr())
-        p.logits, p.only = logits.data_ptr(), -1
+        p.logits, p.score_layer = logits.data_ptr(), -1
         with step.lock:
             step.lib.longdraft_chain(model, p, step.work, step.half, how)
         return drawn
@@ -166,22 +165,17 @@ class NativeBackend:
             scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
             for b, n in enumerate(cache.length.tolist()):
                 scores[:, b, ..., n + 1 :] = float("-inf")
-            p.keep, p.kept, p.weights, p.split = (
-                keep.data_ptr(),
-                keep.shape[1],
-                captured.spec.of == "weights",
-                captured.spec.split,
-            )
-            p.pooled = pooled
-            p.scores, p.most = scores.data_ptr(), longest + 1
-            p.only = -1 if captured.spec.only is None else captured.spec.only
+            p.score_nodes, p.scored, p.as_weights = keep.data_ptr(), keep.shape[1], captured.spec.of == "weights"
+            p.per_key_head, p.mean_of_nodes = captured.spec.split, pooled
+            p.scores, p.score_slots = scores.data_ptr(), longest + 1
+            p.score_layer = -1 if captured.spec.only is None else captured.spec.only
             tapped = range(L) if captured.spec.only is None else [captured.spec.only]
             captured.scores = {layer: scores[layer] for layer in tapped if layer not in self.windows}
             arrays += [keep, scores]
         if captured.spec.hidden:
             which = torch.tensor(captured.spec.hidden, dtype=torch.long)
-            states = torch.empty(len(which), B, W, self.model.d)
-            p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
+            states = torch.empty(len(which), B, W, self.model.width)
+            p.state_layers, p.state_count, p.states = which.data_ptr(), len(which), states.data_ptr()
             captured.states = {i: states[n] for n, i in enumerate(captured.spec.hidden)}
             arrays.append(which)
         with self.lock:
@@ -207,12 +201,11 @@ class NativeBackend:
     def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: Any) -> int:
         """Say where keys and values lie, with room for so many nodes -> the longest row's committed slots."""
         B, L, longest = p.rows, self.model.layers, int(cache.length.max())
-        k, v, slots = zip(*self.places(cache, longest + nodes), strict=True)
-        p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
+        p.cache = (native.LayerCache * L)(*self.places(cache, longest + nodes))
         if view is not None:
             indices = self.selected(view, cache, range(L), B)
             sized([view.tail_start], (B,))
-            p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
+            p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
         return longest
 
     def selected(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
 from longdraft.drafters.glide.block import Glide
 from longdraft.ops import native
-
-OWN, CROSS = 1, 2  # kinds of layers: types.h
 
 
 class NativeBlock:
@@ -31,12 +28,21 @@ class NativeBlock:
             return native.Layer(*linears, *norms, None, None, 0, kind)
 
         mlp = [block.gate_proj, block.up_proj, block.down_proj]
-        own = layer(OWN, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
+        own = layer(
+            native.LayerKind.RING,
+            block.q_proj,
+            block.k_proj,
+            block.v_proj,
+            block.o_proj,
+            [None] * 3,
+            block.self_norm,
+            None,
+        )
         cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
-        self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
+        self.layers = (native.Layer * 2)(own, layer(native.LayerKind.CROSS, *cross))
         self.model = native.Model(
-            2, whole.d, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
-            block.gate_proj.out_features, whole.vocab, whole.turns, block.self_norm.eps, block.host.dim**-0.5,
+            2, whole.width, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
+            block.gate_proj.out_features, whole.vocab, whole.frequencies, block.self_norm.eps, block.host.dim**-0.5,
             whole.rope_scale, whole.inv_freq, whole.embed, whole.head, whole.norm if block.with_norm else None,
             self.layers,
         )  # fmt: skip
@@ -51,7 +57,7 @@ class NativeBlock:
         logits = torch.empty(B, W, step.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         self._keys(p, tree.size, ring, cache, view)
-        p.logits, p.seen = logits.data_ptr(), seen.data_ptr()
+        p.logits, p.ring_mask = logits.data_ptr(), seen.data_ptr()
         with step.lock:
             step.lib.longdraft_step(self.model, p, step.work, step.half)
         return logits
@@ -69,7 +75,7 @@ class NativeBlock:
         )
         p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
         self._keys(p, draws.count, ring, cache, view)
-        p.seen = seen.data_ptr()
+        p.ring_mask = seen.data_ptr()
         drawn = draws.run(self.step, self.model, p)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
         return drawn
@@ -82,15 +88,13 @@ class NativeBlock:
             raise ValueError(
                 f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
             )
-        k, v, slots = step.places(cache, 0)[layer]
-        p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
-        p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
-        p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
+        own = (ring.k.data_ptr(), ring.v.data_ptr(), ring.k.shape[2])
+        p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))
             nothing = [native.Selected(None, None, 0, 0)] * p.rows
             indices = nothing + step.selected(view, cache, [layer], p.rows)
-            p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
+            p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 
 
 def fits(block: Glide) -> bool:
