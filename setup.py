@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from glob import glob
 
 from setuptools import Extension, setup
 
 HERE = "src/longdraft/ops/native/"
 FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-Wno-psabi"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-X86 = {  # probe.cpp asks for exactly these
+X86 = {  # probe.cpp checks for exactly these
     "_amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     "_avx512": AVX512,
     "_avx2": ["-mavx2", "-mfma"],
 }
 BUILDS = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
-NAMES = ("attention", "cached", "check", "codes", "draw", "linear", "paths", "room", "simd", "team", "tiles", "types")
-HEADERS = [f"{name}.h" for name in NAMES]
-SOURCES = ("step.cpp", "select.cpp", "noise.cpp", "read.cpp", "pin.cpp", "room.cpp")
+HEADERS = sorted(glob(HERE + "*.h"))
+SOURCES = ("layout.cpp", "step.cpp", "select.cpp", "noise.cpp", "read.cpp", "pin.cpp", "memory.cpp")
 
 
 def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extension:
     return Extension(
         f"longdraft.ops.native.{name}",
         [HERE + source for source in sources],
-        depends=[HERE + header for header in HEADERS],
+        depends=HEADERS,
         extra_compile_args=list(flags),
         optional=True,
     )
 
 
-# The probe is compiled for any processor of its kind, so that it can say of the others whether they can run.
-# No -fopenmp when linking: the OpenMP runtime is the one torch has loaded, so that there is one pool of threads.
+# The probe is compiled without these flags, so that any processor can run it; it tells which of the others can run.
+# No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is one pool of threads.
 setup(
     ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-std=c++17"])]
     + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()]

@@ -198,23 +198,20 @@ class Call:
         self.position = cache.length[:, None] + self.tree.depth
         self.mask, self.keep, self.hidden = self.tree.mask.clone(), torch.tensor([[0, 2]] * 2), torch.tensor([0, 3])
         self.cache = cache
-        self.slots = [place[2] for place in self.step.places(cache, 20)]
         self.length, self.tokens, self.depth = cache.length, self.tree.tokens.clone(), self.tree.depth.clone()
         self.logits, self.scores = torch.zeros(2, 3, 96), torch.zeros(3, 2, 2, 1, 13)
         self.states = torch.zeros(2, 2, 3, 64)
         self.tail_start = torch.tensor([4, 0])
         k, v = (x[:, :2].contiguous() for x in cache.read(0, 0))
         self.kv, none = (k, v), native.Selected(None, None, 0, 0)
-        self.indices = (native.Selected * 6)(*[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
+        self.selected = (native.Selected * 6)(*[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
         p = native.Pass(
             2, 3, 0, *[x.data_ptr() for x in (self.tokens, self.depth, self.length, self.position, self.mask)]
         )
-        ks, vs, _ = zip(*self.step.places(cache, 20), strict=True)
-        p.k, p.v = (ctypes.c_void_p * 3)(*ks), (ctypes.c_void_p * 3)(*vs)
-        p.slots = (ctypes.c_int64 * 3)(*self.slots)
-        p.tail_start, p.indices = self.tail_start.data_ptr(), self.indices
-        p.keep, p.kept, p.weights, p.most, p.only = self.keep.data_ptr(), 2, 1, 13, -1
-        p.scores, p.hidden, p.hiddens = self.scores.data_ptr(), self.hidden.data_ptr(), 2
+        p.cache = (native.LayerCache * 3)(*self.step.places(cache, 20))
+        p.tail_start, p.selected = self.tail_start.data_ptr(), self.selected
+        p.score_nodes, p.scored, p.as_weights, p.score_slots, p.score_layer = self.keep.data_ptr(), 2, 1, 13, -1
+        p.scores, p.state_layers, p.state_count = self.scores.data_ptr(), self.hidden.data_ptr(), 2
         p.states, p.logits = self.states.data_ptr(), self.logits.data_ptr()
         self.p, self.m = p, self.step.model
 
@@ -224,19 +221,19 @@ class Call:
 
 SPOILT = {
     "heads": ("shapes", lambda c: setattr(c.m, "heads", 6)),
-    "key heads": ("shapes", lambda c: setattr(c.m, "keys", 4)),
+    "key heads": ("shapes", lambda c: setattr(c.m, "key_heads", 4)),
     "no heads": ("shapes", lambda c: setattr(c.m, "groups", 0)),
-    "head dim": ("shapes", lambda c: setattr(c.m, "dim", 32)),
-    "inv_freq": ("shapes", lambda c: setattr(c.m, "turns", 4)),
+    "head dim": ("shapes", lambda c: setattr(c.m, "head_dim", 32)),
+    "inv_freq": ("shapes", lambda c: setattr(c.m, "frequencies", 4)),
     "mlp": ("shapes", lambda c: setattr(c.m, "mlp", 112)),
     "vocabulary": ("shapes", lambda c: setattr(c.m, "vocab", 97)),
-    "width": ("shapes", lambda c: setattr(c.m, "d", 80)),
+    "width": ("shapes", lambda c: setattr(c.m, "width", 80)),
     "no layers": ("shapes", lambda c: setattr(c.m, "layers", 0)),
-    "a weight": ("shapes", lambda c: setattr(c.m.layer[2].down, "in", 80)),
-    "no weight": ("shapes", lambda c: setattr(c.m.layer[1].q, "w", None)),
+    "a weight": ("shapes", lambda c: setattr(c.m.layer[2].down, "inputs", 80)),
+    "no weight": ("shapes", lambda c: setattr(c.m.layer[1].q, "weight", None)),
     "window": ("shapes", lambda c: setattr(c.m.layer[1], "window", -1)),
     "kind": ("shapes", lambda c: setattr(c.m.layer[1], "kind", 3)),
-    "a ring without one": ("shapes|slots|nodes", lambda c: setattr(c.m.layer[1], "kind", 1)),
+    "a ring without one": ("shapes|slots|nodes", lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RING)),
     "rows": ("nodes", lambda c: setattr(c.p, "rows", 0)),
     "nodes": ("nodes", lambda c: setattr(c.p, "nodes", 0)),
     "many nodes": ("nodes|vocabulary|slots", lambda c: setattr(c.p, "nodes", 1 << 40)),
@@ -248,17 +245,18 @@ SPOILT = {
     "token below": ("vocabulary", lambda c: c.tokens[1].fill_(-1)),
     "token beyond": ("vocabulary", lambda c: c.tokens[1, 2:].fill_(96)),
     "long text": ("slots", lambda c: c.length.fill_(1000)),
-    "few slots": ("slots", lambda c: c.p.slots.__setitem__(1, 14)),
-    "no keys": ("slots", lambda c: c.p.k.__setitem__(1, None)),
-    "selected": ("selected|picked", lambda c: setattr(c.indices[2], "n", 3)),
-    "picked below": ("selected|picked", lambda c: setattr(c.indices[2], "n", -1)),
-    "picked nowhere": ("selected|picked", lambda c: setattr(c.indices[2], "v", None)),
-    "tail_start": ("selected|picked", lambda c: c.tail_start.fill_(-1)),
+    "few slots": ("slots", lambda c: setattr(c.p.cache[1], "slots", 14)),
+    "no cache": ("slots", lambda c: setattr(c.p, "cache", None)),
+    "no keys": ("slots", lambda c: setattr(c.p.cache[1], "k", None)),
+    "selected": ("selected", lambda c: setattr(c.selected[2], "count", 3)),
+    "picked below": ("selected", lambda c: setattr(c.selected[2], "count", -1)),
+    "picked nowhere": ("selected", lambda c: setattr(c.selected[2], "v", None)),
+    "tail_start": ("selected", lambda c: c.tail_start.fill_(-1)),
     "kept": ("scores", lambda c: c.keep[1].fill_(3)),
     "kept below": ("scores", lambda c: c.keep[1].fill_(-1)),
     "no scores": ("scores", lambda c: setattr(c.p, "scores", None)),
-    "short scores": ("scores", lambda c: setattr(c.p, "most", 12)),
-    "scores of": ("scores", lambda c: setattr(c.p, "only", 3)),
+    "short scores": ("scores", lambda c: setattr(c.p, "score_slots", 12)),
+    "scores of": ("scores", lambda c: setattr(c.p, "score_layer", 3)),
     "state": ("state", lambda c: c.hidden.fill_(4)),
 }
 
@@ -272,6 +270,25 @@ def test_a_call_that_does_not_fit_is_refused(what):
     spoil(call)
     with pytest.raises((RuntimeError, InputError), match=names):
         call()
+
+
+WRONG_TYPES = {
+    "a structure of another kind": lambda c: c.step.lib.longdraft_step(c.p, c.m, c.step.work, False),
+    "a tensor for an address": lambda c: c.step.lib.longdraft_read(c.logits, 1),
+    "a fraction for a count": lambda c: c.step.lib.longdraft_read(c.logits.data_ptr(), 1.0),
+    "an address for a structure": lambda c: c.step.lib.longdraft_step(c.m, c.logits.data_ptr(), c.step.work, False),
+    "an argument too few": lambda c: c.step.lib.longdraft_step(c.m, c.p, c.step.work),
+    "a field that does not exist": lambda c: setattr(c.p, "token", None),
+    "a tensor in a field": lambda c: setattr(c.p, "tokens", c.tokens),
+    "a list in a field": lambda c: setattr(c.p, "selected", [None]),
+    "a field too many": lambda c: native.Selected(None, None, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_TYPES)
+def test_a_value_of_the_wrong_type_never_reaches_the_kernels(what):
+    with pytest.raises((ctypes.ArgumentError, TypeError, AttributeError)):
+        WRONG_TYPES[what](Call())
 
 
 @torch.inference_mode()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 
 from longdraft.errors import InputError
 from longdraft.ops import native
+from longdraft.ops.native.interface import Interface
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
 FLAGS = Path("/proc/cpuinfo")
@@ -105,15 +108,97 @@ def test_a_build_that_is_missing_is_said(monkeypatch, tmp_path):
         native.library()
 
 
-def test_every_structure_is_compared(monkeypatch):
-    """A field more in any of them, and the build is of other sources."""
-    for name in ("Linear", "Layer", "Model", "Selected", "Pass", "Copy", "Chain"):
-        kind = getattr(native, name)
-        longer = type(name, (native.ctypes.Structure,), {"_fields_": [("all", kind), ("more", native.ctypes.c_int64)]})
-        with monkeypatch.context() as patched:
-            patched.setattr(native, name, longer)
-            native._open.cache_clear()
-            assert native.opened("_avx2") is None and "other sources" in native.lacking("_avx2"), name
+# What another version of interface.h may have otherwise.
+CHANGES = {
+    "a field more": ("int64_t ring;", "int64_t ring, more;"),
+    "a field less": ("    int64_t window;", ""),
+    "a field of another type": ("double temperature;", "int64_t temperature;"),
+    "a field by another name": ("int64_t reach;", "int64_t limit;"),
+    "two fields of one type swapped": ("int64_t count, stride;", "int64_t stride, count;"),
+    "another order of codes": ("    BAD_MODEL,\n    BAD_NODES,", "    BAD_NODES,\n    BAD_MODEL,"),
+    "a kind of layer less": ("DECODER, RING, CROSS", "DECODER, CROSS"),
+    "an argument more": ("Work* work, int half);", "Work* work, int half, int more);"),
+    "an argument of another type": ("float share", "double share"),
+    "another result": ("int64_t longdraft_read", "int longdraft_read"),
+    "a function more": ("Work* longdraft_new();", "Work* longdraft_new();\nvoid longdraft_more();"),
+}
+SOURCES = Path(native.__file__).parent
+HEADER = (SOURCES / "interface.h").read_text()
+
+
+def changed(what: str) -> str:
+    old, new = CHANGES[what]
+    assert HEADER.count(old) >= 1
+    return HEADER.replace(old, new)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_build_of_another_interface_is_refused(what, monkeypatch):
+    """The header is the newer one here."""
+    monkeypatch.setattr(native, "INTERFACE", Interface(changed(what)))
+    assert native.opened("_avx2") is None and "made from other sources" in native.lacking("_avx2")
+    assert "\n" not in native.lacking("_avx2")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("what", ["two fields of one type swapped", "a field more", "an argument of another type"])
+def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
+    """The build is the newer one, its table from the same layout.cpp; the same header is accepted."""
+    (tmp_path / "layout.cpp").write_text((SOURCES / "layout.cpp").read_text())
+
+    def built(header: str, name: str) -> ctypes.CDLL:
+        (tmp_path / "interface.h").write_text(header)
+        words = ["g++", "-std=c++17", "-shared", "-fPIC", "-o", str(tmp_path / name), str(tmp_path / "layout.cpp")]
+        subprocess.run(words, check=True)
+        return ctypes.CDLL(str(tmp_path / name))
+
+    missing = "they differ in longdraft_new"  # the first function, none of which layout.cpp contains
+    assert native.INTERFACE.difference(built(HEADER, "same.so")) == missing
+    assert native.INTERFACE.difference(built(changed(what), "_avx2.changed.so")) not in ("", missing)
+    for probe in native.FOLDER.glob("_probe.*so"):
+        (tmp_path / probe.name).write_bytes(probe.read_bytes())
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    assert native.opened("_avx2") is None and "made from other sources" in native.lacking("_avx2")
+
+
+def test_a_build_that_does_not_describe_itself_is_refused():
+    """As those of versions before there was a table."""
+    assert "does not describe" in native.INTERFACE.difference(ctypes.CDLL(None))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "struct S { int64_t* a, b; };",
+        "struct S { int64_t a[4]; };",
+        "struct S { unsigned a; };",
+        "struct S { int64_t a = 3; };",
+        "struct S { Unknown* a; };",
+        "struct S { int64_t*** a; };",
+        "struct S { struct { int64_t a; } b; };",
+        "enum E { A, B };",
+        "enum E : int { A = 3, B };",
+        "enum E : int { A, B, };",
+        "int64_t f(int64_t);",
+        "int64_t f(int64_t a, ...);",
+        "static int64_t f(int64_t a);",
+        "int64_t f(int64_t a) { return a; }",
+        "template <typename T> T f(T a);",
+        "#define X 3",
+        "#include <vector>",
+        "/* a */ struct S;",
+        "using S = int64_t;",
+        "int64_t x;",
+        "struct S { int64_t a; }; int",
+    ],
+)
+def test_what_the_reader_does_not_understand_is_an_error(text):
+    with pytest.raises(ValueError, match="not understood"):
+        Interface(text)
+
+
+def test_every_code_has_its_words():
+    assert set(native.WRONG) == {code.name for code in native.Code} - {"DONE", "NO_MEMORY"}
 
 
 @pytest.mark.usefixtures("build")

@@ -27,15 +27,11 @@ def pin() -> bool:
     lib: Any = native.library()
     threads = torch.get_num_threads()
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if (
-        not hasattr(lib, "longdraft_pin")
-        or not 1 < threads == len(allowed)
-        or any(name in os.environ for name in ASKED)
-    ):
+    if lib is None or not 1 < threads == len(allowed) or any(name in os.environ for name in ASKED):
         return False
     own = torch.tensor(allowed)
-    if lib.longdraft_pin(threads, own.data_ptr()):
-        return False  # more processors than a set of them holds
+    if not lib.longdraft_pin(threads, own.data_ptr()):
+        return False  # more processors than the system's set of them holds
     _before.extend(allowed)
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from longdraft.core.chain_draws import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.ops import native
 
-OWN, CROSS = 1, 2  # kinds of layers: types.h
+RING, CROSS = native.LayerKind.RING, native.LayerKind.CROSS
 
 
 class NativeBlock(BlockStep):
@@ -34,12 +33,12 @@ class NativeBlock(BlockStep):
             return native.Layer(*linears, *norms, None, None, 0, kind)
 
         mlp = [block.gate_proj, block.up_proj, block.down_proj]
-        own = layer(OWN, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
+        own = layer(RING, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
         cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
         self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
         self.model = native.Model(
-            2, whole.d, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
-            block.gate_proj.out_features, whole.vocab, whole.turns, block.self_norm.eps, block.host.dim**-0.5,
+            2, whole.width, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
+            block.gate_proj.out_features, whole.vocab, whole.frequencies, block.self_norm.eps, block.host.dim**-0.5,
             whole.rope_scale, whole.inv_freq, whole.embed, whole.head, whole.norm if block.with_norm else None,
             self.layers,
         )  # fmt: skip
@@ -53,7 +52,7 @@ class NativeBlock(BlockStep):
         logits = torch.empty(B, W, step.vocab)
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         self._keys(p, tree.size, ring, cache, view)
-        p.logits, p.seen = logits.data_ptr(), seen.data_ptr()
+        p.logits, p.ring_mask = logits.data_ptr(), seen.data_ptr()
         with step.lock:
             step.lib.longdraft_step(self.model, p, step.work, step.half)
         return logits
@@ -69,7 +68,7 @@ class NativeBlock(BlockStep):
         )
         p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
         self._keys(p, draws.count, ring, cache, view)
-        p.seen = seen.data_ptr()
+        p.ring_mask = seen.data_ptr()
         drawn = self.step.draw_chain(self.model, p, draws)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
         return drawn
@@ -82,15 +81,13 @@ class NativeBlock(BlockStep):
             raise ValueError(
                 f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
             )
-        k, v, slots = step.places(cache, 0)[layer]
-        p.k = (ctypes.c_void_p * 2)(ring.k.data_ptr(), k)
-        p.v = (ctypes.c_void_p * 2)(ring.v.data_ptr(), v)
-        p.slots, p.ring = (ctypes.c_int64 * 2)(ring.k.shape[2], slots), ring.window
+        own = (ring.k.data_ptr(), ring.v.data_ptr(), ring.k.shape[2])
+        p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))
             nothing = [native.Selected(None, None, 0, 0)] * p.rows
             indices = nothing + step.selected(view, cache, [layer], p.rows)
-            p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
+            p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 
 
 def block_fits(step: NativeStep, block: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from threading import Lock
 from typing import Any
@@ -106,17 +105,17 @@ class NativeStep:
             scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
             for b, n in enumerate(cache.length.tolist()):
                 scores[:, b, ..., n + 1 :] = float("-inf")
-            p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], spec.of == "weights", spec.split
-            p.pooled = pooled
-            p.scores, p.most = scores.data_ptr(), longest + 1
-            p.only = -1 if spec.only is None else spec.only
+            p.score_nodes, p.scored, p.as_weights = keep.data_ptr(), keep.shape[1], spec.of == "weights"
+            p.per_key_head, p.mean_of_nodes = spec.split, pooled
+            p.scores, p.score_slots = scores.data_ptr(), longest + 1
+            p.score_layer = -1 if spec.only is None else spec.only
             layers = range(L) if spec.only is None else [spec.only]
             captured.scores = {layer: scores[layer] for layer in layers if layer not in self.windows}
             arrays += [keep, scores]
         if spec.hidden:
             which = torch.tensor(spec.hidden, dtype=torch.long)
-            states = torch.empty(len(which), B, W, self.model.d)
-            p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
+            states = torch.empty(len(which), B, W, self.model.width)
+            p.state_layers, p.state_count, p.states = which.data_ptr(), len(which), states.data_ptr()
             captured.states = {i: states[n] for n, i in enumerate(spec.hidden)}
             arrays.append(which)
         with self.lock:
@@ -132,14 +131,14 @@ class NativeStep:
         return self.draw_chain(self.model, p, draws, reach)
 
     def draw_chain(self, model: native.Model, p: native.Pass, draws: ChainDraws, reach: int = 1 << 40) -> Tensor:
-        """Draw with this model, from the pass that ops/native/step.cpp's longdraft_chain describes -> [B,count]."""
+        """Draw with this model, from the pass that longdraft_chain in ops/native/interface.h describes -> [B,count]."""
         drawn, logits = torch.empty(p.rows, draws.count, dtype=torch.long), torch.empty(p.rows, self.vocab)
         seed, position = draws.seed.contiguous(), draws.position.contiguous()
         sized([seed, position], *[(p.rows,)] * 2)
         how = native.Chain(
             draws.count, draws.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr()
         )
-        p.logits, p.only = logits.data_ptr(), -1
+        p.logits, p.score_layer = logits.data_ptr(), -1
         with self.lock:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)
         return drawn
@@ -155,12 +154,11 @@ class NativeStep:
     def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: Any) -> int:
         """Fill in where keys and values are, with room for `nodes` nodes -> the longest row's committed length."""
         B, L, longest = p.rows, self.model.layers, int(cache.length.max())
-        k, v, slots = zip(*self.places(cache, longest + nodes), strict=True)
-        p.k, p.v, p.slots = (ctypes.c_void_p * L)(*k), (ctypes.c_void_p * L)(*v), (ctypes.c_int64 * L)(*slots)
+        p.cache = (native.LayerCache * L)(*self.places(cache, longest + nodes))
         if view is not None:
             indices = self.selected(view, cache, range(L), B)
             sized([view.tail_start], (B,))
-            p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
+            p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
         return longest
 
     def selected(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:

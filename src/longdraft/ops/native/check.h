@@ -1,93 +1,105 @@
-// What a pass is checked for before it touches memory.
+// What is checked before a pass touches memory.
 #pragma once
 #include <algorithm>
 #include <cmath>
 
-#include "codes.h"
-#include "types.h"
+#include "guard.h"
 
-static bool fits(const Linear& f, int64_t out, int64_t in) { return f.w && f.out == out && f.in == in; }
+static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
+    return f.weight && f.outputs == outputs && f.inputs == inputs;
+}
 
 static bool fits(const Layer& f, const Model& m) {
-    const int64_t q = m.heads * m.dim, kv = m.keys * m.dim;
-    const bool own_keys = f.kind == CROSS || (fits(f.k, kv, m.d) && fits(f.v, kv, m.d));
-    const bool mlp = f.kind == OWN || (f.norm2 && fits(f.gate, m.mlp, m.d) && fits(f.up, m.mlp, m.d) && fits(f.down, m.d, m.mlp));
-    return from_to(f.kind, WHOLE, CROSS) && f.window >= 0 && f.norm1 && fits(f.q, q, m.d) && fits(f.o, m.d, q) && own_keys && mlp;
+    const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim;
+    if (!in_range(f.kind, DECODER, CROSS) || f.window < 0 || !f.input_norm) return false;
+    if (!fits(f.q, q, m.width) || !fits(f.o, m.width, q)) return false;
+    if (f.kind != CROSS && (!fits(f.k, kv, m.width) || !fits(f.v, kv, m.width))) return false;
+    return f.kind == RING || (f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp));
 }
 
 static bool fits(const Model& m) {
-    for (const int64_t n : {m.layers, m.d, m.heads, m.keys, m.groups, m.dim, m.mlp, m.vocab})
-        if (!from_to(n, 1, MANY)) return false;
-    if (m.heads != m.keys * m.groups || m.turns * 2 != m.dim || m.d % 16 || m.mlp % 16 || m.vocab < 16) return false;
-    if (!m.inv_freq || !m.embed || !m.layer || !fits(m.head, m.vocab, m.d)) return false;
+    for (const int64_t n : {m.layers, m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
+        if (!in_range(n, 1, MANY)) return false;
+    if (m.heads != m.key_heads * m.groups || m.frequencies * 2 != m.head_dim) return false;
+    if (m.width % 16 || m.mlp % 16 || m.vocab < 16) return false;
+    if (!m.inv_freq || !m.embed || !m.layer || !fits(m.head, m.vocab, m.width)) return false;
     return std::all_of(m.layer, m.layer + m.layers, [&](const Layer& f) { return fits(f, m); });
 }
 
-// Slots that a layer of this kind reads or writes in a row of so many committed ones. nodes: all those of scratch.
-static int64_t slots_of(const Pass& p, int64_t kind, int64_t length, int64_t nodes) {
-    return kind == OWN ? p.ring + nodes : kind == CROSS ? length : length + nodes;
+// Slots that a layer reads or writes in a row with so many committed slots and scratch nodes.
+static int64_t slots_needed(const Pass& p, LayerKind kind, int64_t length, int64_t scratch) {
+    return kind == RING ? p.ring + scratch : kind == CROSS ? length : length + scratch;
 }
 
-// Where the keys of every row lie. nodes: how many there will be in scratch.
-static Code places(const Model& m, const Pass& p, int64_t nodes) {
+static bool fits(const Selected& from) {
+    return in_range(from.count, 0, MANY) && (!from.count || (from.k && from.v && in_range(from.stride, from.count, MANY)));
+}
+
+// The cache and the view, for so many scratch nodes.
+static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
+    if (!p.cache) return BAD_SLOTS;
     for (int64_t layer = 0; layer < m.layers; layer++) {
-        const int64_t kind = m.layer[layer].kind, slots = p.slots[layer];
-        if (!p.k[layer] || !p.v[layer] || !from_to(slots, 0, MANY) || (kind == OWN && !p.seen)) return SLOTS;
+        const LayerKind kind = m.layer[layer].kind;
+        const LayerCache& cache = p.cache[layer];
+        if (!cache.k || !cache.v || !in_range(cache.slots, 0, MANY) || (kind == RING && !p.ring_mask)) return BAD_SLOTS;
         for (int64_t b = 0; b < p.rows; b++) {
-            if (slots_of(p, kind, p.length[b], nodes) > slots) return SLOTS;
-            if (!p.picks) continue;
-            const Picked& from = p.picks[layer * p.rows + b];
-            if (!from_to(from.n, 0, MANY) || (from.n && (!from.k || !from.v || !from_to(from.pitch, from.n, MANY)))) return VIEW;
+            if (slots_needed(p, kind, p.length[b], scratch) > cache.slots) return BAD_SLOTS;
+            if (p.selected && !fits(p.selected[layer * p.rows + b])) return BAD_VIEW;
         }
     }
-    for (int64_t b = 0; p.picks && b < p.rows; b++)
-        if (!p.since || !from_to(p.since[b], 0, MANY)) return VIEW;
+    for (int64_t b = 0; p.selected && b < p.rows; b++)
+        if (!p.tail_start || !in_range(p.tail_start[b], 0, MANY)) return BAD_VIEW;
     return DONE;
 }
 
-// The scores and states that are to be kept.
-static Code kept(const Model& m, const Pass& p) {
-    if (p.kept) {
-        if (!from_to(p.kept, 1, MANY) || !p.keep || !p.scores || !from_to(p.only, -1, m.layers - 1)) return SCORES;
-        for (int64_t i = 0; i < p.rows * p.kept; i++)
-            if (!from_to(p.keep[i], 0, p.nodes - 1)) return SCORES;
-        if (!from_to(p.most, 1 + *std::max_element(p.length, p.length + p.rows), MANY)) return SCORES;
+// The scores and states to be kept.
+static Code check_kept(const Model& m, const Pass& p) {
+    if (p.scored) {
+        if (!in_range(p.scored, 1, MANY) || !p.score_nodes || !p.scores || !in_range(p.score_layer, -1, m.layers - 1)) return BAD_SCORES;
+        for (int64_t i = 0; i < p.rows * p.scored; i++)
+            if (!in_range(p.score_nodes[i], 0, p.nodes - 1)) return BAD_SCORES;
+        const int64_t longest = *std::max_element(p.length, p.length + p.rows);
+        if (!in_range(p.score_slots, longest + 1, MANY)) return BAD_SCORES;
     }
-    for (int64_t i = 0; i < p.hiddens; i++)
-        if (!p.states || !from_to(p.hidden[i], 0, m.layers)) return HIDDEN;
+    for (int64_t i = 0; i < p.state_count; i++)
+        if (!p.states || !in_range(p.state_layers[i], 0, m.layers)) return BAD_STATES;
     return DONE;
 }
 
-static Code tokens(const Model& m, const Pass& p) {
+static Code check_tokens(const Model& m, const Pass& p) {
     for (int64_t i = 0; i < p.rows * p.nodes; i++)
-        if (!from_to(p.tokens[i], 0, m.vocab - 1)) return TOKEN;
+        if (!in_range(p.tokens[i], 0, m.vocab - 1)) return BAD_TOKEN;
     return DONE;
 }
 
-static bool counts(const Pass& p) {
-    if (!from_to(p.rows, 1, MANY) || !from_to(p.nodes, 1, MANY) || !from_to(p.start, 0, MANY) || !from_to(p.ring, 0, MANY)) return false;
-    return p.tokens && p.length && p.rows * p.nodes < MANY && std::all_of(p.length, p.length + p.rows, [](int64_t n) { return from_to(n, 0, MANY); });
+static bool counts_fit(const Pass& p) {
+    if (!in_range(p.rows, 1, MANY) || !in_range(p.nodes, 1, MANY) || p.rows * p.nodes >= MANY) return false;
+    if (!in_range(p.start, 0, MANY) || !in_range(p.ring, 0, MANY) || !p.tokens || !p.length) return false;
+    return std::all_of(p.length, p.length + p.rows, [](int64_t n) { return in_range(n, 0, MANY); });
+}
+
+static bool nodes_fit(const Model& m, const Pass& p) {
+    if (!counts_fit(p) || !p.logits || !p.position || !p.depth) return false;
+    if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == DECODER; })) return false;
+    const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes);
+    return std::all_of(p.position, p.position + nodes, [](int64_t n) { return in_range(n, 0, int64_t{1} << 40); }) &&
+           std::all_of(p.depth, p.depth + scratch, [](int64_t n) { return in_range(n, -MANY, MANY); });
 }
 
 static Code check(const Model& m, const Pass& p) {
-    if (!fits(m)) return MODEL;
-    if (!counts(p) || !p.logits || !p.position || !p.depth) return NODES;
-    if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == WHOLE; })) return NODES;
-    for (int64_t i = 0; i < p.rows * p.nodes; i++)
-        if (!from_to(p.position[i], 0, int64_t{1} << 40)) return NODES;
-    for (int64_t i = 0; i < p.rows * (p.start + p.nodes); i++)
-        if (!from_to(p.depth[i], -MANY, MANY)) return NODES;
-    for (const Code code : {tokens(m, p), places(m, p, p.start + p.nodes), kept(m, p)})
+    if (!fits(m)) return BAD_MODEL;
+    if (!nodes_fit(m, p)) return BAD_NODES;
+    for (const Code code : {check_tokens(m, p), check_keys(m, p, p.start + p.nodes), check_kept(m, p)})
         if (code) return code;
     return DONE;
 }
 
-// A chain from node `start` on: the pass's own nodes, depth, position and mask are not read.
 static Code check(const Model& m, const Pass& p, const Chain& c) {
-    if (!fits(m)) return MODEL;
-    if (!counts(p) || p.nodes != 1 || p.kept || p.hiddens || !p.logits) return NODES;
-    if (!from_to(c.count, 0, MANY) || !from_to(c.reach, 1, int64_t{1} << 40) || !(c.temperature >= 0 && std::isfinite(c.temperature))) return DRAWS;
-    if (c.count && (!c.seed || !c.at || !c.drawn)) return DRAWS;
-    const Code code = tokens(m, p);
-    return code ? code : places(m, p, p.start + c.count);
+    if (!fits(m)) return BAD_MODEL;
+    if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits) return BAD_NODES;
+    if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
+    if (!(c.temperature >= 0 && std::isfinite(c.temperature))) return BAD_DRAW;
+    if (c.count && (!c.seed || !c.position || !c.drawn)) return BAD_DRAW;
+    const Code code = check_tokens(m, p);
+    return code ? code : check_keys(m, p, p.start + c.count);
 }

@@ -1,4 +1,4 @@
-// Draws by Gumbel noise that is a pure function of (seed, position, token), as ops/noise.py defines it.
+// Tokens drawn with Gumbel noise, which is a pure function of (seed, position, token) as ops/noise.py defines it.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@ static inline uint64_t key_of(int64_t seed, int64_t position) {
     return mix(mix(static_cast<uint64_t>(seed) * 0x9E3779B97F4A7C15ull + 1) + mix(static_cast<uint64_t>(position) * 0x9E3779B9ull + 7));
 }
 
-// In (0, 1), of a key and a token.
+// In (0, 1).
 static inline double uniform(uint64_t key, uint64_t token) {
     const uint64_t x = mix(key + token * 0xD1B54A32D192ED03ull);
     return (static_cast<double>(static_cast<int64_t>(x >> 12)) + 0.5) * 0x1p-52;
@@ -23,7 +23,7 @@ static inline double uniform(uint64_t key, uint64_t token) {
 
 static inline double gumbel(uint64_t key, uint64_t token) { return -std::log(-std::log(uniform(key, token))); }
 
-// The first of the greatest.
+// The first index of the largest value.
 static inline int64_t argmax(const float* x, int64_t n) {
     int64_t best = 0;
     for (int64_t i = 1; i < n; i++)
@@ -31,8 +31,9 @@ static inline int64_t argmax(const float* x, int64_t n) {
     return best;
 }
 
-// argmax of logits / temperature + noise. Logarithms are taken of few tokens: noise above d needs 1 - u < e^-d, and d is
-// what a token must make up for beside one that is known already, the one of the greatest logit.
+// argmax of logits / temperature + noise. To avoid two logarithms for every token, tokens that cannot win are left out: the
+// noise of a token exceeds d only if 1 - uniform < e^-d, where d is how far its logit lies below the score of the token with
+// the largest logit.
 static inline int64_t draw(const float* logits, int64_t n, double temperature, uint64_t key) {
     int64_t best = argmax(logits, n);
     if (temperature == 0) return best;
@@ -44,7 +45,7 @@ static inline int64_t draw(const float* logits, int64_t n, double temperature, u
         if (i != first && (other > score || (other == score && i < best))) score = other, best = i;
     };
     const float bar = static_cast<float>(score), wide = static_cast<float>(scale);
-    const float slack = 1.001f + std::fabs(bar) * 1e-6f;  // for what floats round away
+    const float slack = 1.001f + std::fabs(bar) * 1e-6f;  // covers the rounding of floats
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
         const v16 enough = vexp(load(logits + i) * wide - bar) * slack;

@@ -1,106 +1,120 @@
-// The end of the text and the scratch of a tree, each node's path put as plain decoding has it: side by side after the
-// committed slots. So its sums run in plain decoding's order, whatever lies between its ancestors in scratch.
+// Attention over the last committed slots and the scratch nodes of a tree, in the order that plain decoding would have: the
+// nodes of a path side by side after the committed slots. So a node's sums are plain decoding's to the bit, whatever nodes lie
+// between its ancestors in scratch.
 #pragma once
 #include "attention.h"
 
-// Whether a node that sees these scratch nodes has others between them. Padding, which does not see the root, is let be.
-static inline bool apart(const uint8_t* sees, int64_t size) {
-    const void* gap = sees[0] ? std::memchr(sees, 0, size) : nullptr;
-    return gap && std::memchr(gap, 1, size - (static_cast<const uint8_t*>(gap) - sees));
+// Whether a node that sees these scratch nodes has others between them. Not for padding, which does not see the root.
+static inline bool has_gaps(const uint8_t* sees, int64_t scratch) {
+    const void* gap = sees[0] ? std::memchr(sees, 0, scratch) : nullptr;
+    return gap && std::memchr(gap, 1, scratch - (static_cast<const uint8_t*>(gap) - sees));
 }
 
-static inline bool any_apart(const Queries& x) {
+static inline bool any_has_gaps(const Queries& x) {
     for (int64_t w = 0; w < x.W; w++)
-        if (apart(x.mask + w * x.size, x.size)) return true;
+        if (has_gaps(x.mask + w * x.scratch, x.scratch)) return true;
     return false;
 }
 
-// What a thread needs for a Tail of R rows, G of each node, over `size` scratch nodes.
+// What a thread needs for PathAttention of R rows, G of each node, over so many scratch nodes.
 template <typename E, int ND, typename Products>
-struct TailRoom {
-    static constexpr int64_t D = 16 * ND, EACH = 32;  // values that are mixed in one go: attend_keys' order, cut at these
-    float *s, *products, *scratch, *weights, *mixed, *own, *keep, *ones;
+struct PathsMemory {
+    static constexpr int64_t D = 16 * ND, EACH = 32;  // values that are added at once; attend_keys' order divides by it
+    float *scores, *products, *scratch_scores, *node_weights, *node_out, *node_products, *keep, *ones;
     E* values;
     int64_t* path;
-    TailRoom(Cut& cut, int64_t R, int64_t G, int64_t size)
-        : s(cut.take<float>(R * CHUNK)), products(cut.take<float>(Products::room(R))), scratch(cut.take<float>(R * size)),
-          weights(cut.take<float>(G * CHUNK)), mixed(cut.take<float>(G * D)), own(cut.take<float>(Products::room(G))), keep(cut.take<float>(R)),
-          ones(cut.take<float>(G)), values(cut.take<E>((EACH + size) * D)), path(cut.take<int64_t>(CHUNK)) {}
+    PathsMemory(Arena& arena, int64_t R, int64_t G, int64_t scratch)
+        : scores(arena.array<float>(R * CHUNK)), products(arena.array<float>(Products::floats(R))),
+          scratch_scores(arena.array<float>(R * scratch)), node_weights(arena.array<float>(G * CHUNK)),
+          node_out(arena.array<float>(G * D)), node_products(arena.array<float>(Products::floats(G))),
+          keep(arena.array<float>(R)), ones(arena.array<float>(G)), values(arena.array<E>((EACH + scratch) * D)),
+          path(arena.array<int64_t>(CHUNK)) {}
 };
 
-// Slots [from, to) as each node sees them: committed ones, then its path. k, v: slot 0 of the head. One product gives every
-// row's scores, wherever a key lies; values of the committed slots are mixed for all rows at once, those of a path for its
-// node's. taps as in attend_keys.
+// Adds slots [from, to), as each node sees them, to a partial result. k, v: slot 0 of the head. One product gives the scores
+// of all rows, wherever a key lies. Values of committed slots are added for all rows at once, those of a path for its node.
 template <typename E, int ND, typename Products>
-class Tail {
-    using Room = TailRoom<E, ND, Products>;
-    static constexpr int64_t D = Room::D, EACH = Room::EACH;
+class PathAttention {
+    using Memory = PathsMemory<E, ND, Products>;
+    static constexpr int64_t D = Memory::D, EACH = Memory::EACH;
     const Queries& x;
     const E *k, *v;
+    const Partial partial;
+    const ScoreSink* sinks;  // as in attend_keys
     const int64_t G;
-    const Room t;
+    const Memory t;
     int64_t found = 0;  // nodes in t.path
-    Feed none;
+    Prefetch none;
 
    public:
-    Tail(const Queries& x, const E* k, const E* v, Part out, const Tap* taps, int64_t from, int64_t to, Cut cut)
-        : x(x), k(k), v(v), G(x.R / x.W), t(cut, x.R, G, x.size) {
+    PathAttention(const Queries& x, const E* k, const E* v, Partial partial, const ScoreSink* sinks, Arena arena)
+        : x(x), k(k), v(v), partial(partial), sinks(sinks), G(x.R / x.W), t(arena, x.R, G, x.scratch) {}
+
+    void add(int64_t from, int64_t to) {
         std::fill(t.ones, t.ones + G, 1.0f);
         Products products(x, t.products);
-        for (int64_t c = 0; c < x.size; c += CHUNK) {
-            const int64_t n = std::min(CHUNK, x.size - c);
-            products.scores(k + (x.length + c) * D, n, t.s, none);
-            for (int64_t r = 0; r < x.R; r++) std::memcpy(&t.scratch[r * x.size + c], t.s + r * CHUNK, sizeof(float) * n);
-        }
+        score_scratch(products);
         for (int64_t c = from; c < to; c += CHUNK) {
-            const int64_t there = std::max<int64_t>(0, std::min(CHUNK, x.length - c)), shared = there / EACH * EACH;
-            if (there) products.scores(k + c * D, there, t.s, none);
-            for (int64_t w = 0; w < x.W; w++) soften_path(w, c, (c - from) / CHUNK, there, out, taps);
-            products.values(t.s, t.keep, v + c * D, shared, out.o, none);
-            std::memcpy(t.values, v + (c + shared) * D, sizeof(E) * (there - shared) * D);
-            for (int64_t w = 0; w < x.W; w++) mix_path(w, c, there, shared, out);
+            const int64_t committed = std::max<int64_t>(0, std::min(CHUNK, x.length - c)), shared = committed / EACH * EACH;
+            if (committed) products.scores(k + c * D, committed, t.scores, none);
+            for (int64_t w = 0; w < x.W; w++) softmax_path(w, c, (c - from) / CHUNK, committed);
+            products.values(t.scores, t.keep, v + c * D, shared, partial.out, none);
+            std::memcpy(t.values, v + (c + shared) * D, sizeof(E) * (committed - shared) * D);
+            for (int64_t w = 0; w < x.W; w++) add_path(w, c, committed, shared);
         }
     }
 
    private:
-    // Its nodes that lie in the chunk at slot c, behind its committed slots, go to `path` -> how many slots it sees there.
-    int64_t find(int64_t w, int64_t c, int64_t there) {
-        const uint8_t* sees = x.mask + w * x.size;
-        int64_t before = c + there - x.length;  // nodes of the path in chunks before
-        found = 0;
-        for (int64_t i = 0; i < x.size && there + found < CHUNK; i++)
-            if (sees[i] && before-- <= 0) t.path[found++] = i;
-        return there + found;
+    // Scores of all scratch nodes for all rows, from which each path takes its own.
+    void score_scratch(Products& products) {
+        for (int64_t c = 0; c < x.scratch; c += CHUNK) {
+            const int64_t n = std::min(CHUNK, x.scratch - c);
+            products.scores(k + (x.length + c) * D, n, t.scores, none);
+            for (int64_t r = 0; r < x.R; r++)
+                std::memcpy(&t.scratch_scores[r * x.scratch + c], t.scores + r * CHUNK, sizeof(float) * n);
+        }
     }
 
-    // The rows of node w: scores to weights, in the order of its path.
-    void soften_path(int64_t w, int64_t c, int64_t chunk, int64_t there, Part out, const Tap* taps) {
-        const int64_t n = find(w, c, there), padded = (n + 15) / 16 * 16;
+    // Puts the nodes of w's path that come after the committed slots of the chunk at slot c into t.path -> how many slots of
+    // the chunk it sees.
+    int64_t find(int64_t w, int64_t c, int64_t committed) {
+        const uint8_t* sees = x.mask + w * x.scratch;
+        int64_t before = c + committed - x.length;  // nodes of the path that lie in earlier chunks
+        found = 0;
+        for (int64_t i = 0; i < x.scratch && committed + found < CHUNK; i++)
+            if (sees[i] && before-- <= 0) t.path[found++] = i;
+        return committed + found;
+    }
+
+    // The rows of node w: their scores become weights, in the order of its path.
+    void softmax_path(int64_t w, int64_t c, int64_t chunk, int64_t committed) {
+        const int64_t n = find(w, c, committed), padded = (n + 15) / 16 * 16;
         const Queries visible = {nullptr, 1, 1, x.position + w, nullptr, nullptr, 0, c + n, x.window};
         for (int64_t r = w; r < x.R; r += x.W) {
             t.keep[r] = 1;
             if (!n) continue;
-            float* row = t.s + r * CHUNK;
-            for (int64_t e = 0; e < found; e++) row[there + e] = t.scratch[r * x.size + t.path[e]];
+            float* row = t.scores + r * CHUNK;
+            for (int64_t e = 0; e < found; e++) row[committed + e] = t.scratch_scores[r * x.scratch + t.path[e]];
             for (int64_t j = n; j < padded; j++) row[j] = NONE;
             if (x.window) hide(row, visible, 0, c, n);
-            t.keep[r] = soften_tapped(row, n, chunk, taps ? taps[r] : Tap{}, out.m[r], out.l[r], none);
+            t.keep[r] = softmax_kept(row, n, chunk, sinks ? sinks[r] : ScoreSink{}, partial.max[r], partial.sum[r], none);
         }
     }
 
-    // Values of the slots that no other node has in the same place.
-    void mix_path(int64_t w, int64_t c, int64_t there, int64_t shared, Part out) {
-        const int64_t n = find(w, c, there) - shared, wide = std::min((n + EACH - 1) / EACH * EACH, CHUNK - shared);
+    // Adds the values after the `shared` ones, which differ from node to node, to the rows of node w.
+    void add_path(int64_t w, int64_t c, int64_t committed, int64_t shared) {
+        const int64_t n = find(w, c, committed) - shared, wide = std::min((n + EACH - 1) / EACH * EACH, CHUNK - shared);
         if (!n) return;
         for (int64_t e = 0; e < found; e++)
-            std::memcpy(&t.values[(there - shared + e) * D], v + (x.length + t.path[e]) * D, sizeof(E) * D);
+            std::memcpy(&t.values[(committed - shared + e) * D], v + (x.length + t.path[e]) * D, sizeof(E) * D);
         for (int64_t g = 0; g < G; g++) {
             const int64_t r = g * x.W + w;
-            std::memcpy(&t.weights[g * CHUNK], t.s + r * CHUNK + shared, sizeof(float) * wide);
-            std::memcpy(&t.mixed[g * D], out.o + r * D, sizeof(float) * D);
+            std::memcpy(&t.node_weights[g * CHUNK], t.scores + r * CHUNK + shared, sizeof(float) * wide);
+            std::memcpy(&t.node_out[g * D], partial.out + r * D, sizeof(float) * D);
         }
         const Queries node = {x.q, G, 1, nullptr, nullptr, nullptr, 0, 0, 0};
-        Products(node, t.own).values(t.weights, t.ones, t.values, n, t.mixed, none);
-        for (int64_t g = 0; g < G; g++) std::memcpy(out.o + (g * x.W + w) * D, &t.mixed[g * D], sizeof(float) * D);
+        Products(node, t.node_products).values(t.node_weights, t.ones, t.values, n, t.node_out, none);
+        for (int64_t g = 0; g < G; g++)
+            std::memcpy(partial.out + (g * x.W + w) * D, &t.node_out[g * D], sizeof(float) * D);
     }
 };

@@ -1,15 +1,15 @@
-// Which processor each thread of the pool runs on.
-#include <cstdint>
+// Which processor each thread of OpenMP's pool runs on.
 #ifdef __linux__
 #include <omp.h>
 #include <sched.h>
+#endif
 
-#include "codes.h"
+#include "guard.h"
 
-// Thread i of the pool may run on processor cpus[i] alone.
-extern "C" int longdraft_pin(int64_t threads, const int64_t* cpus) {
+int longdraft_pin(int64_t threads, const int64_t* cpus) {
+#ifdef __linux__
     for (int64_t i = 0; i < threads; i++)
-        if (!from_to(cpus[i], 0, CPU_SETSIZE - 1)) return NODES;  // more processors than a set holds
+        if (!in_range(cpus[i], 0, CPU_SETSIZE - 1)) return 0;  // beyond what a cpu_set_t holds
 #pragma omp parallel num_threads(threads)
     {
         cpu_set_t set;
@@ -17,6 +17,9 @@ extern "C" int longdraft_pin(int64_t threads, const int64_t* cpus) {
         CPU_SET(cpus[omp_get_thread_num()], &set);
         sched_setaffinity(0, sizeof set, &set);
     }
-    return DONE;
-}
+    return 1;
+#else
+    static_cast<void>(threads), static_cast<void>(cpus);
+    return 0;
 #endif
+}

@@ -1,5 +1,5 @@
-// Which builds this processor and operating system can run. Compiled for any processor of its kind, and asked before a build
-// is loaded: nothing of a build may run where the answer is no.
+// Which builds this processor and operating system can run. Compiled without any of their flags and called before a build is
+// loaded: no code of a build may run where the processor lacks its instructions.
 #include <cstdint>
 #include <cstring>
 #if defined(__x86_64__) || defined(__i386__)
@@ -14,7 +14,7 @@
 #ifdef X86
 struct Features {
     unsigned basic, extended, more, amx;  // leaf 1 ecx; leaf 7: ebx, eax of its first sub-leaf, edx
-    uint64_t saved;                       // which registers the system keeps for a program
+    uint64_t saved;                       // which registers the system saves for a program
 };
 
 static Features features() {
@@ -25,7 +25,7 @@ static Features features() {
         f.extended = b, f.amx = d;
         if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) f.more = a;
     }
-    if (f.basic & 1u << 27) {  // the system has turned xgetbv on
+    if (f.basic & 1u << 27) {  // the system has enabled xgetbv
         unsigned low, high;
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
         f.saved = static_cast<uint64_t>(high) << 32 | low;
@@ -43,7 +43,7 @@ static bool avx2(const Features& f) {
 static bool avx512(const Features& f) {
     return avx2(f) && has(f.saved, 0xe6) && has(f.extended, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31);
 }
-// -mavx512bf16 -mamx-bf16 -mamx-tile; Linux gives the tiles' registers to a process that asks for them
+// -mavx512bf16 -mamx-bf16 -mamx-tile; on Linux a process must request the tile registers
 static bool amx(const Features& f) {
     if (!avx512(f) || !has(f.saved, 0x60000) || !has(f.more, 1u << 5) || !has(f.amx, 1u << 22 | 1u << 24)) return false;
 #ifdef __linux__
@@ -54,7 +54,7 @@ static bool amx(const Features& f) {
 }
 #endif
 
-// 1 where the build of this name can run.
+// 1 if the build of this name can run here.
 extern "C" int longdraft_runs(const char* build) {
 #ifdef X86
     const Features f = features();

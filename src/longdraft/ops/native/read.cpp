@@ -1,9 +1,10 @@
-// How fast this machine reads memory, with as little arithmetic as can be: every line of a buffer once.
-#include <cstdint>
+// How fast this machine reads memory: every line of a buffer once, with as little arithmetic as possible.
+#include "interface.h"
 
 typedef int64_t line __attribute__((vector_size(64)));
 
-extern "C" int64_t longdraft_read(const line* p, int64_t lines) {
+int64_t longdraft_read(const void* memory, int64_t lines) {
+    const line* p = static_cast<const line*>(memory);
     int64_t all = 0;
 #pragma omp parallel reduction(^ : all)
     {

@@ -1,94 +1,130 @@
-// From scores to a compact copy of the best keys: what stands between a verify pass and the next draft.
+// From scores to a compact copy of the best keys: the work between a verify pass and the next draft.
+#include <omp.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 
-#include <omp.h>
+#include "guard.h"
+#include "memory.h"
 
-#include "codes.h"
-#include "room.h"
-#include "types.h"
-
-constexpr int64_t BLOCK = 64;  // places that are passed over together where none of them is wanted
+constexpr int64_t SKIPPED = 64;  // positions that are skipped together where none of them is chosen
 
 // Unsigned integers in the order of the floats.
 static inline uint32_t ordered(float x) {
-    uint32_t u;
-    std::memcpy(&u, &x, sizeof u);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The key of the count-th largest of n (count >= 1), and how many are above it. A sample says between which two keys it
-// lies; one pass counts those above and collects the few between. Where the sample misled, everything is between.
-// sample: room for n / EACH, between: for n + 1.
+// Two keys between which the count-th largest of n keys probably lies, from a sample of every EACH-th key.
 constexpr int64_t EACH = 16;
-static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& above, uint32_t* sample, uint32_t* between) {
+static void estimate(const uint32_t* keys, int64_t n, int64_t count, uint32_t& low, uint32_t& high, uint32_t* sample) {
     const int64_t size = n / EACH, place = count / EACH, margin = 8 + 4 * static_cast<int64_t>(std::sqrt(place));
-    uint32_t high = ~0u, low = 0;
     for (int64_t i = 0; i < size; i++) sample[i] = keys[i * EACH + i * 7 % EACH];
     const auto ranked = [&](int64_t rank) {
         std::nth_element(sample, sample + rank, sample + size, std::greater<uint32_t>());
         return sample[rank];
     };
+    low = 0, high = ~0u;
     if (place + margin < size) low = ranked(place + margin);
     if (place - margin > 0 && place - margin < size) high = ranked(place - margin);
-    for (;;) {
-        int64_t found = 0;
-        above = 0;
-        for (int64_t i = 0; i < n; i++) above += keys[i] > high;
-        for (int64_t block = 0; block < n; block += BLOCK) {
-            const int64_t end = std::min(n, block + BLOCK);
-            uint32_t some = 0;
-            for (int64_t i = block; i < end; i++) some |= keys[i] >= low && keys[i] <= high;
-            for (int64_t i = block; some && i < end; i++) {
-                between[found] = keys[i];
-                found += keys[i] >= low && keys[i] <= high;
-            }
+}
+
+// Collects the keys of [low, high] -> how many there are; above: how many keys are greater.
+static int64_t collect(const uint32_t* keys, int64_t n, uint32_t low, uint32_t high, int64_t& above, uint32_t* between) {
+    int64_t found = 0;
+    above = 0;
+    for (int64_t i = 0; i < n; i++) above += keys[i] > high;
+    for (int64_t block = 0; block < n; block += SKIPPED) {
+        const int64_t end = std::min(n, block + SKIPPED);
+        uint32_t some = 0;
+        for (int64_t i = block; i < end; i++) some |= keys[i] >= low && keys[i] <= high;
+        for (int64_t i = block; some && i < end; i++) {
+            between[found] = keys[i];
+            found += keys[i] >= low && keys[i] <= high;
         }
-        if (above < count && count <= above + found) {
-            uint32_t* at = between + (count - above - 1);
-            std::nth_element(between, at, between + found, std::greater<uint32_t>());
-            const uint32_t least = *at;
-            for (const uint32_t* x = between; x != at; ++x) above += *x > least;
-            return least;
+    }
+    return found;
+}
+
+// The count-th largest of n keys (count >= 1), and how many keys are greater. If the estimate was wrong, all keys are
+// searched. Arrays: sample [n / EACH], between [n + 1].
+static uint32_t threshold(const uint32_t* keys, int64_t n, int64_t count, int64_t& above, uint32_t* sample, uint32_t* between) {
+    uint32_t low, high;
+    estimate(keys, n, count, low, high, sample);
+    int64_t found = collect(keys, n, low, high, above, between);
+    if (above >= count || count > above + found) found = collect(keys, n, 0, ~0u, above, between);
+    uint32_t* at = between + (count - above - 1);
+    std::nth_element(between, at, between + found, std::greater<uint32_t>());
+    const uint32_t least = *at;
+    for (const uint32_t* x = between; x != at; ++x) above += *x > least;
+    return least;
+}
+
+// What a thread needs to choose among n scores.
+struct ChooseMemory {
+    float* passed_on;
+    uint32_t *keys, *sample, *between;
+    ChooseMemory(Arena& arena, int64_t n)
+        : passed_on(arena.array<float>(n)), keys(arena.array<uint32_t>(n)), sample(arena.array<uint32_t>(n / EACH)),
+          between(arena.array<uint32_t>(n + 1)) {}
+};
+
+static void choose(const float* scores, int64_t n, int64_t reach, float share, int64_t count, int64_t* out, const ChooseMemory& t) {
+    std::fill(t.passed_on, t.passed_on + n, 0.0f);
+    for (int64_t j = 1; j <= reach; j++)
+        for (int64_t i = j; i < n; i++) t.passed_on[i] += scores[i - j];
+    for (int64_t i = 0; i < n; i++) t.keys[i] = ordered(scores[i] + share * t.passed_on[i]);
+    int64_t above, found = 0;
+    const uint32_t least = threshold(t.keys, n, count, above, t.sample, t.between);
+    int64_t equal = count - above;  // how many keys equal to the least are still to be chosen
+    for (int64_t block = 0; block < n && found < count; block += SKIPPED) {
+        const int64_t end = std::min(n, block + SKIPPED);
+        uint32_t some = 0;
+        for (int64_t i = block; i < end; i++) some |= t.keys[i] >= least;
+        for (int64_t i = block; some && i < end && found < count; i++) {
+            const bool tie = t.keys[i] == least && equal > 0;
+            out[found] = i;
+            found += t.keys[i] > least || tie;
+            equal -= tie;
         }
-        low = 0, high = ~0u;
     }
 }
 
-// A slot to copy, and to which place.
+// A slot to copy, and the place it is copied to.
 struct Move {
     int64_t from, to;
 };
 
-// What one copy is to do: its moves, `count` of them; and room for places that are free.
+// What is to be done for one Copy: its `count` moves; free: memory for the list of free places.
 struct Plan {
     Move* moves;
     int64_t* free;
     int64_t count;
 };
 
-struct Part {
+// One head's keys or values of one Copy: a unit of work.
+struct HeadCopy {
     const Copy* copy;
     const Plan* plan;
     int64_t head;
     bool value;
 };
 
-static int64_t most_free(const Copy& c) { return std::max(c.n, c.had); }
+static int64_t most_free(const Copy& c) { return std::max(c.count, c.held_count); }
 
-static bool fits(const Copy& c) {
-    return from_to(c.n, 0, std::min(c.room, c.size)) && from_to(c.had, 0, c.room) && from_to(c.heads, 1, MANY) && from_to(c.bytes, 1, MANY);
+static bool sizes_fit(const Copy& c) {
+    return in_range(c.count, 0, std::min(c.room, c.size)) && in_range(c.held_count, 0, c.room) && in_range(c.heads, 1, MANY) &&
+           in_range(c.slot_bytes, 1, MANY);
 }
 
-// Whether all slots are there.
-static bool sound(const Copy& c) {
+static bool slots_exist(const Copy& c) {
     bool good = true;
-    for (int64_t i = 0; i < c.n; i++) good &= c.slots[i] >= 0 && c.slots[i] < c.size;
-    for (int64_t i = 0; i < c.had; i++) good &= c.held_at[i] >= 0 && c.held_at[i] < c.room;
+    for (int64_t i = 0; i < c.count; i++) good &= c.wanted[i] >= 0 && c.wanted[i] < c.size;
+    for (int64_t i = 0; i < c.held_count; i++) good &= c.held_at[i] >= 0 && c.held_at[i] < c.room;
     return good;
 }
 
@@ -98,176 +134,147 @@ static bool ascending(const int64_t* x, int64_t n) {
     return good;
 }
 
-// Fills the plan of a sound copy -> whether there was a place for everything. Slots in another order than ascending are all
-// copied anew: what is held is not found among them.
-static bool changes(const Copy& c, Plan& plan) {
-    const int64_t had = ascending(c.slots, c.n) && ascending(c.held, c.had) ? c.had : 0;
+// Fills the plan of a copy whose slots exist -> whether there was a place for every slot. Slots that are not in ascending order
+// are all copied again, because the two lists cannot be walked together then.
+static bool make_plan(const Copy& c, Plan& plan) {
+    const int64_t held = ascending(c.wanted, c.count) && ascending(c.held, c.held_count) ? c.held_count : 0;
     int64_t h = 0, open = 0, fresh = 0;
-    for (int64_t i = had; i < c.n; i++) plan.free[open++] = i;
-    const auto lose = [&](int64_t at) {
-        if (at < c.n && open < most_free(c)) plan.free[open++] = at;
+    for (int64_t i = held; i < c.count; i++) plan.free[open++] = i;
+    const auto release = [&](int64_t at) {
+        if (at < c.count && open < most_free(c)) plan.free[open++] = at;
     };
-    for (int64_t i = 0; i < c.n; i++) {
-        for (; h < had && c.held[h] < c.slots[i]; h++) lose(c.held_at[h]);
-        const bool here = h < had && c.held[h] == c.slots[i];
-        if (here && c.held_at[h] < c.n)
+    for (int64_t i = 0; i < c.count; i++) {
+        for (; h < held && c.held[h] < c.wanted[i]; h++) release(c.held_at[h]);
+        const bool here = h < held && c.held[h] == c.wanted[i];
+        if (here && c.held_at[h] < c.count)
             c.place[i] = c.held_at[h];
         else
             plan.moves[fresh++].to = i;
         h += here;
     }
-    for (; h < had; h++) lose(c.held_at[h]);
+    for (; h < held; h++) release(c.held_at[h]);
     if (fresh > open) return false;
     for (int64_t j = 0; j < fresh; j++) {
         const int64_t i = plan.moves[j].to;
         c.place[i] = plan.free[j];
-        plan.moves[j] = {c.slots[i], plan.free[j]};
+        plan.moves[j] = {c.wanted[i], plan.free[j]};
     }
     plan.count = fresh;
     return true;
 }
 
-// Copy one head's keys or values. They lie far apart: many are asked for ahead of time.
-static void carry(const Part& part) {
+// The slots of a head lie far apart, so many are prefetched at a time.
+static void carry_out(const HeadCopy& unit) {
     constexpr int64_t AHEAD = 24;
-    const Copy& c = *part.copy;
-    const Move* moves = part.plan->moves;
-    const int64_t count = part.plan->count;
-    const char* from = (part.value ? c.v : c.k) + part.head * c.pitch;
-    char* to = (part.value ? c.out_v : c.out_k) + part.head * c.out_pitch;
+    const Copy& c = *unit.copy;
+    const Move* moves = unit.plan->moves;
+    const int64_t count = unit.plan->count, bytes = c.slot_bytes;
+    const char* from = static_cast<const char*>(unit.value ? c.v : c.k) + unit.head * c.stride;
+    char* to = static_cast<char*>(unit.value ? c.out_v : c.out_k) + unit.head * c.out_stride;
     for (int64_t j = 0; j < count; j++) {
         if (j + AHEAD < count)
-            for (int64_t b = 0; b < c.bytes; b += 64) {
-                __builtin_prefetch(from + moves[j + AHEAD].from * c.bytes + b, 0, 2);
-                __builtin_prefetch(to + moves[j + AHEAD].to * c.bytes + b, 1, 2);
+            for (int64_t b = 0; b < bytes; b += 64) {
+                __builtin_prefetch(from + moves[j + AHEAD].from * bytes + b, 0, 2);
+                __builtin_prefetch(to + moves[j + AHEAD].to * bytes + b, 1, 2);
             }
-        std::memcpy(to + moves[j].to * c.bytes, from + moves[j].from * c.bytes, c.bytes);
+        std::memcpy(to + moves[j].to * bytes, from + moves[j].from * bytes, bytes);
     }
 }
 
-// What a thread needs to choose of n.
-struct ChooseRoom {
-    float* lent;
-    uint32_t *keys, *sample, *between;
-    ChooseRoom(Cut& cut, int64_t n) : lent(cut.take<float>(n)), keys(cut.take<uint32_t>(n)), sample(cut.take<uint32_t>(n / EACH)), between(cut.take<uint32_t>(n + 1)) {}
-};
-
-static void choose(const float* s, int64_t n, int64_t reach, float share, int64_t count, int64_t* out, const ChooseRoom& t) {
-    std::fill(t.lent, t.lent + n, 0.0f);
-    for (int64_t j = 1; j <= reach; j++)
-        for (int64_t i = j; i < n; i++) t.lent[i] += s[i - j];
-    for (int64_t i = 0; i < n; i++) t.keys[i] = ordered(s[i] + share * t.lent[i]);
-    int64_t above, at = 0;
-    const uint32_t least = threshold(t.keys, n, count, above, t.sample, t.between);
-    int64_t equal = count - above;
-    for (int64_t block = 0; block < n && at < count; block += BLOCK) {
-        const int64_t end = std::min(n, block + BLOCK);
-        uint32_t some = 0;
-        for (int64_t i = block; i < end; i++) some |= t.keys[i] >= least;
-        for (int64_t i = block; some && i < end && at < count; i++) {
-            const bool tie = t.keys[i] == least && equal > 0;
-            out[at] = i;
-            at += t.keys[i] > least || tie;
-            equal -= tie;
-        }
-    }
-}
-
-// The plans of some copies, and a part for each head's keys and values.
-struct RetakeRoom {
+// A plan for each of some copies, and a unit of work for the keys and the values of each head.
+struct RetakeMemory {
     Plan* plans;
-    Part* parts;
+    HeadCopy* units;
     int64_t total = 0;
-    RetakeRoom(Cut& cut, const Copy* copies, int64_t count) : plans(cut.take<Plan>(count)) {
+    RetakeMemory(Arena& arena, const Copy* copies, int64_t count) : plans(arena.array<Plan>(count)) {
         for (int64_t i = 0; i < count; i++) {
-            Move* moves = cut.take<Move>(copies[i].n);
-            int64_t* free = cut.take<int64_t>(most_free(copies[i]));
+            Move* moves = arena.array<Move>(copies[i].count);
+            int64_t* free = arena.array<int64_t>(most_free(copies[i]));
             if (plans) plans[i] = {moves, free, 0};
             total += 2 * copies[i].heads;
         }
-        parts = cut.take<Part>(total);
+        units = arena.array<HeadCopy>(total);
     }
 };
 
-// Kept by each thread that calls: fresh memory of this size costs more than the work. Threads of the pool have their parts.
-template <typename Kind>
-static Buffer<char>& kept_room() {
-    static thread_local Buffer<char> room;
-    return room;
+// Kept by each calling thread: fresh memory of this size takes longer than the work. The pool's threads use parts of it.
+template <typename Purpose>
+static Buffer<char>& kept_memory() {
+    static thread_local Buffer<char> memory;
+    return memory;
 }
-constexpr int64_t KEPT = int64_t{64} << 20;  // a wider call gives its memory back
+constexpr int64_t KEPT = int64_t{64} << 20;  // bytes; a call that needed more gives its memory back
 
-template <typename Kind, typename Call>
-static int with_room(Call call) noexcept {
-    Buffer<char>& room = kept_room<Kind>();
-    const int code = guarded([&] { return call(room); });
-    if (room.bytes() > KEPT) room.clear();
+template <typename Purpose, typename Call>
+static Code with_memory(Call call) noexcept {
+    Buffer<char>& memory = kept_memory<Purpose>();
+    const Code code = guarded([&] { return call(memory); });
+    if (memory.bytes() > KEPT) memory.clear();
     return code;
 }
 
-extern "C" {
-// The count best of each row of n scores, in ascending order of place: picks [rows,count].
-// A score lends `share` of itself to each of the next `reach` places. Of equals the earlier are taken.
-int longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count, int64_t* picks) {
-    if (!from_to(rows, 1, MANY) || !from_to(n, 1, MANY) || !from_to(count, 1, n) || !from_to(reach, 0, MANY)) return SCORES;
-    return with_room<ChooseRoom>([&](Buffer<char>& room) {
-        Cut size;
-        ChooseRoom(size, n);
+Code longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count,
+                      int64_t* chosen) {
+    if (!in_range(rows, 1, MANY) || !in_range(n, 1, MANY) || !in_range(count, 1, n) || !in_range(reach, 0, MANY)) return BAD_SCORES;
+    return with_memory<ChooseMemory>([&](Buffer<char>& memory) {
+        Arena size;
+        ChooseMemory(size, n);
         const int threads = omp_get_max_threads();
-        char* own = room.room(threads * size.bytes());
+        char* all = memory.reserve(threads * size.bytes());
 #pragma omp parallel num_threads(threads)
         {
-            Cut cut(own + omp_get_thread_num() * size.bytes());
-            const ChooseRoom mine(cut, n);
+            Arena arena(all + omp_get_thread_num() * size.bytes());
+            const ChooseMemory mine(arena, n);
 #pragma omp for schedule(dynamic, 1)
-            for (int64_t row = 0; row < rows; row++) choose(scores[row], n, reach, share, count, picks + row * count, mine);
+            for (int64_t row = 0; row < rows; row++) choose(scores[row], n, reach, share, count, chosen + row * count, mine);
         }
         return DONE;
     });
 }
 
-// Every copy becomes one of other slots: what is wanted and held stays where it is.
-int longdraft_retake(const Copy* copies, int64_t count) {
+Code longdraft_retake(const Copy* copies, int64_t count) {
     for (int64_t i = 0; i < count; i++)
-        if (!fits(copies[i])) return COPIES;
-    return with_room<Plan>([&](Buffer<char>& room) {
-        Cut size;
-        RetakeRoom(size, copies, count);
-        Cut cut(room.room(size.bytes()));
-        const RetakeRoom t(cut, copies, count);
-        for (int64_t i = 0, at = 0; i < count; i++)
+        if (!sizes_fit(copies[i])) return BAD_COPY;
+    return with_memory<RetakeMemory>([&](Buffer<char>& memory) {
+        Arena size;
+        RetakeMemory(size, copies, count);
+        Arena arena(memory.reserve(size.bytes()));
+        const RetakeMemory t(arena, copies, count);
+        for (int64_t i = 0, unit = 0; i < count; i++)
             for (int64_t head = 0; head < copies[i].heads; head++)
-                for (const bool value : {false, true}) t.parts[at++] = {&copies[i], &t.plans[i], head, value};
-        std::atomic<bool> whole{true};
+                for (const bool value : {false, true}) t.units[unit++] = {&copies[i], &t.plans[i], head, value};
+        std::atomic<bool> good{true};
 #pragma omp parallel
         {
 #pragma omp for schedule(static, 1)
             for (int64_t i = 0; i < count; i++)
-                if (!sound(copies[i]) || !changes(copies[i], t.plans[i])) whole = false;
+                if (!slots_exist(copies[i]) || !make_plan(copies[i], t.plans[i])) good = false;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < t.total; i++)
-                if (whole) carry(t.parts[i]);
+                if (good) carry_out(t.units[i]);
         }
-        return whole ? DONE : COPIES;
+        return good ? DONE : BAD_COPY;
     });
 }
 
-// Rows x [heads, size, bytes] at slots [n], or [heads,n] where `apart`: out [heads,n,bytes]. pitch: bytes between heads.
-int longdraft_take(const char* x, int64_t heads, int64_t size, int64_t pitch, int64_t bytes, const int64_t* slots, int64_t n, int64_t apart, char* out) {
+Code longdraft_take(const void* x, int64_t heads, int64_t size, int64_t stride, int64_t slot_bytes, const int64_t* slots,
+                    int64_t count, int64_t per_head, void* out) {
+    constexpr int64_t SLICE = 128, AHEAD = 16;
     bool good = true;
-    for (int64_t i = 0; i < (apart ? heads : 1) * n; i++) good &= slots[i] >= 0 && slots[i] < size;
-    if (!good) return COPIES;
-    const int64_t slice = 128, slices = (n + slice - 1) / slice;
+    for (int64_t i = 0; i < (per_head ? heads : 1) * count; i++) good &= slots[i] >= 0 && slots[i] < size;
+    if (!good) return BAD_COPY;
+    const int64_t slices = (count + SLICE - 1) / SLICE;
 #pragma omp parallel for schedule(static)
     for (int64_t unit = 0; unit < heads * slices; unit++) {
-        const int64_t h = unit / slices, begin = unit % slices * slice, end = std::min(n, begin + slice);
-        const int64_t* from = slots + apart * h * n;
+        const int64_t head = unit / slices, begin = unit % slices * SLICE, end = std::min(count, begin + SLICE);
+        const int64_t* chosen = slots + (per_head ? head * count : 0);
+        const char* from = static_cast<const char*>(x) + head * stride;
+        char* to = static_cast<char*>(out) + head * count * slot_bytes;
         for (int64_t i = begin; i < end; i++) {
-            if (i + 16 < end)
-                for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(x + h * pitch + from[i + 16] * bytes + b);
-            std::memcpy(out + (h * n + i) * bytes, x + h * pitch + from[i] * bytes, bytes);
+            if (i + AHEAD < end)
+                for (int64_t b = 0; b < slot_bytes; b += 64) __builtin_prefetch(from + chosen[i + AHEAD] * slot_bytes + b);
+            std::memcpy(to + i * slot_bytes, from + chosen[i] * slot_bytes, slot_bytes);
         }
     }
     return DONE;
-}
 }

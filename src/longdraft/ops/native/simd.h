@@ -1,4 +1,4 @@
-// Sixteen floats at a time, on any x86 or Arm that GCC or Clang knows: the compiler maps them to the registers there are.
+// Sixteen floats at a time, for any processor that GCC or Clang supports: the compiler maps them to its registers.
 //
 // Everything here adds in a fixed order, so a row's result does not depend on the rows computed beside it.
 #pragma once
@@ -14,7 +14,8 @@ typedef int32_t i16x __attribute__((vector_size(64)));
 typedef uint32_t u16x __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32)));
 
-// One compiled copy: inlined in two places, a function may round differently in each (fused multiply and add).
+// For functions that are compiled once: inlined in two places, one may round differently in each, because the compiler chooses
+// where to fuse a multiplication and an addition.
 #ifdef __clang__
 #define ONE_COPY __attribute__((noinline))
 #else
@@ -82,12 +83,12 @@ static inline float sum(v16 x) {
     return x[0];
 }
 
-static inline float most(v16 x) {
+static inline float greatest(v16 x) {
     for (int apart = 8; apart; apart /= 2) x = vmax(x, swapped(x, apart));
     return x[0];
 }
 
-// e^x to about 2 ulp for |x| < 87; exactly 0 below, so that a masked key weighs nothing at all.
+// e^x to about 2 ulp for |x| < 87; exactly 0 below, so that a masked key has a weight of 0.
 static inline v16 vexp(v16 x) {
 #ifdef __AVX512F__
     const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_GE_OQ);

@@ -1,0 +1,205 @@
+// A forward pass of a Llama-like model in one parallel region: nodes of a tree in, logits out.
+//
+// The model: RMSNorm, rotary attention with grouped heads (optionally with biases and per-head norms of q and k), SwiGLU.
+// Weights and cache are float or bf16; all else is float. The order of each row's sums does not depend on the number of rows,
+// nodes or threads.
+#pragma once
+#include "layer_attention.h"
+#include "linear.h"
+
+// One head of q or k: norm, then rotation. rotation: D/2 cosines, then D/2 sines.
+static void rotate(float* x, const float* norm, const float* rotation, int64_t D, float eps) {
+    if (norm) rms_norm(x, norm, D, eps, x);
+    for (int64_t i = 0; i < D / 2; i++) {
+        const float a = x[i], b = x[i + D / 2], c = rotation[i], s = rotation[D / 2 + i];
+        x[i] = a * c - b * s;
+        x[i + D / 2] = b * c + a * s;
+    }
+}
+
+// Requests all memory of a pass -> the first wave of every layer.
+template <typename E, int ND>
+static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
+    const int64_t T = p.rows * p.nodes, D = m.head_dim, H = m.heads, G = m.groups, K = m.key_heads, R = G * p.nodes;
+    int64_t widest = 0, scratch = 0;
+    for (int64_t layer = 0; layer < m.layers; layer++) {
+        const LayerPass x = {m, p, layer};
+        scratch = std::max(scratch, x.scratch);
+        for (int64_t b = 0; b < p.rows; b++) widest = std::max(widest, x.blocks(b));
+    }
+    const int64_t bytes = widest * R * (D + 2) * sizeof(float) + score_bytes(p, G);
+    const int64_t pairs = std::min(p.rows * K, std::max<int64_t>(1, HELD / std::max<int64_t>(1, bytes)));
+    t.residual.reserve(T * m.width), t.normed.reserve(T * std::max(m.width, H * D));
+    t.projected.reserve(T * std::max({H * D + 2 * K * D, 2 * m.mlp, m.width}));
+    t.queries.reserve(T * H * D), t.rotation.reserve(T * D), t.lse.reserve(T * H);
+    t.block_max.reserve(pairs * widest * R), t.block_sum.reserve(pairs * widest * R), t.block_out.reserve(pairs * widest * R * D);
+    reserve_scores(p, t, pairs, G);
+    t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
+    for (const int64_t in : {m.width, H * D, m.mlp}) t.own_bytes = std::max(t.own_bytes, linear_bytes<E>(T, in));
+    t.own.reserve(threads * t.own_bytes);
+    return {0, pairs, widest};
+}
+
+// The stages of a pass. Every thread of a parallel region calls run. Loops over nodes are divided among threads in the same
+// way in every stage, so that between two of them no barrier is needed.
+template <typename E, int ND>
+class Forward {
+    const Model& m;
+    const Pass& p;
+    Work& t;
+    const Wave first;
+    const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups, width = m.width;
+    float *const residual = t.residual.data(), *const normed = t.normed.data();
+    float *const q = t.projected.data(), *const k = q + T * H * D, *const v = k + T * K * D;
+    float *const gate = t.projected.data(), *const up = gate + T * m.mlp;
+
+   public:
+    Forward(const Model& m, const Pass& p, Work& t, int64_t threads) : m(m), p(p), t(t), first(reserve<E, ND>(m, p, t, threads)) {}
+
+    void run() {
+        embed();
+        for (int64_t layer = 0; layer < m.layers; layer++) {
+            const LayerPass x = {m, p, layer};
+            const Layer& f = m.layer[layer];
+            keep_states(layer);
+            norm(f.input_norm);
+            project(f);
+            rotate_all(x, f);
+            attend(x);
+            linear<E>(f.o, normed, T, residual, true, t.mine());
+            t.barrier.wait();
+            if (f.kind != RING) mlp(f);
+        }
+        keep_states(m.layers);
+        norm(m.norm);
+        linear<E>(m.head, normed, T, p.logits, false, t.mine());
+    }
+
+   private:
+    // Embeddings, and the rotations of the nodes' positions.
+    void embed() {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) {
+            const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
+            for (int64_t j = 0; j < width; j += 16) store(residual + i * width + j, load(from + j));
+            for (int64_t j = 0; j < D / 2; j++) {
+                const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
+                t.rotation[i * D + j] = std::cos(angle) * m.rope_scale;
+                t.rotation[i * D + D / 2 + j] = std::sin(angle) * m.rope_scale;
+            }
+        }
+    }
+
+    // Copies the residual stream out where it is kept after `layer` layers.
+    void keep_states(int64_t layer) {
+        for (int64_t i = 0; i < p.state_count; i++)
+            if (p.state_layers[i] == layer) {
+                t.barrier.wait();
+                if (omp_get_thread_num() == 0) std::memcpy(p.states + i * T * width, residual, sizeof(float) * T * width);
+            }
+    }
+
+    void norm(const float* weight) {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < T; i++) {
+            if (weight)
+                rms_norm(residual + i * width, weight, width, m.eps, normed + i * width);
+            else
+                std::memcpy(normed + i * width, residual + i * width, sizeof(float) * width);
+        }
+        t.barrier.wait();
+    }
+
+    void project(const Layer& f) {
+        linear<E>(f.q, normed, T, q, false, t.mine());
+        if (f.kind != CROSS) {
+            linear<E>(f.k, normed, T, k, false, t.mine());
+            linear<E>(f.v, normed, T, v, false, t.mine());
+        }
+        t.barrier.wait();
+    }
+
+    // Puts queries in the order of attention, and keys and values into the cache.
+    void rotate_all(const LayerPass& x, const Layer& f) {
+#pragma omp for schedule(static) nowait
+        for (int64_t unit = 0; unit < T * (H + K); unit++) {
+            const int64_t i = unit / (H + K), h = unit % (H + K);
+            if (h < H)
+                query(f, i, h);
+            else if (f.kind != CROSS)
+                key_and_value(x, f, i, h - H);
+        }
+        t.barrier.wait();
+    }
+
+    void query(const Layer& f, int64_t i, int64_t h) {
+        const int64_t b = i / W, w = i % W;
+        float *from = q + (i * H + h) * D, *to = &t.queries[((b * K + h / G) * G * W + h % G * W + w) * D];
+        rotate(from, f.q_norm, &t.rotation[i * D], D, m.eps);
+        for (int64_t j = 0; j < D; j += 16) store(to + j, load(from + j) * m.scale);
+    }
+
+    void key_and_value(const LayerPass& x, const Layer& f, int64_t i, int64_t h) {
+        const int64_t b = i / W, slot = x.committed(b) + x.scratch - W + i % W;
+        const LayerCache& cache = p.cache[x.layer];
+        const int64_t to = ((b * K + h) * cache.slots + slot) * D;
+        float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
+        rotate(key, f.k_norm, &t.rotation[i * D], D, m.eps);
+        for (int64_t j = 0; j < D; j += 16) {
+            store(static_cast<E*>(cache.k) + to + j, load(key + j));
+            store(static_cast<E*>(cache.v) + to + j, load(value + j));
+        }
+    }
+
+    void attend(const LayerPass& x) {
+        const int64_t pairs = p.rows * K;
+        for (Wave wave = first; wave.first < pairs; wave.first += wave.count) {
+            wave.count = std::min(first.count, pairs - wave.first);
+            LayerAttention<E, ND>(x, t, wave).run();
+            t.barrier.wait();
+            merge_wave(x, t, wave, normed);
+            t.barrier.wait();
+            if (!x.scored) continue;
+            average_scores(x, t, wave);
+            if (first.count < pairs) t.barrier.wait();  // the next wave overwrites what this one reads
+        }
+    }
+
+    void mlp(const Layer& f) {
+        norm(f.mlp_norm);
+        linear<E>(f.gate, normed, T, gate, false, t.mine());
+        linear<E>(f.up, normed, T, up, false, t.mine());
+#pragma omp for schedule(static) nowait  // divided as in `outputs`: each thread goes on with what it has computed
+        for (int64_t unit = 0; unit < (m.mlp + OUTPUTS - 1) / OUTPUTS; unit++)
+            for (int64_t row = 0; row < T * m.mlp; row += m.mlp)
+                for (int64_t i = unit * OUTPUTS; i < std::min((unit + 1) * OUTPUTS, m.mlp); i += 16) {
+                    const v16 a = load(gate + row + i);
+                    store(gate + row + i, a / (vexp(-a) + 1.0f) * load(up + row + i));
+                }
+        t.barrier.wait();
+        linear<E>(f.down, gate, T, residual, true, t.mine());
+        t.barrier.wait();
+    }
+};
+
+template <typename E, int ND>
+static Code forward(const Model& m, const Pass& p, Work& t) {
+    const int threads = omp_get_max_threads();
+    Forward<E, ND> pass(m, p, t, threads);
+#pragma omp parallel num_threads(threads)
+    pass.run();
+    return DONE;
+}
+
+template <typename E>
+static Code forward(const Model& m, const Pass& p, Work& t) {
+    switch (m.head_dim) {
+        case 16: return forward<E, 1>(m, p, t);
+        case 32: return forward<E, 2>(m, p, t);
+        case 64: return forward<E, 4>(m, p, t);
+        case 96: return forward<E, 6>(m, p, t);
+        case 128: return forward<E, 8>(m, p, t);
+        case 256: return forward<E, 16>(m, p, t);
+    }
+    return BAD_MODEL;
+}

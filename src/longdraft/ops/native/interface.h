@@ -1,0 +1,176 @@
+// The C interface of the kernels: every structure and every function that Python uses.
+//
+// This file is the only description of it. interface.py reads it when longdraft is imported, makes the ctypes classes from
+// it, and compares them with what the compiler made of it (layout.cpp). It reads a small part of C++: structures,
+// enumerations and functions as below, one pointer to a declaration; anything else is an error there.
+//
+// Sizes: B rows, W new nodes of each, H heads, K key heads, D numbers of a head. Pointers are to contiguous arrays, sizes
+// in brackets; E is float, or bf16 where `half` is set.
+#pragma once
+#include <cstdint>
+
+// What functions return: DONE, or what was wrong. Python raises for every value but DONE.
+enum Code : int {
+    DONE,
+    NO_MEMORY,
+    BAD_MODEL,
+    BAD_NODES,
+    BAD_TOKEN,
+    BAD_SLOTS,
+    BAD_VIEW,
+    BAD_SCORES,
+    BAD_STATES,
+    BAD_DRAW,
+    BAD_COPY
+};
+
+// DECODER: attention and an MLP. RING: self-attention over a ring of slots, no MLP. CROSS: has no keys of its own and reads
+// those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1).
+enum LayerKind : int64_t { DECODER, RING, CROSS };
+
+struct Linear {
+    const void* weight;  // E [outputs,inputs], or null where the layer has none
+    const float* bias;   // [outputs], or null
+    int64_t outputs, inputs;
+};
+
+struct Layer {
+    Linear q, k, v, o, gate, up, down;
+    const float* input_norm;  // [width]
+    const float* mlp_norm;    // [width]; null in a RING layer
+    const float* q_norm;      // [D], or null
+    const float* k_norm;      // [D], or null
+    int64_t window;           // how many positions a node sees; 0: all
+    LayerKind kind;
+};
+
+struct Model {
+    int64_t layers, width, heads, key_heads, groups, head_dim, mlp, vocab;  // groups: query heads of a key head
+    int64_t frequencies;                                                    // numbers in inv_freq: head_dim / 2
+    float eps, scale, rope_scale;
+    const float* inv_freq;
+    const void* embed;  // E [vocab,width]
+    Linear head;
+    const float* norm;   // [width], or null: none before the head
+    const Layer* layer;  // [layers]
+};
+
+// Where the keys and values of a layer lie.
+struct LayerCache {
+    void* k;  // E [B,K,slots,D]
+    void* v;
+    int64_t slots;
+};
+
+// Keys and values that a view has copied together for a row of a layer.
+struct Selected {
+    const void* k;  // E [K,count,D], with `stride` slots from one head to the next
+    const void* v;
+    int64_t count, stride;
+};
+
+// One forward pass over W nodes of a tree in every row. Its scratch nodes are the `start` nodes that earlier passes have
+// computed, then these W; scratch follows the committed slots of the cache.
+struct Pass {
+    int64_t rows, nodes, start;
+    const int64_t* tokens;    // [B,W]
+    const int64_t* depth;     // [B,start+W]: of the scratch nodes
+    const int64_t* length;    // [B]: committed slots
+    const int64_t* position;  // [B,W]
+    const uint8_t* mask;      // [B,W,start+W]: which scratch nodes a node sees
+    const LayerCache* cache;  // [layers]
+
+    const int64_t* tail_start;  // [B]: all slots from here on are seen; null: every slot is
+    const Selected* selected;   // [layers,B], seen besides those; null: none
+
+    const int64_t* score_nodes;  // [B,scored]: the nodes whose scores are kept
+    int64_t scored;              // how many; 0: none
+    int64_t as_weights;          // 1: softmax weights; 0: logits
+    int64_t per_key_head;        // 1: a mean for each key head; 0: over all heads
+    int64_t mean_of_nodes;       // 1: one mean over the nodes; 0: a score for each
+    int64_t score_slots;         // slots in a row of scores
+    float* scores;               // [layers,B,mean_of_nodes ? 1 : scored,per_key_head ? K : 1,score_slots]
+
+    const int64_t* state_layers;  // [state_count]: states are kept after that many layers
+    int64_t state_count;
+    float* states;        // [state_count,B,W,width]: the residual stream
+    float* logits;        // [B,W,vocab]
+    int64_t score_layer;  // the one layer whose scores are kept; -1: all
+
+    int64_t ring;              // slots before the scratch nodes of a RING layer
+    const uint8_t* ring_mask;  // [B,W,ring+start+W]: which of its slots a node sees
+};
+
+// A chain that is drafted in one call: each token is drawn from the logits of the node before.
+struct Chain {
+    int64_t count;  // nodes to run, and tokens to draw
+    double temperature;
+    const int64_t* seed;      // [B]
+    const int64_t* position;  // [B]: of the first token that is drawn
+    int64_t reach;            // positions that the model knows
+    int64_t* drawn;           // [B,count]
+};
+
+// A compact copy of some slots of one row's keys and values, which is to hold others instead. Slots that it holds already
+// and that stay are not copied again.
+struct Copy {
+    const void* k;  // [heads,size,slot_bytes], with `stride` bytes from one head to the next
+    const void* v;
+    int64_t heads, size, stride, slot_bytes;
+    const int64_t* wanted;  // [count] slots
+    int64_t count;
+    const int64_t* held;     // [held_count]: the slots that the copy holds now
+    const int64_t* held_at;  // [held_count]: the place of each
+    int64_t held_count;
+    void* out_k;  // [heads,room,slot_bytes], with `out_stride` bytes from one head to the next
+    void* out_v;
+    int64_t room, out_stride;
+    int64_t* place;  // [count], written: the place of each wanted slot
+};
+
+// The memory that passes use, kept from one to the next. One pass at a time may use it.
+struct Work;
+
+// A row of layout.cpp's table. This structure must not change: it is read before anything is known of a build.
+struct Entry {
+    const char* name;  // of a structure, "Structure.field", an enumerator or a function
+    int64_t number;    // its size, its offset or its value; 0 for a function
+    int64_t kind;      // its type, or a function's result and arguments: see layout.cpp
+};
+
+extern "C" {
+const Entry* longdraft_interface();  // the table; the last entry has no name
+
+Work* longdraft_new();  // null where there is no memory
+void longdraft_free(Work* work);
+int64_t longdraft_bytes(const Work* work);
+
+Code longdraft_step(const Model* model, const Pass* pass, Work* work, int half);
+// `count` passes, one for each node of a chain. tokens [B] are those of its first node, which is node `start`. depth,
+// position and mask are not read; logits has room for [B,vocab]; ring_mask is [B,count,ring+count].
+Code longdraft_chain(const Model* model, const Pass* pass, Work* work, int half, const Chain* chain);
+
+// The `count` best of each row of n scores, ascending: chosen [rows,count]. Before, each position passes `share` of its
+// score on to each of the next `reach` positions. Of equal scores the earlier are chosen.
+Code longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count,
+                      int64_t* chosen);
+// x [heads,size,slot_bytes], `stride` bytes from one head to the next, at slots [count], or [heads,count] where `per_head`
+// is 1 -> out [heads,count,slot_bytes].
+Code longdraft_take(const void* x, int64_t heads, int64_t size, int64_t stride, int64_t slot_bytes, const int64_t* slots,
+                    int64_t count, int64_t per_head, void* out);
+Code longdraft_retake(const Copy* copies, int64_t count);
+
+// Noise in (0, 1) for the tokens 0..vocab-1: seed [rows], position [rows,nodes] -> out [rows,nodes,vocab].
+Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t rows, int64_t nodes, int64_t vocab,
+                       double* out);
+// A token for each row of logits [rows,nodes,vocab] -> out [rows,nodes].
+Code longdraft_draw(const float* logits, double temperature, const int64_t* seed, const int64_t* position, int64_t rows,
+                    int64_t nodes, int64_t vocab, int64_t* out);
+
+// Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done.
+int longdraft_pin(int64_t threads, const int64_t* cpus);
+// Reads `lines` lines of 64 bytes, for measuring how fast memory is; the result has no meaning.
+int64_t longdraft_read(const void* memory, int64_t lines);
+// For tests: the n-th request for memory from now on fails; 0: none does.
+void longdraft_fail(int64_t n);
+}

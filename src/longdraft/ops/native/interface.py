@@ -1,0 +1,124 @@
+"""The C interface of the native kernels, made from interface.h, and whether a build has the same."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from enum import IntEnum
+from itertools import count
+from typing import Any
+
+SCALARS = {
+    "void": None,
+    "char": ctypes.c_char,
+    "uint8_t": ctypes.c_uint8,
+    "int": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
+KINDS = {None: 0, ctypes.c_int32: 3, ctypes.c_int64: 4, ctypes.c_float: 5, ctypes.c_double: 6}  # as in layout.cpp
+
+
+class Interface:
+    """A header, every word of which was understood: its structures, enumerations and functions.
+
+    A pointer to a structure is one to its ctypes class; a pointer to numbers is an address (c_void_p). A structure has
+    no attributes but its fields. Raises ValueError for a declaration in any other form than interface.h has.
+    """
+
+    def __init__(self, header: str):
+        self.types: dict[str, Any] = dict(SCALARS)  # C type -> ctypes type of a value; None: there are only pointers
+        self.structs: dict[str, type[ctypes.Structure]] = {}
+        self.enums: dict[str, Any] = {}
+        self.functions: dict[str, tuple[str, Any, list[Any]]] = {}  # name -> (C type of the result, result, arguments)
+        forms = {
+            r'extern "C" \{|\}': lambda: None,
+            r"struct (\w+);": self._opaque,
+            r"struct (\w+) \{ ([^{}]+); \};": self._struct,
+            r"enum (\w+) : (\w+) \{ (\w+(?:, \w+)*) \};": self._enum,
+            r"([\w* ]+)\(([^()]*)\);": self._function,
+        }
+        rest = " ".join(re.sub(r"//.*|^#pragma once$|^#include <cstdint>$", "", header, flags=re.MULTILINE).split())
+        while rest:
+            for form, declare in forms.items():
+                if found := re.match(form, rest):
+                    declare(*found.groups())
+                    rest = rest[found.end() :].lstrip()
+                    break
+            else:
+                raise ValueError(f"interface.h has a declaration that is not understood: {rest[:60]}")
+
+    def _opaque(self, name: str) -> None:
+        self.types[name] = None
+
+    def _struct(self, name: str, body: str) -> None:
+        fields = [(field, kind) for line in body.split("; ") for names, kind in [self._typed(line)] for field in names]
+        self.structs[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
+        self.types[name] = self.structs[name]
+
+    def _enum(self, name: str, kind: str, body: str) -> None:
+        self.enums[name] = IntEnum(name, body.split(", "), start=0)
+        self.types[name] = SCALARS[kind]
+
+    def _function(self, head: str, body: str) -> None:
+        (name,), result = self._typed(head)
+        self.functions[name] = (head.split()[0], result, [self._typed(x)[1] for x in body.split(", ") if x])
+
+    def _typed(self, text: str) -> tuple[list[str], Any]:
+        """ "const float* scores" -> (["scores"], the ctypes type); values of one type may share a declaration."""
+        found = re.fullmatch(r"(?:const )?(\w+)((?:\*(?: const)?)*) (\w+(?:, \w+)*)", text)
+        pointers, names = (found[2].count("*"), found[3].split(", ")) if found else (0, [])
+        if not found or found[1] not in self.types or pointers > 2 or (pointers and len(names) > 1):
+            raise ValueError(f"interface.h has a declaration that is not understood: {text}")
+        value = self.types[found[1]]
+        if pointers == 2:
+            return names, ctypes.POINTER(ctypes.c_void_p)
+        if pointers == 1:
+            value = ctypes.c_char_p if value is ctypes.c_char else ctypes.c_void_p
+            return names, ctypes.POINTER(self.structs[found[1]]) if found[1] in self.structs else value
+        return names, value
+
+    def layout(self) -> dict[str, tuple[int, int]]:
+        """{name: (number, kind)} of everything in the header, as the table of layout.cpp has it."""
+        found = {}
+        for enum in self.enums.items():
+            found |= {value.name: (int(value), _kind(self.types[enum[0]])) for value in enum[1]}
+        for name, struct in self.structs.items():
+            found[name] = (ctypes.sizeof(struct), _kind(struct))
+            for field, kind in struct._fields_:  # type: ignore[misc]
+                found[f"{name}.{field}"] = (getattr(struct, field).offset, _kind(kind))
+        for name, (_, result, arguments) in self.functions.items():
+            digits = "".join(str(_kind(kind)) for kind in (result, *arguments))
+            found[name] = (0, int(f"1{digits}", 8))
+        return found
+
+    def difference(self, lib: Any) -> str:
+        """The first thing that a build has otherwise than the header; empty if nothing."""
+        if not hasattr(lib, "longdraft_interface"):
+            return "it does not describe its interface"
+        lib.longdraft_interface.restype = ctypes.POINTER(self.structs["Entry"])
+        table, built = lib.longdraft_interface(), {}
+        for i in count():
+            if table[i].name is None:
+                break
+            built[table[i].name.decode()] = (table[i].number, table[i].kind)
+        wanted = self.layout()
+        names = [name for name in {**wanted, **built} if wanted.get(name) != built.get(name)]
+        names += [name for name in self.functions if not hasattr(lib, name)]
+        return f"they differ in {names[0]}" if names else ""
+
+    def declare(self, lib: Any, errcheck: Any) -> None:
+        """Give every function of the library its types; errcheck is for those that return a Code."""
+        for name, (kind, result, arguments) in self.functions.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+            if kind == "Code":
+                function.errcheck = errcheck
+
+
+def _kind(kind: Any) -> int:
+    """The digit of a ctypes type: a number's or none's, 2 for a structure, 1 for any pointer."""
+    if kind in KINDS:
+        return KINDS[kind]
+    return 2 if issubclass(kind, ctypes.Structure) else 1

@@ -1,0 +1,144 @@
+// Attention of all rows of a pass in one layer: units of one block of keys each, then the merge of every row's blocks in order.
+#pragma once
+#include <type_traits>
+
+#include "attention.h"
+#include "kept_scores.h"
+#include "paths.h"
+#include "tile_products.h"
+#include "work.h"
+
+#ifdef __AMX_BF16__
+template <typename E, int ND>
+using Products = std::conditional_t<sizeof(E) == 2 && ND % 2 == 0, Tiles<ND>, Vectors<E, ND>>;
+#else
+template <typename E, int ND>
+using Products = Vectors<E, ND>;
+#endif
+
+constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it reads the keys that it has prefetched
+
+// The blocks of a wave. Every thread of a parallel region makes one and calls run.
+template <typename E, int ND>
+class LayerAttention {
+    using P = Products<E, ND>;
+    const LayerPass& x;
+    const Pass& p;
+    Work& t;
+    const Wave& wave;
+    const int64_t D = x.m.head_dim, G = x.m.groups, K = x.m.key_heads, W = p.nodes, R = G * W;
+    Arena arena;
+    ScoreSink* sinks;  // [R], of the slots that are being read
+
+    // A block of the keys of a pair of row and key head.
+    struct Unit {
+        int64_t pair, row, head, block;
+        Partial partial;
+    };
+
+   public:
+    LayerAttention(const LayerPass& x, Work& t, const Wave& wave) : x(x), p(x.p), t(t), wave(wave), arena(t.mine()), sinks(arena.array<ScoreSink>(R)) {}
+
+    // Bytes that a thread needs.
+    static int64_t bytes(int64_t R, int64_t G, int64_t scratch) {
+        Arena sinks, keys, paths;
+        sinks.array<ScoreSink>(R);
+        KeysMemory<P> of_keys(keys, R);
+        PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
+        return sinks.bytes() + std::max(keys.bytes(), paths.bytes());  // of the two, one is used at a time
+    }
+
+    void run() {
+        const typename P::Setup setup(R);
+        const int64_t widest = wave.widest, units = wave.count * widest;
+        const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(GRAIN, units / 16));
+#pragma omp for schedule(dynamic, grain) nowait
+        for (int64_t i = 0; i < units; i++) {
+            const int64_t pair = i / widest, row = (wave.first + pair) / K, block = i % widest, at = i * R;
+            if (block >= x.blocks(row)) continue;
+            const Partial partial = {&t.block_max[at], &t.block_sum[at], &t.block_out[at * D]};
+            const Unit unit = {pair, row, (wave.first + pair) % K, block, partial};
+            clear(partial, R, D);
+            if (block < x.selected_blocks(row))
+                selected(unit);
+            else
+                cached(unit);
+        }
+    }
+
+   private:
+    Queries queries(const Unit& unit) const {
+        const int64_t b = unit.row, scratch = x.scratch;
+        const uint8_t* mask = (x.kind == RING ? p.ring_mask : p.mask) + b * W * scratch;
+        const float* q = &t.queries[(b * K + unit.head) * R * D];
+        return {q, R, W, p.position + b * W, p.depth + b * scratch, mask, scratch, x.committed(b), x.window};
+    }
+
+    void selected(const Unit& unit) {
+        const Selected& from = x.selected(unit.row);
+        const int64_t begin = unit.block * BLOCK, n = std::min(BLOCK, from.count - begin), skip = (unit.head * from.stride + begin) * D;
+        add(queries(unit), static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, unit.partial, nullptr);
+    }
+
+    // A block of the cache's slots, from where the view or the window begins. In a verify pass, the part that holds scratch nodes
+    // is computed along each path if that makes a difference; a draft need not equal plain decoding to the bit.
+    void cached(const Unit& unit) {
+        const int64_t b = unit.row, length = x.committed(b), block = x.first_block(b) + unit.block - x.selected_blocks(b);
+        const int64_t end = std::min((block + 1) * BLOCK, length + x.scratch);
+        int64_t begin = std::max(block * BLOCK, x.tail_start(b));
+        if (x.window) begin = std::min(end, std::max(begin, (length - x.window + 1) / CHUNK * CHUNK));
+        const LayerCache& cache = p.cache[x.layer];
+        const int64_t skip = (b * K + unit.head) * cache.slots * D;
+        const E *k = static_cast<const E*>(cache.k) + skip, *v = static_cast<const E*>(cache.v) + skip;
+        const Queries q = queries(unit);
+        const bool paths = x.kind == DECODER && !p.selected && end > length && any_has_gaps(q);
+        const int64_t split = paths ? begin + std::max<int64_t>(0, length - begin) / CHUNK * CHUNK : end;
+        std::fill(sinks, sinks + (x.scored ? R : 0), ScoreSink{});
+        add(q, k + begin * D, v + begin * D, split - begin, begin, unit.partial, sinks_at(unit, begin, begin));
+        if (paths) PathAttention<E, ND, P>(q, k, v, unit.partial, sinks_at(unit, begin, split), arena).add(split, end);
+    }
+
+    void add(const Queries& q, const E* k, const E* v, int64_t n, int64_t first, Partial partial, const ScoreSink* sinks) {
+        Arena rest = arena;
+        attend_keys<E, ND, P>(q, k, v, n, first, partial, sinks, KeysMemory<P>(rest, R));
+    }
+
+    // Points the rows whose scores are kept to their places from this slot on; null where no scores are kept.
+    const ScoreSink* sinks_at(const Unit& unit, int64_t begin, int64_t slot) {
+        if (!x.scored) return nullptr;
+        for (int64_t g = 0; g < G; g++)
+            for (int64_t i = 0; i < p.scored; i++) {
+                const int64_t node = p.score_nodes[p.scored * unit.row + i];
+                const int64_t row = (unit.pair * G + g) * p.scored + t.score_row[unit.row * W + node];
+                sinks[g * W + node] = sink_of(p, t, row, begin, slot);
+            }
+        return sinks;
+    }
+};
+
+// Merges the blocks of a query row in order: y [D], and its lse. at: the row in the first of its n blocks.
+static void merge_blocks(const Work& t, int64_t at, int64_t n, int64_t R, int64_t D, float* y, float& lse) {
+    float top = NONE, total = 0;
+    for (int64_t i = 0; i < n; i++) top = std::fmax(top, t.block_max[at + i * R]);
+    std::memset(y, 0, sizeof(float) * D);
+    for (int64_t i = 0; i < n; i++) {
+        const float share = std::exp(t.block_max[at + i * R] - top);
+        total += t.block_sum[at + i * R] * share;
+        const float* out = &t.block_out[(at + i * R) * D];
+        for (int64_t d = 0; d < D; d += 16) store(y + d, load(y + d) + load(out + d) * share);
+    }
+    if (!n) return;  // the row sees nothing yet
+    for (int64_t d = 0; d < D; d += 16) store(y + d, load(y + d) / total);
+    lse = top + std::log(total);
+}
+
+// Merges the blocks of all rows of a wave: y [T,H,D]. Called by every thread of a parallel region.
+static void merge_wave(const LayerPass& x, Work& t, const Wave& wave, float* y) {
+    const int64_t D = x.m.head_dim, H = x.m.heads, G = x.m.groups, K = x.m.key_heads, W = x.p.nodes, R = G * W;
+#pragma omp for schedule(static) nowait
+    for (int64_t unit = 0; unit < wave.count * R; unit++) {
+        const int64_t pair = unit / R, b = (wave.first + pair) / K, r = unit % R, w = r % W;
+        const int64_t head = (wave.first + pair) % K * G + r / W, at = pair * wave.widest * R + r;
+        merge_blocks(t, at, x.blocks(b), R, D, y + ((b * W + w) * H + head) * D, t.lse[(b * H + head) * W + w]);
+    }
+}

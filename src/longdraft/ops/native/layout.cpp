@@ -1,0 +1,77 @@
+// The interface as the compiler laid it out. interface.py compares this table with interface.h before it uses a build, so
+// that a build of other sources is refused. What is missing here is refused too.
+#include <cstddef>
+#include <type_traits>
+
+#include "interface.h"
+
+// One octal digit for a type: interface.py has the same.
+template <typename T>
+constexpr int64_t kind() {
+    if constexpr (std::is_void_v<T>)
+        return 0;
+    else if constexpr (std::is_pointer_v<T>)
+        return 1;
+    else if constexpr (std::is_class_v<T>)
+        return 2;
+    else
+        return (std::is_floating_point_v<T> ? 5 : 3) + (sizeof(T) == 8);
+}
+
+// A 1, the result and the arguments, a digit each.
+template <typename Result, typename... Arguments>
+constexpr int64_t kinds(Result (*)(Arguments...)) {
+    int64_t digits = 8 + kind<Result>();
+    ((digits = digits * 8 + kind<Arguments>()), ...);
+    return digits;
+}
+
+#define STRUCT(S) {#S, sizeof(S), 2}
+#define FIELD(S, F) {#S "." #F, offsetof(S, F), kind<decltype(S::F)>()}
+#define VALUE(V) {#V, V, kind<decltype(V)>()}
+#define FUNCTION(F) {"longdraft_" #F, 0, kinds(static_cast<decltype(longdraft_##F)*>(nullptr))}
+
+static constexpr Entry table[] = {
+    VALUE(DONE), VALUE(NO_MEMORY), VALUE(BAD_MODEL), VALUE(BAD_NODES), VALUE(BAD_TOKEN), VALUE(BAD_SLOTS),
+    VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY),
+    VALUE(DECODER), VALUE(RING), VALUE(CROSS),
+
+    STRUCT(Linear), FIELD(Linear, weight), FIELD(Linear, bias), FIELD(Linear, outputs), FIELD(Linear, inputs),
+
+    STRUCT(Layer), FIELD(Layer, q), FIELD(Layer, k), FIELD(Layer, v), FIELD(Layer, o), FIELD(Layer, gate),
+    FIELD(Layer, up), FIELD(Layer, down), FIELD(Layer, input_norm), FIELD(Layer, mlp_norm), FIELD(Layer, q_norm),
+    FIELD(Layer, k_norm), FIELD(Layer, window), FIELD(Layer, kind),
+
+    STRUCT(Model), FIELD(Model, layers), FIELD(Model, width), FIELD(Model, heads), FIELD(Model, key_heads),
+    FIELD(Model, groups), FIELD(Model, head_dim), FIELD(Model, mlp), FIELD(Model, vocab), FIELD(Model, frequencies),
+    FIELD(Model, eps), FIELD(Model, scale), FIELD(Model, rope_scale), FIELD(Model, inv_freq), FIELD(Model, embed),
+    FIELD(Model, head), FIELD(Model, norm), FIELD(Model, layer),
+
+    STRUCT(LayerCache), FIELD(LayerCache, k), FIELD(LayerCache, v), FIELD(LayerCache, slots),
+
+    STRUCT(Selected), FIELD(Selected, k), FIELD(Selected, v), FIELD(Selected, count), FIELD(Selected, stride),
+
+    STRUCT(Pass), FIELD(Pass, rows), FIELD(Pass, nodes), FIELD(Pass, start), FIELD(Pass, tokens), FIELD(Pass, depth),
+    FIELD(Pass, length), FIELD(Pass, position), FIELD(Pass, mask), FIELD(Pass, cache), FIELD(Pass, tail_start),
+    FIELD(Pass, selected), FIELD(Pass, score_nodes), FIELD(Pass, scored), FIELD(Pass, as_weights),
+    FIELD(Pass, per_key_head), FIELD(Pass, mean_of_nodes), FIELD(Pass, score_slots), FIELD(Pass, scores),
+    FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits),
+    FIELD(Pass, score_layer), FIELD(Pass, ring), FIELD(Pass, ring_mask),
+
+    STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, temperature), FIELD(Chain, seed), FIELD(Chain, position),
+    FIELD(Chain, reach), FIELD(Chain, drawn),
+
+    STRUCT(Copy), FIELD(Copy, k), FIELD(Copy, v), FIELD(Copy, heads), FIELD(Copy, size), FIELD(Copy, stride),
+    FIELD(Copy, slot_bytes), FIELD(Copy, wanted), FIELD(Copy, count), FIELD(Copy, held), FIELD(Copy, held_at),
+    FIELD(Copy, held_count), FIELD(Copy, out_k), FIELD(Copy, out_v), FIELD(Copy, room), FIELD(Copy, out_stride),
+    FIELD(Copy, place),
+
+    STRUCT(Entry), FIELD(Entry, name), FIELD(Entry, number), FIELD(Entry, kind),
+
+    FUNCTION(interface), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(step), FUNCTION(chain),
+    FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(pin),
+    FUNCTION(read), FUNCTION(fail),
+    {nullptr, 0, 0},
+};
+
+const Entry* longdraft_interface() { return table; }
