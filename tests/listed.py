@@ -22,7 +22,8 @@ from longdraft.drafters import (
     SmallModelDrafter,
 )
 from longdraft.drafters.costs import Measured
-from longdraft.methods import METHODS, PARTS
+from longdraft.drafters.kinds import KINDS
+from longdraft.methods import METHODS
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
 
@@ -35,7 +36,7 @@ GLIDE = {"widths": "3,4,4", "window": "16"}
 
 def untrained(name: str, target: LM, options: dict[str, str]) -> Drafter:
     """A method whose part has random weights."""
-    return build(name, target, options, PARTS[METHODS[name].needs](target, 1))
+    return build(name, target, options, KINDS[METHODS[name].needs].random(target, 1))
 
 
 def ticking(drafter: Drafter) -> AdaptiveDraft:

@@ -22,7 +22,7 @@ from longdraft.cli import main
 from longdraft.core.verify import Verdict
 from longdraft.drafters import Drafter, Hierarchical, SelfDrafter
 from longdraft.methods import METHODS
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import Full, Guided, SinkWindow
@@ -32,7 +32,7 @@ N = 24
 
 
 def method(name, **options):
-    return lambda t: build(name, t, options, Parts(random=True).of(METHODS[name].needs, t))
+    return lambda t: build(name, t, options, DrafterWeights(random=True).of(METHODS[name].needs, t))
 
 
 def chain(t):

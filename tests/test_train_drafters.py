@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from longdraft import InputError
 from longdraft.methods import METHODS
-from longdraft.training.drafter import stale
 from longdraft.training.processes import Team
+from longdraft.training.run import stale
 
 QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
 USES = {
@@ -115,7 +115,7 @@ def test_a_run_begins_with_a_drafters_weights(cli, tmp_path):
 
 def test_patience_exports_the_best_weights(cli, tmp_path, monkeypatch):
     found = iter((1.0, 1.5, 1.2, 1.4))
-    monkeypatch.setattr("longdraft.training.drafter.acceptance", lambda *_: {"acceptance": next(found)})
+    monkeypatch.setattr("longdraft.training.run.acceptance", lambda *_: {"acceptance": next(found)})
     line = f"medusa {QUICK} --steps 9 --probe-every 1 --patience 2 --out {tmp_path}/m".split()
     status, out, _ = cli("train", *line)
     assert status == 0 and "step 2," in out  # ended after step 4
@@ -167,7 +167,7 @@ def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
     assert status == 0 and out.read_text() == whole and "3 in" in said
     Path("notes.txt").write_text("mine\n")
     status, _, err = cli("train", *line, "--out", "notes.txt", "--count", "3")
-    assert status == 2 and "something else" in err and Path("notes.txt").read_text() == "mine\n"
+    assert status == 2 and "was not written by this command" in err and Path("notes.txt").read_text() == "mine\n"
 
 
 ALONE = [sys.executable, "-m"]

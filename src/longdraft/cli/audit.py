@@ -62,13 +62,15 @@ def audit(
     from longdraft.cli import prompts
     from longdraft.engine.records import provenance, relative
     from longdraft.methods import find
-    from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
     from longdraft.models.loading import load, quiet
     from longdraft.ops.threads import pin
 
     find(method)
-    entry = MethodSpec(method, method, pairs(option or []), Parts(drafter, random_drafter, seed, model, any_target))
+    entry = MethodSpec(
+        method, method, pairs(option or []), DrafterWeights(drafter, random_drafter, seed, model, any_target)
+    )
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
     quiet(threads)

@@ -20,7 +20,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.engine import records as record
 from longdraft.errors import InputError
 from longdraft.methods import spec as entries
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.loading import load
 from longdraft.ops.threads import pin
 
@@ -62,7 +62,7 @@ def bench(
     """Measure methods side by side; prints medians, and appends one record per measurement to --out."""
     _at_least(1, anchors=anchors, batch=batch, repeat=repeat, **{"max-new-tokens": max_new_tokens})
     _at_least(0, warmup_rounds=warmup_rounds, seed=seed)
-    parts = Parts(drafter, random_drafter, seed, "" if shape else model, any_target)
+    parts = DrafterWeights(drafter, random_drafter, seed, "" if shape else model, any_target)
     chosen, contexts, sampler = entries.parse(methods, option, parts), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")

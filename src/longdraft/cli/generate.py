@@ -61,7 +61,7 @@ def generate(
     from longdraft.cli.job import Job, Printer
     from longdraft.core.sampling import Sampler
     from longdraft.methods import find
-    from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
     from longdraft.models.loading import load, quiet
     from longdraft.ops.threads import pin
@@ -70,7 +70,7 @@ def generate(
     given = pairs(option or [])
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
     find(method)
-    parts = Parts(drafter, random_drafter, seed, model, any_target)
+    parts = DrafterWeights(drafter, random_drafter, seed, model, any_target)
     quiet(threads)
     target, tokenizer = load(model, dtype)
     pin()

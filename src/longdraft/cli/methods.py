@@ -40,9 +40,9 @@ def methods(
 ) -> None:
     """Every method with its options (and their defaults), what it needs besides the target, and its paper."""
     from longdraft.methods import CONTROLS, METHODS
-    from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.drafter_weights import DrafterWeights
 
-    parts = Parts(model=model)
+    parts = DrafterWeights(model=model)
     found = {
         kind: [describe(name, method, parts) for name, method in known.items()]
         for kind, known in (("methods", METHODS), ("controls", CONTROLS))

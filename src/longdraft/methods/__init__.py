@@ -25,7 +25,6 @@ from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.errors import InputError
 from longdraft.methods.controls import CONTROLS as CONTROLS
-from longdraft.methods.drafter_weights import PARTS as PARTS
 from longdraft.methods.small_models import budgetdraft, sd, triforce
 from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV

@@ -9,7 +9,7 @@ from longdraft import methods
 from longdraft.core.options import one_of
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.errors import InputError
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.lm import LM
 
 STOCK = ("hf-dynamic", "hf-static")  # Transformers' own generate
@@ -22,7 +22,7 @@ class MethodSpec:
     label: str
     name: str
     given: dict[str, str] = field(default_factory=dict)
-    parts: Parts = field(default_factory=Parts)
+    parts: DrafterWeights = field(default_factory=DrafterWeights)
 
     @property
     def stock(self) -> bool:
@@ -80,9 +80,9 @@ class MethodSpec:
         return AdaptiveDraft(self.build(target)) if self.pace else self.build(target)
 
 
-def parse(names: str, options: list[str], parts: Parts | None = None) -> list[MethodSpec]:
+def parse(names: str, options: list[str], parts: DrafterWeights | None = None) -> list[MethodSpec]:
     """`vegas,vegas@score=weights` and `-o vegas.gamma=4` -> entries. Raises InputError."""
-    entries, parts = [], parts or Parts()
+    entries, parts = [], parts or DrafterWeights()
     for label in filter(None, (part.strip() for part in names.split(","))):
         name, *pairs = label.split("@")
         if name not in STOCK and name not in methods.METHODS | methods.CONTROLS:
