@@ -207,7 +207,7 @@ def corrupting_draft(mp: MonkeyPatch) -> None:
     def grow(self, tree, seqs, limits):
         with seqs.cache.rollback():
             seqs.cache.length -= 1
-            return good(self, tree, seqs)
+            return good(self, tree, seqs, limits)
 
     mp.setattr(SelfDrafter, "grow", grow)
 
@@ -278,7 +278,7 @@ def middle_stays(mp: MonkeyPatch) -> None:
     def grow(self, tree, seqs, limits):
         with MonkeyPatch.context() as inside:
             inside.setattr(KVCache, "rollback", lambda cache: nullcontext())
-            return good(self, tree, seqs)
+            return good(self, tree, seqs, limits)
 
     mp.setattr(Hierarchical, "grow", grow)
 
@@ -287,8 +287,8 @@ def middle_keys_stay(mp: MonkeyPatch) -> None:
     """Accepted tokens keep the keys that the middle level computed, under its view, in place of the verification's."""
     grow, update = Hierarchical.grow, Hierarchical.update
 
-    def growing(self, tree, seqs):
-        drafted, cache = grow(self, tree, seqs), seqs.cache
+    def growing(self, tree, seqs, limits):
+        drafted, cache = grow(self, tree, seqs, limits), seqs.cache
         ends = cache.length + drafted.last  # of the drafts, the deepest never ran
         self.old = [
             (x, slice(n, end), x[:, n:end].clone())

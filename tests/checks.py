@@ -126,7 +126,10 @@ class Toy(Drafter):
         self.table = torch.zeros_like(seqs.length)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        return self._grow(lambda t, start: self.q[self.table[:, None], t.tokens[:, start:]], tree, self.widths, seqs)
+        def step(tree: Tree, start: int) -> Tensor:
+            return self.q[self.table[:, None], tree.tokens[:, start:]]
+
+        return self._grow(step, tree, self.widths, seqs, limits)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured) -> None:
         if len(self.q) > 1:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import tiny
 from checks import PENALTY, SAMPLERS, SEED, check_eos, check_lossless, plain
-from listed import BUILD, each_method, each_sampler
+from listed import BUILD, each_method, each_method_on, each_sampler
 
 from longdraft import InputError, generate, stream
 
+INSIDE = {"llama": (70, 31), "gpt-oss": (70, 31, 50), "mistral-window": (24, 1, 70)}
 
-@each_method
-def test_an_end_token_inside_an_accepted_branch(method):
-    check_eos(BUILD[method])
-    check_eos(BUILD[method], "gpt-oss", (70, 31, 50))
-    check_eos(BUILD[method], "mistral-window", (24, 1, 70))
+
+@each_method_on(*INSIDE)
+def test_an_end_token_inside_an_accepted_branch(model, method):
+    check_eos(BUILD[method], model, INSIDE[model])
 
 
 def test_the_end_token_cases_do_end_inside_branches():
@@ -46,8 +46,7 @@ def test_short_prompts(method, sampler):
     check_lossless(BUILD[method], "mistral-window", sampler, (23, 24, 25))
 
 
-@each_method
-@pytest.mark.parametrize("model", ["llama", "gpt-oss", "mistral-window"])
+@each_method_on("llama", "gpt-oss", "mistral-window")
 def test_the_last_position_of_the_model(method, model):
     """Rows that end at the very last position, while branches would reach beyond it."""
     positions = tiny.target(model).positions

@@ -21,7 +21,7 @@ from longdraft.ops import native
 
 def half(model: str, native: bool) -> LM:
     lm = LM(tiny.stock(model, dtype=torch.bfloat16), model)
-    lm.native = lm.native if native else None
+    lm.backend = lm.backend if native else lm.eager
     return lm
 
 
@@ -70,7 +70,7 @@ def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch
     honest = totals(lm, GOOD["vegas"], 40)
     assert (honest["failures"], honest["too_many_ties"]) == (0, False)
     if "favoured" in fault:
-        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)  # or the control would be favoured too
+        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)  # or the control is favoured too
         broken.favoured(monkeypatch)
         verifier = None
     found = totals(lm, GOOD["vegas"], 200, verifier)

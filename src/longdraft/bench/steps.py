@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.native import Draws, chain
 from longdraft.bench.inputs import Text
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
+from longdraft.core.chain_draws import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.engine import records as record
 from longdraft.engine.decode_session import DecodeSession
@@ -94,15 +94,15 @@ def _branching(tokens: Tensor) -> Tree:
 
 
 def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tuple[Callable[[], Any], int]:
-    """A chain as vegas drafts it, in one call where the model's step is native; else one of its steps."""
-    if chain(target, cache, policy.view(cache)) is None:
+    """A chain as vegas drafts it, where the backend drafts it in one call; else one of its steps."""
+    if target.backend.chain_drafter(cache, policy.view(cache)) is None:
         return lambda: target(Tree.root(first), cache, view=policy.view(cache)), 1
-    draws = Draws(GUIDED - 1, 0.0, torch.zeros_like(first), cache.length + 1)
+    draws = ChainDraws(GUIDED - 1, 0.0, torch.zeros_like(first), cache.length + 1)
 
     def draft() -> None:
-        whole = chain(target, cache, policy.view(cache))
-        assert whole is not None
-        whole(first, 0, draws)
+        chain = target.backend.chain_drafter(cache, policy.view(cache))
+        assert chain is not None
+        chain(first, 0, draws)
 
     return draft, draws.count
 

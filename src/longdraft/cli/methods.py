@@ -12,21 +12,26 @@ app = typer.Typer(add_completion=False)
 
 def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
     """available: it needs no drafter, or there is a trained one beside the target."""
-    from longdraft.core.options import ANY
+    from longdraft.core.options import allowed
+    from longdraft.methods.method import ANY
 
+    defaults = method.options().model_dump()
     needs = [] if method.needs in (None, ANY) else [method.needs]
     return {
         "name": name,
         "does": (method.build.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
-        "options": {k: {"type": kind.__name__, "default": d} for k, (kind, d) in method.options.items()},
+        "options": {
+            key: {"type": type(defaults[key]).__name__, "default": defaults[key], "allowed": allowed(field)}
+            for key, field in method.options.model_fields.items()
+        },
         "needs": needs,
         "available": all(parts.beside(kind) is not None for kind in needs),
     }
 
 
 def lines(entry: dict[str, Any]) -> list[str]:
-    options = [f"{k}={o['default']} ({o['type']})" for k, o in entry["options"].items()]
+    options = [f"{k}={o['default']} ({o['allowed']})" for k, o in entry["options"].items()]
     there = "there" if entry["available"] else "none beside the model: --drafter FOLDER or --random-drafter"
     needs = f"needs a drafter of kind {entry['needs'][0]} ({there})" if entry["needs"] else ""
     found = [f"{entry['name']:<16} {entry['paper']}", f"{'':<16} {entry['does']}"]

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from longdraft.core import provenance
-from longdraft.core.options import Method, pairs, typed
+from longdraft.core.options import declared, pairs, read
 from longdraft.drafters.checkpoint import WEIGHTS, fill, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.models.loading import load, quiet
@@ -137,7 +137,6 @@ def build(
     training: Training, frozen: Frozen, corpus: Corpus, given: dict[str, str]
 ) -> tuple[Objective, dict[str, Any]]:
     """-> the objective with these options, given as text, and the values of all its options. Raises InputError."""
-    method = Method(training.objective(), training.command, needs="corpus")
-    options = {k: default for k, (_, default) in method.options.items()}
-    options |= {k: typed(f"train {training.command}", method, k, v) for k, v in given.items()}
-    return method.build(frozen, corpus, **options), options
+    objective = training.objective()
+    options = dict(read(f"train {training.command}", declared(objective), given, text=True))
+    return objective(frozen, corpus, **options), options

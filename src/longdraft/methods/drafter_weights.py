@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from longdraft.core.files import read_json
-from longdraft.core.options import ANY
 from longdraft.drafters.checkpoint import CONFIG
 from longdraft.drafters.kinds import KINDS
 from longdraft.errors import InputError
+from longdraft.methods.method import ANY
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 

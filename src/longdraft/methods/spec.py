@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from longdraft import methods
-from longdraft.core.options import one_of
+from longdraft.core.options import pair, read
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
@@ -35,9 +37,7 @@ class MethodSpec:
     @property
     def pace(self) -> bool:
         """Whether drafts are as deep as pays, not as options say; `auto` sees to that itself. Raises InputError."""
-        word = self.given.get("pace", "on")
-        one_of(("on", "off"), pace=word)
-        return word == "on" and self.speculative and self.name != "auto"
+        return dict(self._read()).get("pace") == "on"
 
     @property
     def needs(self) -> str | None:
@@ -52,10 +52,10 @@ class MethodSpec:
     @property
     def options(self) -> dict[str, Any]:
         """Every option of the method with the value it has."""
-        if self.stock:
-            return {}
-        known = methods.find(self.name).options
-        return {k: kind(self.given[k]) if k in self.given else default for k, (kind, default) in known.items()}
+        return {} if self.stock else self._read().model_dump(exclude={"pace"})
+
+    def _read(self) -> BaseModel:
+        return read(self.name, methods.find(self.name).options, self.given, text=True)
 
     @property
     def gamma(self) -> int | None:
@@ -72,8 +72,8 @@ class MethodSpec:
 
     def build(self, target: LM) -> Drafter:
         """A new drafter as its options say; what it needs besides the target is made once in a run."""
-        given = {k: v for k, v in self.given.items() if k != "pace"}
-        return methods.build(self.name, target, given, self.parts.of(self.needs, target))
+        given = {k: v for k, v in self._read() if k != "pace"}
+        return methods.build(self.name, target, self.parts.of(self.needs, target), **given)
 
     def paced(self, target: LM) -> Drafter:
         """The same, drafting as deep as pays (unless `-o pace=off`)."""
@@ -88,7 +88,7 @@ def parse(names: str, options: list[str], parts: DrafterWeights | None = None) -
         if name not in STOCK and name not in methods.METHODS | methods.CONTROLS:
             known = ", ".join([*methods.METHODS, *methods.CONTROLS, *STOCK])
             raise InputError(f"unknown method {name!r}: choose from {known}")
-        entries.append(MethodSpec(label, name, dict(_pair(p, label) for p in pairs), parts))
+        entries.append(MethodSpec(label, name, dict(pair(p) for p in pairs), parts))
     if not entries:
         raise InputError("no method is named: give --methods plain,vegas, say")
     twice = next((e.label for i, e in enumerate(entries) if e.label in [x.label for x in entries[:i]]), None)
@@ -99,17 +99,10 @@ def parse(names: str, options: list[str], parts: DrafterWeights | None = None) -
         mine = [e for e in entries if e.name == name]
         if not dot or not mine:
             raise InputError(f"option {option!r} fits no method of this run: give METHOD.KEY=VALUE, as vegas.gamma=5")
-        key, value = _pair(rest, option)
+        key, value = pair(rest)
         for entry in mine:
             entry.given.setdefault(key, value)
     return entries
-
-
-def _pair(text: str, where: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals or not value:
-        raise InputError(f"{where!r} sets no option: give KEY=VALUE, like gamma=5")
-    return key, value
 
 
 def check(entries: list[MethodSpec], target: LM, accept: float | None) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
+from longdraft.backends.attention import NAME
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.models.lm import LM, NAME
+from longdraft.models.lm import LM
 from longdraft.training import losses
 
-LABELS = ("target", "text")  # what most drafters can be trained on: the target's predictions or the text
+Labels = Literal["target", "text"]  # what a drafter is trained to predict: the target's predictions, or the text
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Frozen:
     ) -> TargetStates:
         """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden), keys of `layer`."""
         captured, cache = Captures(CaptureSpec(hidden=tuple(states))), DynamicCache()
-        with whole_rows(self.lm), self.lm.residuals(captured):
+        with whole_rows(self.lm), self.lm.architecture.capturing(captured):
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
                 position_ids=position,

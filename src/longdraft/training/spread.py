@@ -19,7 +19,7 @@ def spread(lm: LM, team: Team) -> None:
     """
     if team.size == 1:
         raise InputError("--spread divides the target among processes, but there is one: start several with torchrun")
-    lm.known, lm.native = fingerprint(lm), None  # afterwards no process can read whole weights
+    lm.known, lm.backend = fingerprint(lm), lm.eager  # afterwards no process can read whole weights
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (team.size,))
     body = lm.hf.get_decoder()

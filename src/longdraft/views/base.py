@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.kv_view import KVView
 from longdraft.core.sequences import without
-from longdraft.models.lm import LM, KVView
+from longdraft.models.lm import LM
 from longdraft.ops import Compact, Segment, refill
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class View:
     first reads them: into copies of its own, or into those of the view it follows, which must not be read any more.
     """
 
+    indexable: ClassVar[bool] = True
     indices: Tensor
     tail_start: Tensor
     layers: dict[int, int] | None = None

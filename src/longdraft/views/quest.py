@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,11 +51,12 @@ class Pages:
 
 @dataclass
 class QuestView:
-    """Looks at the query, so it has no `compact`. counts: full pages of each row, picked: how many of them are read.
+    """Not indexable: each query selects its own pages. counts: full pages of each row; selected: how many are read.
 
-    What lies behind the last full page is seen too.
+    Slots after the last full page are always seen.
     """
 
+    indexable: ClassVar[bool] = False
     tail_start: Tensor
     counts: list[int]
     selected: list[int]

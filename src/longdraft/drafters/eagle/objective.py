@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.core.options import at_least, one_of
+from longdraft.core.options import Positive
 from longdraft.drafters.eagle.block import Eagle3Block
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
-from longdraft.training.frozen import LABELS, Frozen, matches
+from longdraft.training.frozen import Frozen, Labels, matches
 from longdraft.training.losses import by_function
 from longdraft.training.rows import IGNORE
 
@@ -116,8 +116,6 @@ def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
 
 
 def objective(
-    frozen: Frozen, corpus: Corpus, labels: str = "target", depth: int = 5, vocab: int = 32000
+    frozen: Frozen, corpus: Corpus, labels: Labels = "target", depth: Positive = 5, vocab: Positive = 32000
 ) -> EagleObjective:
-    one_of(LABELS, labels=labels)
-    at_least(1, depth=depth, vocab=vocab)
     return EagleObjective(frozen, layer_for(frozen.lm, corpus, vocab), labels, depth)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.core.options import at_least, one_of
+from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.glide.block import Glide
 from longdraft.training.data import Corpus
-from longdraft.training.frozen import LABELS, Frozen, TargetStates, matches
+from longdraft.training.frozen import Frozen, TargetStates, matches
 
 ANCHOR_ROWS = 1200  # longer rows keep their positions, as in the published recipe
 
@@ -113,15 +114,12 @@ def banded(q: Tensor, k: Tensor, v: Tensor, back: int | None) -> Tensor:
 def objective(
     frozen: Frozen,
     corpus: Corpus,
-    labels: str = "target",
-    lags: int = 5,
-    anchors: int = 4,
-    window: int = 512,
-    norm: int = 1,
+    labels: Literal["target", "text", "law"] = "target",
+    lags: Positive = 5,
+    anchors: NotNegative = 4,
+    window: Positive = 512,
+    norm: NotNegative = 1,
 ) -> GlideObjective:
     """labels=law: the target's distribution. lags=1: no flash noisy training. anchors=0: no anchor-offset indices.
     norm=0: without the target's final norm, as published."""
-    one_of((*LABELS, "law"), labels=labels)
-    at_least(1, lags=lags, window=window)
-    at_least(0, anchors=anchors, norm=norm)
     return GlideObjective(frozen, Glide(frozen.lm, window, with_norm=bool(norm)), labels, lags, anchors)

@@ -125,6 +125,7 @@ class Heads(Drafter):
                 f"{len(widths)} widths are given; {len(module)} heads and the target draft {len(module) + 1} levels"
             )
         self.target, self.module, self.policy, self.counts = target, module, policy, cartesian(widths)
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -163,6 +164,7 @@ class Medusa(Drafter):
         if len(counts) > len(module):
             raise InputError(f"a tree of depth {len(counts)} needs {len(counts)} heads; the drafter has {len(module)}")
         self.target, self.module, self.counts = target, module, counts
+        self.max_depth, self.is_chain = len(counts), all(level == [1] for level in counts)
         self._last = target.config.num_hidden_layers
 
     def captures(self) -> CaptureSpec:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longdraft.core.options import at_least, one_of
+from longdraft.core.options import Positive
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
-from longdraft.training.frozen import LABELS, Frozen, matches
+from longdraft.training.frozen import Frozen, Labels, matches
 from longdraft.training.rows import IGNORE
 
 MEDUSA_DECAY = 0.8  # weight of each head relative to the previous one (Medusa sec. 2.2.1)
@@ -79,13 +79,9 @@ def chained(target: LM, count: int = 3) -> ChainedHeads:
     return heads
 
 
-def chained_objective(frozen: Frozen, corpus: Corpus, labels: str = "target", count: int = 3) -> HeadsObjective:
-    one_of(LABELS, labels=labels)
-    at_least(1, count=count)
+def chained_objective(frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 3) -> HeadsObjective:
     return HeadsObjective(frozen, chained(frozen.lm, count), labels)
 
 
-def medusa_objective(frozen: Frozen, corpus: Corpus, labels: str = "target", count: int = 4) -> HeadsObjective:
-    one_of(LABELS, labels=labels)
-    at_least(1, count=count)
+def medusa_objective(frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 4) -> HeadsObjective:
     return HeadsObjective(frozen, MedusaHeads(frozen.lm.config.hidden_size, count), labels)

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from longdraft.backends.native import NODES, Draws, chain
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.kv_view import KVView
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
@@ -20,13 +21,12 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.costs import bytes_read
 from longdraft.errors import InputError
-from longdraft.models.lm import LM, KVView
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
 SINK = 16  # first tokens of a prompt that are always read: attention relies on them
 NEAR = 16  # at most so many missing tokens of a row run in the root's pass
-CHUNK = 1024  # tokens per prefill pass where there is no native step
 GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 
 
@@ -44,6 +44,7 @@ class SmallModelDrafter(Drafter):
 
     def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
         self.small, self.policy, self.widths, self.tail = small, policy, widths, tail
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
@@ -120,17 +121,9 @@ class SmallModelDrafter(Drafter):
         self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
-        """Run the tokens of row b's excerpt that are not in its cache, except the root, in passes of bounded width.
-
-        The native step takes at most NODES nodes; other backends are faster with wider passes, and compute only the
-        logits of the last node.
-        """
-        row, native = self.cache.row(b), self.small.native is not None
-        missing = self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])]
-        for part in missing.split(NODES if native else CHUNK, 1):
-            if part.shape[1]:
-                self.small(Tree.chain(part), row, logits=0 if native else 1)
-                row.length += part.shape[1]
+        """Run the tokens of row b's excerpt that are not in its cache, except the root."""
+        row = self.cache.row(b)
+        self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
@@ -149,13 +142,13 @@ class SmallModelDrafter(Drafter):
             self._run = tree.size
             return self._fitted(logits)
 
-        rest = chain(self.small, self.cache, view) if self.small.vocab == self.vocab else None
+        rest = self.small.backend.chain_drafter(self.cache, view) if self.small.vocab == self.vocab else None
         whole = rest and partial(self._whole, partial(step, tree, 0), rest)
         return beam(step, tree, self.widths, seqs, limits, whole)
 
-    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: Draws) -> Tensor:
+    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: ChainDraws) -> Tensor:
         """A chain [B,count] in two calls: the pass that also runs missing tokens, and the rest."""
-        first = draws.one(root())
+        first = draws.first(root())
         self._run = draws.count
         return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from longdraft.core.cache import KVCache
-from longdraft.core.options import at_least, one_of
+from longdraft.core.options import Positive
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.training.data import Corpus
-from longdraft.training.frozen import LABELS, Frozen, matches, whole_rows
+from longdraft.training.frozen import Frozen, Labels, matches, whole_rows
 from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
@@ -129,15 +130,16 @@ class BudgetObjective:
 
 
 def objective(
-    frozen: Frozen, corpus: Corpus, small: str = "", labels: str = "target", share: float = 0.5, tail: int = 256
+    frozen: Frozen,
+    corpus: Corpus,
+    small: str = "",
+    labels: Labels = "target",
+    share: Annotated[float, Field(ge=0)] = 0.5,
+    tail: Positive = 256,
 ) -> BudgetObjective:
     """small: the folder of the model to train. share=0: without the sparse branch."""
-    one_of(LABELS, labels=labels)
-    at_least(1, tail=tail)
     if not small:
         raise InputError("option small is missing: give -o small=FOLDER, a small model with the target's tokenizer")
-    if not share >= 0:
-        raise InputError(f"option share is {share}: give 0 or more")
     lm = load_lm(small, "float32", str(frozen.lm.device))
     if lm.vocab != frozen.lm.vocab:
         raise InputError(
