@@ -137,8 +137,8 @@ def test_the_bundled_list_names_what_must_stay_out():
 
 def tiny_run(folder: Path, loss_of, steps: int = 6, **more):
     model = target.build(vocab=64, layers=1, hidden=16, heads=2, mlp=16, positions=64, seed=0)
-    settings = {"command": "test", "rates": (0.02, 0.003), "save_seconds": 0, **more}
-    return model, lambda: trainer.train(model, loss_of(model), Plan(((8, steps),), 8), folder, **settings)
+    more = {"command": "test", "rates": (0.02, 0.003), "save_seconds": 0, **more}
+    return model, lambda: trainer.train(model, loss_of(model), trainer.Settings(Plan(((8, steps),), 8), folder, **more))
 
 
 def test_a_loss_that_is_not_a_number_stops_and_keeps_the_last_good_weights(tmp_path):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from longdraft import InputError
 from longdraft.methods import METHODS
 from longdraft.training.processes import Team
-from longdraft.training.run import stale
+from longdraft.training.trainer import stale
 
 QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
 USES = {

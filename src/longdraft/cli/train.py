@@ -8,7 +8,8 @@ from typing import Annotated
 import torch
 import typer
 
-from longdraft.cli.train_drafter import command, stopped
+from longdraft.cli import train_options as o
+from longdraft.cli.train_drafter import command
 from longdraft.cli.train_text import write_text
 from longdraft.core import provenance
 from longdraft.drafters.kinds import KINDS
@@ -22,20 +23,14 @@ app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
 def train_target(
     out: Annotated[Path, typer.Option(help="Folder for the finished model.")],
     work: Annotated[Path, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl.")] = Path("run"),
-    stage: Annotated[list[str], typer.Option(help="LENGTH:STEPS, run in the given order; repeatable.")] = ["512:2000"],  # noqa: B006
-    text: Annotated[
-        list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeatable.")
-    ] = [],  # noqa: B006
-    environment: Annotated[
-        bool, typer.Option(help="Also train on the standard library and installed packages.")
-    ] = True,
-    package_cap: Annotated[
-        int, typer.Option(help="Maximum number of characters of one installed package.")
-    ] = 8_000_000,
-    dataset_cap: Annotated[int, typer.Option(help="Maximum number of characters of one hf: dataset.")] = 50_000_000,
-    resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint in --work.")] = False,
-    stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later (0: never).", min=0)] = 0,
-    export_only: Annotated[bool, typer.Option(help="Do not train; write the newest checkpoint to --out.")] = False,
+    stage: o.Stage = ["512:2000"],  # noqa: B006
+    text: o.Text = [],  # noqa: B006
+    environment: Annotated[bool, typer.Option(help="Use the standard library and installed packages.")] = True,
+    package_cap: o.PackageCap = 8_000_000,
+    dataset_cap: o.DatasetCap = 50_000_000,
+    resume: o.Resume = False,
+    stop_at: o.StopAt = 0,
+    export_only: o.ExportOnly = False,
     contexts: Annotated[
         str, typer.Option(help="Context lengths of the final evaluation; '' skips it.")
     ] = "512,1024,2048,4096,8192",
@@ -48,21 +43,19 @@ def train_target(
     heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
     mlp: Annotated[int, typer.Option(min=16, help="Width of the MLP.")] = 704,
     positions: Annotated[int, typer.Option(min=16, help="Maximum context length.")] = 131072,
-    code: Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)] = 0.65,
+    code: o.Code = 0.65,
     copies: Annotated[float, typer.Option(help="Share of rows with repeated spans.", min=0, max=1)] = 0.25,
     guide_to: Annotated[int, typer.Option(help="Guide some attention heads before this step.", min=0)] = 0,
-    step_tokens: Annotated[int, typer.Option(help="Number of tokens per step (at least one row).", min=8)] = 2048,
-    matrix_rate: Annotated[float, typer.Option(help="Learning rate of Muon, which trains matrices.")] = 0.02,
-    other_rate: Annotated[float, typer.Option(help="Learning rate of AdamW, which trains all else.")] = 0.003,
-    decay: Annotated[
-        float, typer.Option(help="Share of all tokens over which the rate falls at the end.", min=0.001, max=1)
-    ] = 1 / 3,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and the order of text.")] = 0,
-    bf16: Annotated[bool, typer.Option(help="Compute in bfloat16; weights stay float32.")] = True,
-    threads: Annotated[int, typer.Option(help="Number of CPU threads (0: torch's choice).", min=0)] = 0,
-    save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300,
-    probe_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")] = 500,
-    log_every: Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")] = 10,
+    step_tokens: o.StepTokens = 2048,
+    matrix_rate: o.MatrixRate = 0.02,
+    other_rate: o.OtherRate = 0.003,
+    decay: o.Decay = 1 / 3,
+    seed: o.Seed = 0,
+    bf16: o.Bf16 = True,
+    threads: o.Threads = 0,
+    save_seconds: o.SaveSeconds = 300,
+    probe_every: o.ProbeEvery = 500,
+    log_every: o.LogEvery = 10,
 ) -> None:
     """Train a small Qwen3 on this machine's Python files and on books, and export it in bfloat16."""
     if threads:
@@ -73,26 +66,27 @@ def train_target(
     corpus, heldout = target.prepare(work, sources, vocab, positions, tokenizer)
     model = target.build(vocab, layers, hidden, heads, mlp, positions, seed)
     if not export_only:
-        state = trainer.train(
-            model,
-            target.objective(model, corpus, plan, seed, code, copies, bf16, guide_to),
+        settings = trainer.Settings(
             plan,
             work,
-            command=provenance.command(),
-            rates=(matrix_rate, other_rate),
-            settings={"copies": copies, "code": code, "guide_to": guide_to, "seed": seed, "bf16": bf16},
+            provenance.command(),
+            (matrix_rate, other_rate),
+            seed=seed,
+            code=code,
+            bf16=bf16,
             resume=resume,
-            probe=lambda: probes.cheap(model, heldout, vocab),
+            stop_at=stop_at,
             probe_every=probe_every,
             log_every=log_every,
             save_seconds=save_seconds,
-            stop_at=stop_at,
         )
+        loss_of = target.objective(model, corpus, settings, copies, guide_to)
+        facts = {"copies": copies, "guide_to": guide_to}
+        state = trainer.train(model, loss_of, settings, lambda: probes.cheap(model, heldout, vocab), facts)
         if state["step"] < plan.steps:
-            typer.echo(stopped(state["step"], plan.steps))
+            typer.echo(o.stopped(state["step"], plan.steps))
             return
-    facts = {f"{kind}_tokens": corpus.count(kind) for kind in data.TEXT_KINDS}
-    facts["documents"] = len(corpus.names)
+    facts = {f"{kind}_tokens": corpus.count(kind) for kind in data.TEXT_KINDS} | {"documents": len(corpus.names)}
     record = target.export(work, out, model, heldout, facts, lengths)
     typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
+from longdraft.cli import train_options as o
 from longdraft.core import provenance
 from longdraft.core.options import declared, pairs, read
 from longdraft.drafters.checkpoint import WEIGHTS, fill, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.models.loading import load, quiet
-from longdraft.training.data import TEXT_KINDS, Corpus, Sources
+from longdraft.training import run
+from longdraft.training.data import TEXT_KINDS, Sources
 from longdraft.training.frozen import Frozen
 from longdraft.training.processes import joined
-from longdraft.training.run import Objective, TrainingRun, corpora
 from longdraft.training.schedule import Plan, parse_stages
 from longdraft.training.spread import spread
+from longdraft.training.trainer import Settings
+
+Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
+Steps = Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")]
+Length = Annotated[int, typer.Option(min=8, help="Number of tokens per row.")]
+Accumulate = Annotated[int, typer.Option(min=1, help="Number of parts of a step, divided among processes.")]
+Start = Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")]
+Spread = Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")]
+Patience = Annotated[int, typer.Option(min=0, help="Evaluations without improvement before training stops (0: never).")]
 
 
 def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
@@ -27,55 +38,34 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
 
     def train(
         out: Annotated[Path, typer.Option(help="Folder for the finished drafter.")],
-        model: Annotated[
-            str, typer.Option("-m", "--model", help="The target: 'bundled', a folder or a Hub id.")
-        ] = "bundled",
-        work: Annotated[
-            Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
-        ] = None,
-        text: Annotated[
-            list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeatable.")
-        ] = [],  # noqa: B006
-        environment: Annotated[
-            bool | None,
-            typer.Option(help="Train on the standard library and installed packages (default: if no --text)."),
-        ] = None,
-        package_cap: Annotated[
-            int, typer.Option(help="Maximum number of characters of one installed package.")
-        ] = 8_000_000,
-        dataset_cap: Annotated[int, typer.Option(help="Maximum number of characters of one hf: dataset.")] = 50_000_000,
-        option: Annotated[
-            list[str], typer.Option("-o", "--option", help="An option of the objective, as key=value; repeatable.")
-        ] = [],  # noqa: B006
-        steps: Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")] = 2000,
-        length: Annotated[int, typer.Option(min=8, help="Number of tokens per row.")] = 1024,
-        stage: Annotated[
-            list[str], typer.Option(help="LENGTH:STEPS, instead of --length and --steps; repeatable.")
-        ] = [],  # noqa: B006
-        step_tokens: Annotated[int, typer.Option(help="Number of tokens per step (at least one row).", min=8)] = 4096,
-        matrix_rate: Annotated[float, typer.Option(help="Learning rate of Muon, which trains matrices.")] = 0.02,
-        other_rate: Annotated[float, typer.Option(help="Learning rate of AdamW, which trains all else.")] = 0.003,
-        decay: Annotated[
-            float, typer.Option(help="Share of all tokens over which the rate falls at the end.", min=0.001, max=1)
-        ] = 0.5,
-        accumulate: Annotated[
-            int, typer.Option(min=1, help="Number of parts of a step, which are divided among processes.")
-        ] = 1,
-        start: Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")] = None,
-        shared: Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")] = False,
-        resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False,
-        stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later (0: never).", min=0)] = 0,
-        export_only: Annotated[bool, typer.Option(help="Do not train; write the newest checkpoint to --out.")] = False,
-        code: Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)] = 0.65,
-        patience: Annotated[
-            int, typer.Option(min=0, help="Evaluations without improvement before training stops (0: never).")
-        ] = 0,
-        probe_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")] = 200,
-        log_every: Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")] = 10,
-        save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300,
-        seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights and the order of text.")] = 0,
-        bf16: Annotated[bool, typer.Option(help="Compute in bfloat16; weights stay float32.")] = True,
-        threads: Annotated[int, typer.Option(help="Number of CPU threads (0: torch's choice).", min=0)] = 0,
+        model: o.Model = "bundled",
+        work: o.Work = None,
+        text: o.Text = [],  # noqa: B006
+        environment: o.Environment = None,
+        package_cap: o.PackageCap = 8_000_000,
+        dataset_cap: o.DatasetCap = 50_000_000,
+        option: Option = [],  # noqa: B006
+        steps: Steps = 2000,
+        length: Length = 1024,
+        stage: o.Stage = [],  # noqa: B006
+        step_tokens: o.StepTokens = 4096,
+        matrix_rate: o.MatrixRate = 0.02,
+        other_rate: o.OtherRate = 0.003,
+        decay: o.Decay = 0.5,
+        accumulate: Accumulate = 1,
+        start: Start = None,
+        shared: Spread = False,
+        resume: o.Resume = False,
+        stop_at: o.StopAt = 0,
+        export_only: o.ExportOnly = False,
+        code: o.Code = 0.65,
+        patience: Patience = 0,
+        probe_every: o.ProbeEvery = 200,
+        log_every: o.LogEvery = 10,
+        save_seconds: o.SaveSeconds = 300,
+        seed: o.Seed = 0,
+        bf16: o.Bf16 = True,
+        threads: o.Threads = 0,
     ) -> None:
         quiet(threads or None)
         team = joined()
@@ -84,7 +74,7 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
             spread(target, team)
         plan = Plan(parse_stages(stage or [f"{length}:{steps}"], target.positions), step_tokens, decay)
         frozen, folder = Frozen(target), work or out.with_name(out.name + ".run")
-        run = TrainingRun(
+        settings = Settings(
             plan,
             folder,
             provenance.command(),
@@ -95,48 +85,41 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
             resume=resume,
             stop_at=stop_at,
             probe_every=probe_every,
-            patience=patience,
-            save_seconds=save_seconds,
             log_every=log_every,
+            save_seconds=save_seconds,
+            patience=patience,
             parts=accumulate,
             team=team,
         )
         sources = Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
         if not team.first:
             team.wait()  # until the first process has tokenised the text
-        corpus, heldout = corpora(frozen, tokenizer, sources, folder)
+        corpus, heldout = run.corpora(frozen, tokenizer, sources, folder)
         if team.first:
             team.wait()
         torch.manual_seed(seed)
-        objective, options = build(training, frozen, corpus, pairs(option))
+        objective_of = _imported(training.objective)
+        options = dict(read(f"train {training.command}", declared(objective_of), pairs(option), text=True))
+        objective = objective_of(frozen, corpus, **options)
         module = objective.module.to(target.device)
         if start is not None:
             fill(module, read_weights(start / WEIGHTS), str(start))
         if not export_only:
-            state = run.train(objective, corpus, heldout, {"options": options})
+            state = run.train(objective, corpus, heldout, settings, options)
             if stop_at and state["step"] < plan.steps:
-                typer.echo(stopped(state["step"], plan.steps))
+                typer.echo(o.stopped(state["step"], plan.steps))
                 return
         if not team.first:
             return
         facts = {f"{name}_tokens": corpus.count(name) for name in TEXT_KINDS} | {"documents": len(corpus.names)}
-        record = {"parameters": sum(p.numel() for p in module.parameters()), **facts, **run.finish(module)}
+        record = {"parameters": sum(p.numel() for p in module.parameters()), **facts, **run.finish(module, settings)}
         kind.save(module.to(torch.bfloat16), out, target, record, tokenizer)
         typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 
     return train
 
 
-def stopped(step: int, steps: int) -> str:
-    return (
-        f"stopped at step {step} of {steps}: continue with --resume, or write the drafter or model with --export-only"
-    )
-
-
-def build(
-    training: Training, frozen: Frozen, corpus: Corpus, given: dict[str, str]
-) -> tuple[Objective, dict[str, Any]]:
-    """-> the objective with these options, given as text, and the values of all its options. Raises InputError."""
-    objective = training.objective()
-    options = dict(read(f"train {training.command}", declared(objective), given, text=True))
-    return objective(frozen, corpus, **options), options
+def _imported(name: str) -> Callable[..., run.Objective]:
+    """The function "module:function"."""
+    module, function = name.split(":")
+    return getattr(import_module(module), function)

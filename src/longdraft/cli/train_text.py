@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from longdraft.cli import train_options as o
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import generate
 from longdraft.errors import InputError
@@ -23,22 +24,17 @@ from longdraft.training.run import corpora
 
 def write_text(
     out: Annotated[Path, typer.Option(help="JSON lines are appended to this file.")],
-    model: Annotated[str, typer.Option("-m", "--model", help="'bundled', a folder or a Hub id.")] = "bundled",
-    work: Annotated[Path | None, typer.Option(help="Folder for tokenised text (default: OUT.run).")] = None,
-    text: Annotated[list[str], typer.Option(help="Folder or glob of files to take prompts from; repeatable.")] = [],  # noqa: B006
-    environment: Annotated[
-        bool | None,
-        typer.Option(help="Take prompts from the standard library and installed packages (default: if no --text)."),
-    ] = None,
+    model: o.Model = "bundled",
+    work: o.Work = None,
+    text: o.Text = [],  # noqa: B006
+    environment: o.Environment = None,
     count: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1000,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens of each prompt.")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of generated tokens per text.")] = 448,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="0 is greedy, which makes small models repeat themselves.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts and of sampling.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per text.")] = 448,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; small models then repeat themselves.")] = 1.0,
+    seed: o.Seed = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
-    threads: Annotated[int, typer.Option(help="Number of CPU threads (0: torch's choice).", min=0)] = 0,
+    threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, to train drafters on its own output. A second run continues the file."""
     quiet(threads or None)

@@ -14,15 +14,13 @@ from longdraft.models.lm import LM
 
 
 class Format(Protocol):
-    """How the weights of a kind are stored in a folder. Both methods raise InputError."""
+    """How the weights of a kind are stored in a folder: what DrafterKind.save and .load call."""
 
-    def save(self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any) -> None:
-        """Write the weights, and `facts` as training.json; the folder is left as it was if anything fails."""
-        ...
+    def save(
+        self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any
+    ) -> None: ...
 
-    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> Any:
-        """The weights in the target's dtype and on its device."""
-        ...
+    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> Any: ...
 
 
 class Importer(NamedTuple):
@@ -37,7 +35,7 @@ class Training(NamedTuple):
 
     command: str
     help: str
-    objective: Callable[[], Callable[..., Any]]  # imports and returns build(frozen, corpus, **options) -> Objective
+    objective: str  # "module:function" of build(frozen, corpus, **options) -> Objective, imported only for training
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,10 @@ class DrafterKind:
     training: Training | None = None
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
-        """Write the weights for `load`; `facts` becomes training.json. Raises InputError."""
+        """Write the weights, and `facts` as training.json; if anything fails, the folder does not change.
+
+        Raises InputError.
+        """
         self.format.save(self.name, weights, folder, target, facts, tokenizer)
 
     def load(self, folder: str, target: LM, any_target: bool = False) -> Any:

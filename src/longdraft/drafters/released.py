@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import fill
 from longdraft.errors import InputError
+from longdraft.models.lm import LM
 
 PREFIX = re.compile(r"^(module\.|draft_model\.|model\.)+")  # left over from wrappers when the file was saved
 TABLES = {"embed_tokens.weight", "lm_head.weight"}
@@ -93,11 +94,14 @@ class Released:
             )
         return tensor
 
-    def same(self, name: str, table: Tensor) -> None:
-        """Raises InputError if a table that the drafter includes differs from the target's.
+    def check_tables(self, target: LM, embeddings_only: bool = False) -> None:
+        """Raises InputError if an embedding or output table that the drafter includes is not the target's."""
+        self._check("embed_tokens.weight", target.hf.get_input_embeddings().weight)
+        if not embeddings_only:
+            self._check("lm_head.weight", target.hf.get_output_embeddings().weight)
 
-        Releases may differ in dtype, so samples are compared by their mean difference, not for equality.
-        """
+    def _check(self, name: str, table: Tensor) -> None:
+        """Compare samples by their mean difference, because releases may have another dtype."""
         if name not in self or self.any_target:
             return
         theirs = self.get(name)

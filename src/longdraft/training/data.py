@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longdraft.core.files import parse, read_json
+from longdraft.core.files import parse
 from longdraft.errors import InputError
 from longdraft.training import hub
 
@@ -90,18 +90,6 @@ def load(home: Path) -> tuple[Corpus, Corpus]:
     return corpus, heldout
 
 
-def stdlib() -> Path:
-    """The folder of this Python's standard library."""
-    return Path(sysconfig.get_path("stdlib"))
-
-
-def held_out_stdlib(model: Path) -> list[Path]:
-    """The standard-library files that the model in this folder was not trained on. Raises InputError."""
-    patterns = read_json(model / HOLDOUT).get("patterns", [])
-    files = [stdlib() / p.removeprefix("stdlib/") for p in patterns if p.startswith("stdlib/")]
-    return [f for f in files if f.is_file()]
-
-
 def held_out(name: str, patterns: list[str]) -> bool:
     """Whether a name like `stdlib/argparse.py`, `typer/main.py` or `books/dracula.txt` matches; patterns may use *."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
@@ -119,7 +107,8 @@ def read(path: Path) -> str | None:
 
 def environment_code(cap: int) -> list[Document]:
     """The standard library, and at most `cap` characters of each installed package, spread evenly over its files."""
-    site, documents = Path(sysconfig.get_path("purelib")), package("stdlib", stdlib(), cap=10**9)
+    stdlib, site = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    documents = package("stdlib", stdlib, cap=10**9)
     skipped = ("longdraft", "_distutils_hack", "__pycache__")
     for folder in sorted(p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in skipped):
         documents += package(folder.name, folder, cap)

@@ -1,9 +1,9 @@
-"""One training run of a module against a frozen target: its text, the loop, held-out acceptance."""
+"""Trains a module against a frozen target: its text, the loss of a step, held-out acceptance."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,6 @@ from longdraft.core.files import read_json
 from longdraft.errors import InputError
 from longdraft.training import checkpoint, data, rows, trainer
 from longdraft.training.frozen import Frozen, implied_length
-from longdraft.training.processes import ALONE, Team
-from longdraft.training.schedule import Plan
 
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
 HELD_OUT_EVERY = 50  # one document in so many is held out if the target has no list of held-out files
@@ -103,66 +101,27 @@ def _device(objective: Objective) -> torch.device:
     return next(objective.module.parameters()).device
 
 
-@dataclass(frozen=True)
-class TrainingRun:
-    """The settings of a run: its plan, seed, mixture of text, and when it is evaluated and saved."""
+def train(
+    objective: Objective, corpus: data.Corpus, heldout: data.Corpus, settings: trainer.Settings, options: dict
+) -> dict:
+    """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError."""
+    s, texts = settings, held_out_rows(heldout, max(length for length, _ in settings.plan.stages))
 
-    plan: Plan
-    work: Path
-    command: str
-    rates: tuple[float, float]  # of Muon for matrices, of AdamW for all else
-    seed: int = 0
-    code: float = 0.65
-    bf16: bool = True
-    resume: bool = False
-    stop_at: int = 0
-    probe_every: int = 200
-    patience: int = 0
-    save_seconds: float = 300
-    log_every: int = 10
-    parts: int = 1
-    team: Team = ALONE
+    def loss_of(unit: int) -> Tensor:
+        count, length = s.plan.shape(unit // s.parts)
+        rng = np.random.default_rng([s.seed, unit, 1])
+        tokens, _, _ = rows.batch(corpus, count, length, s.seed, unit, code=s.code, copies=0.0, vocab=2)
+        tokens = tokens.to(_device(objective))
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=s.bf16):
+            return objective.loss(tokens, rng)
 
-    def train(self, objective: Objective, corpus: data.Corpus, heldout: data.Corpus, settings: dict) -> dict:
-        """-> the trainer's state. Training stops early after `patience` evaluations without improvement (0: never)."""
-        texts = held_out_rows(heldout, max(length for length, _ in self.plan.stages))
-
-        def loss_of(unit: int) -> Tensor:
-            count, length = self.plan.shape(unit // self.parts)
-            rng = np.random.default_rng([self.seed, unit, 1])
-            tokens, _, _ = rows.batch(corpus, count, length, self.seed, unit, code=self.code, copies=0.0, vocab=2)
-            tokens = tokens.to(_device(objective))
-            with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.bf16):
-                return objective.loss(tokens, rng)
-
-        return trainer.train(
-            objective.module,
-            loss_of,
-            self.plan,
-            self.work,
-            command=self.command,
-            rates=self.rates,
-            settings={"code": self.code, "seed": self.seed, "bf16": self.bf16, "parts": self.parts, **settings},
-            resume=self.resume,
-            probe=lambda: acceptance(objective, texts, self.bf16),
-            probe_every=self.probe_every,
-            log_every=self.log_every,
-            save_seconds=self.save_seconds,
-            stop_at=self.stop_at or None,
-            enough=lambda probes: stale(probes, self.patience),
-            best=lambda probes: self.patience > 0 and not stale(probes, 1),
-            parts=self.parts,
-            team=self.team,
-        )
-
-    def finish(self, module: nn.Module) -> dict:
-        """Load the newest checkpoint (with patience: the best on held-out text) into the module -> its state."""
-        best = self.work / "best"
-        kept = best if self.patience and checkpoint.listed(best) else self.work / "checkpoints"
-        return checkpoint.load(checkpoint.latest(kept), module, [])
+    return trainer.train(
+        objective.module, loss_of, s, lambda: acceptance(objective, texts, s.bf16), {"options": options}
+    )
 
 
-def stale(probes: list[dict], patience: int) -> bool:
-    """Whether the last `patience` evaluations did not improve on the best acceptance before them (0: never)."""
-    found = [p.get("acceptance", 0.0) for p in probes]
-    return patience > 0 and len(found) > patience and max(found[:-patience]) >= max(found[-patience:])
+def finish(module: nn.Module, settings: trainer.Settings) -> dict:
+    """Load the newest checkpoint (with patience: the best on held-out text) into the module -> its state."""
+    best = settings.work / "best"
+    kept = best if settings.patience and checkpoint.listed(best) else settings.work / "checkpoints"
+    return checkpoint.load(checkpoint.latest(kept), module, [])

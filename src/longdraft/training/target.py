@@ -16,7 +16,7 @@ from longdraft.errors import InputError
 from longdraft.models.loading import BUNDLED
 from longdraft.training import checkpoint, data, guide, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
-from longdraft.training.schedule import Plan
+from longdraft.training.trainer import Settings
 
 # Excluded from training, also of the tokenizer: files of the standard library, three books, two packages.
 HELD_OUT = [
@@ -90,16 +90,18 @@ def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch
         return F.cross_entropy(model.lm_head(hidden).float().flatten(0, 1), wanted, ignore_index=IGNORE)
 
 
-def objective(model, corpus: data.Corpus, plan: Plan, seed: int, code: float, copies: float, bf16: bool, guide_to: int):
+def objective(model, corpus: data.Corpus, settings: Settings, copies: float, guide_to: int):
     """step -> loss, a pure function of the weights and the step; before step `guide_to` attention is guided."""
 
+    s = settings
+
     def loss_of(step: int) -> torch.Tensor:
-        count, length = plan.shape(step)
+        count, length = s.plan.shape(step)
         vocab = model.config.vocab_size
-        tokens, labels, sources = batch(corpus, count, length, seed, step, code=code, copies=copies, vocab=vocab)
+        tokens, labels, sources = batch(corpus, count, length, s.seed, step, code=s.code, copies=copies, vocab=vocab)
         if step >= guide_to:
-            return loss(model, tokens, labels, bf16)
-        plain, extra = guide.guided(model, lambda: loss(model, tokens, labels, bf16), sources)
+            return loss(model, tokens, labels, s.bf16)
+        plain, extra = guide.guided(model, lambda: loss(model, tokens, labels, s.bf16), sources)
         return plain + GUIDANCE * extra
 
     return loss_of

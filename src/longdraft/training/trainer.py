@@ -60,47 +60,57 @@ class EventLog:
             raise InputError(f"could not write {self.file.name}: {error}; make room, then --resume") from None
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How a run proceeds, apart from its model and loss."""
+
+    plan: Plan
+    work: Path  # checkpoints and log.jsonl are written here
+    command: str
+    rates: tuple[float, float]  # of Muon for matrices, of AdamW for all else
+    seed: int = 0
+    code: float = 0.65  # share of rows that are code
+    bf16: bool = True
+    resume: bool = False
+    stop_at: int = 0
+    probe_every: int = 500
+    log_every: int = 10
+    save_seconds: float = 300
+    patience: int = 0
+    parts: int = 1
+    team: Team = ALONE
+
+
 def train(
     model: torch.nn.Module,
     loss_of: Callable[[int], torch.Tensor],
-    plan: Plan,
-    folder: Path,
-    *,
-    command: str,
-    rates: tuple[float, float],
-    settings: dict | None = None,
-    resume: bool = False,
+    settings: Settings,
     probe: Callable[[], dict] | None = None,
-    probe_every: int = 500,
-    log_every: int = 10,
-    save_seconds: float = 300,
-    stop_at: int | None = None,
-    enough: Callable[[list[dict]], bool] = lambda probes: False,
-    best: Callable[[list[dict]], bool] = lambda probes: False,
-    parts: int = 1,
-    team: Team = ALONE,
+    facts: dict | None = None,
 ) -> dict:
     """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
 
     `loss_of(step)` must be a pure function of the weights and the step, so that a run that is killed and resumed gives
     the same result. With several parts, a step's loss is the mean of loss_of(step * parts + 0, 1, ...), divided among
-    the team. enough(probes so far): whether to stop. best(probes so far): whether to save these weights in folder/best.
-    Raises InputError.
+    the team. With patience, weights are also saved in work/best when probe()["acceptance"] improves, and the run ends
+    after that many evaluations without improvement. facts: recorded with the run. Raises InputError.
     """
+    s, plan, parts, team = settings, settings.plan, settings.parts, settings.team
     team.share(parts)  # raises before any work is done
-    made, records = optimisers(model, *rates), folder / "checkpoints"
-    log = EventLog(folder / "log.jsonl", silent=not team.first)
+    made, records = optimisers(model, *s.rates), s.work / "checkpoints"
+    log = EventLog(s.work / "log.jsonl", silent=not team.first)
     state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
-    if resume:
+    if s.resume:
         state = checkpoint.load(checkpoint.latest(records), model, made)
-        set_rates(made, rates)
+        set_rates(made, s.rates)
     elif checkpoint.listed(records):
         raise InputError(f"{records} holds a run: give --resume to continue it, or another --work to keep it")
-    first, last = state["step"], min(plan.steps, stop_at or plan.steps)
+    first, last = state["step"], min(plan.steps, s.stop_at or plan.steps)
     if first > plan.steps:
         raise InputError(f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps")
-    head = {"command": command, **_environment(), "from_step": first, "stages": list(plan.stages), "decay": plan.decay}
-    head |= {"step_tokens": plan.step_tokens, "rates": list(rates), **(settings or {})}
+    head = {"command": s.command, **_environment(), "from_step": first}
+    head |= {"stages": list(plan.stages), "decay": plan.decay, "step_tokens": plan.step_tokens, "rates": list(s.rates)}
+    head |= {"code": s.code, "seed": s.seed, "bf16": s.bf16, "parts": parts, **(facts or {})}
     state["runs"] = [*state["runs"], head]
     log.write("start", **head)
     started = time.monotonic() - state["seconds"]
@@ -120,25 +130,29 @@ def train(
             meter.add(parts * rows * length, *update(model, made, losses, plan.rate(step), records))
             step += 1
             tokens = parts * plan.tokens(step)
-            if step % log_every == 0 or step == last:
+            if step % s.log_every == 0 or step == last:
                 fields = {"tokens": tokens, "rate": plan.rate(step - 1), "length": length}
                 shown.update(task, completed=step, **meter.report(step=step, **fields))
-            if probe and (
-                step % probe_every == 0 or step == last
-            ):  # in all processes: the target may be divided among them
-                with meter.paused():
+            if probe and (step % s.probe_every == 0 or step == last):
+                with meter.paused():  # in all processes, because they may share the target
                     state["probes"] = [*state["probes"], {"step": step, "tokens": tokens, **probe()}]
                     log.write("probe", **state["probes"][-1])
-                    if best(state["probes"]):
-                        keep(step, folder / "best", 1)
-                over = enough(state["probes"])
-            if time.monotonic() - saved >= save_seconds and step < last:
+                    if s.patience and not stale(state["probes"], 1):
+                        keep(step, s.work / "best", 1)
+                over = stale(state["probes"], s.patience)
+            if time.monotonic() - saved >= s.save_seconds and step < last:
                 with meter.paused():
                     keep(step)
                 saved = time.monotonic()
         keep(step)
     log.write("end", step=step, tokens=state["tokens"], seconds=state["seconds"])
     return state
+
+
+def stale(probes: list[dict], patience: int) -> bool:
+    """Whether the last `patience` evaluations did not improve on the best acceptance before them (0: never)."""
+    found = [p.get("acceptance", 0.0) for p in probes]
+    return patience > 0 and len(found) > patience and max(found[:-patience]) >= max(found[-patience:])
 
 
 def _environment() -> dict:

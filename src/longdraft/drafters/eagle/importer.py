@@ -37,16 +37,15 @@ def _is_layer(source: Released) -> bool:
 def read_eagle2(source: Released, target: LM) -> Eagle2Block:
     """Raises InputError."""
     layer = layer_of(source, target)
-    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
-    source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
-    block = Eagle2Block(SimpleNamespace(**layer, fuse_bias="fc.bias" in source))
+    source.check_tables(target)
+    block = Eagle2Block(SimpleNamespace(**layer))
     return source.fill(block, _names(source, block, {"fuse": "fc"}), TABLES)
 
 
 def read_eagle3(source: Released, target: LM) -> Eagle3Block:
     """Without d2t the drafter has the target's whole vocabulary; t2d is the inverse table. Raises InputError."""
     layer = layer_of(source, target)
-    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
+    source.check_tables(target, embeddings_only=True)
     ids = source.config.get("eagle_aux_hidden_state_layer_ids")
     layers = Eagle3Block.captured_layers(target.config.num_hidden_layers)
     if ids and list(ids) != layers:
@@ -71,7 +70,7 @@ def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
 
 
 def layer_of(source: Released, target: LM) -> dict[str, Any]:
-    """The layer's sizes as EagleBlock takes them. Raises InputError for what the block does not support."""
+    """The layer's config as EagleBlock takes it. Raises InputError for what the block does not support."""
     c = source.config | source.config.get("transformer_layer_config", {})
     odd = next(
         (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True))), None
@@ -85,18 +84,12 @@ def layer_of(source: Released, target: LM) -> dict[str, Any]:
     if c["hidden_size"] != target.config.hidden_size:
         sizes = f"its hidden_size is {c['hidden_size']}, the target's is {target.config.hidden_size}"
         raise InputError(f"{source.folder}: {sizes}: give the target that it was trained for (-m)")
-    return {
-        "hidden_size": c["hidden_size"],
-        "intermediate_size": c["intermediate_size"],
-        "num_attention_heads": c["num_attention_heads"],
-        "num_key_value_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
-        "head_dim": c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"],
+    return c | {
         "rms_norm_eps": float(c.get("rms_norm_eps", 1e-6)),
         "rope_parameters": _rope(source, c),
-        "max_position_embeddings": c.get("max_position_embeddings", 2048),
         "vocab_size": target.vocab,
-        "norm_before_residual": bool(c.get("norm_before_residual", False)),
         "qkv_bias": any(n.endswith("self_attn.q_proj.bias") for n in source.places),
+        "fuse_bias": "fc.bias" in source,
     }
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 from longdraft.drafters.checkpoint import ModuleFormat
 from longdraft.drafters.eagle import importer
@@ -19,12 +17,6 @@ def _build_eagle2(target: LM, layer: dict) -> Eagle2Block:
 
 def _build_eagle3(target: LM, layer: dict, vocab: int) -> Eagle3Block:
     return Eagle3Block(SimpleNamespace(**layer), vocab)
-
-
-def _objective() -> Callable[..., Any]:
-    from longdraft.drafters.eagle.objective import objective
-
-    return objective
 
 
 EAGLE2 = DrafterKind(
@@ -42,5 +34,5 @@ EAGLE3 = DrafterKind(
     random_eagle3,
     ModuleFormat(lambda block: {"layer": block.layer, "vocab": block.known}, _build_eagle3),
     Importer(importer.fits_eagle3, importer.read_eagle3),
-    Training("eagle", "Train an EAGLE-3 layer on its own outputs.", _objective),
+    Training("eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"),
 )

@@ -31,7 +31,6 @@ def read(source: Released, target: LM) -> Glide:
     for ours in block.state_dict():
         module, field = ours.rsplit(".", 1)
         names[ours] = f"{NAMES[module]}.{field}"
-    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
-    source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
+    source.check_tables(target)
     dropped = {n for n in source.places if UNUSED.fullmatch(n) or BODY.fullmatch(n)}
     return source.fill(block, names, TABLES | dropped)

@@ -57,8 +57,7 @@ def read_medusa(source: Released, target: LM) -> MedusaHeads:
 
 def _tables(source: Released, target: LM) -> set[str]:
     """Names of the copy of the target that is stored with the heads; its tables must equal the target's."""
-    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
-    source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
+    source.check_tables(target)
     return TABLES | {n for n in source.places if BODY.fullmatch(n)}
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from longdraft.drafters.checkpoint import ModuleFormat
@@ -23,18 +20,6 @@ def _build_medusa(target: LM, heads: int, own: bool) -> MedusaHeads:
     return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None)
 
 
-def _chained_objective() -> Callable[..., Any]:
-    from longdraft.drafters.heads.objective import chained_objective
-
-    return chained_objective
-
-
-def _medusa_objective() -> Callable[..., Any]:
-    from longdraft.drafters.heads.objective import medusa_objective
-
-    return medusa_objective
-
-
 CHAINED = DrafterKind(
     "heads",
     "TokenSwift's heads",
@@ -42,7 +27,7 @@ CHAINED = DrafterKind(
     random_heads,
     ModuleFormat(lambda heads: {"heads": len(heads), "eps": heads.eps}, _build_chained),
     Importer(importer.fits_chained, importer.read_chained),
-    Training("heads", "Train TokenSwift's chained heads.", _chained_objective),
+    Training("heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"),
 )
 MEDUSA = DrafterKind(
     "medusa",
@@ -51,5 +36,5 @@ MEDUSA = DrafterKind(
     random_medusa,
     ModuleFormat(lambda heads: {"heads": len(heads), "own": heads.out is not None}, _build_medusa),
     Importer(importer.fits_medusa, importer.read_medusa),
-    Training("medusa", "Train Medusa's heads.", _medusa_objective),
+    Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,6 @@ def _vocabulary(lm: LM) -> dict[int, str]:
         return {}
 
 
-def _objective() -> Callable[..., Any]:
-    from longdraft.drafters.small_model.objective import objective
-
-    return objective
-
-
 SMALL_MODEL = DrafterKind("lm", "a small model", LM, random_lm, ModelFormat())
 BUDGET = DrafterKind(
     "budget",
@@ -62,5 +55,9 @@ BUDGET = DrafterKind(
     LM,
     random_lm,
     ModelFormat(),
-    training=Training("budget", "Teach a small model to draft under any budget of its KV cache.", _objective),
+    training=Training(
+        "budget",
+        "Teach a small model to draft under any budget of its KV cache.",
+        "longdraft.drafters.small_model.objective:objective",
+    ),
 )
