@@ -1,4 +1,4 @@
-"""Drafter modules on disk: a folder that says what it holds and for which target it was trained."""
+"""Drafter modules on disk: a folder whose config.json states the kind and the target that it was trained for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package must know about one kind of drafter with weights."""
+"""The record that describes one kind of drafter with weights."""
 
 from __future__ import annotations
 

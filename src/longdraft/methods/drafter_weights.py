@@ -45,7 +45,7 @@ class DrafterWeights:
         return found if found is not None and found.is_dir() else None
 
     def of(self, kind: str | None, target: LM) -> Any:
-        """Weights of this kind; None if kind is None or there are none (`methods.build` then says what to give)."""
+        """Weights of this kind; None if kind is None or no weights are found (`methods.build` then raises InputError)."""
         if kind is not None and kind not in self.made:
             self.made[kind] = self._make(kind, target)
         return self.made[kind] if kind is not None else None

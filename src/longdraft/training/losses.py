@@ -44,18 +44,18 @@ class _Head(torch.autograd.Function):
         return ctx.saved_tensors[0] * grads[0], None, None, None
 
 
-def by_matrix(normed: Tensor, matrix: Tensor, wanted: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T with labels wanted [N], except IGNORE; normed [N,d], matrix [V,d]."""
+def by_matrix(normed: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of normed @ matrix.T with labels [N], except IGNORE; normed [N,d], matrix [V,d]."""
 
     def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        p, right = logits.softmax(-1), wanted[chunk, None]
+        p, right = logits.softmax(-1), labels[chunk, None]
         scored, right = right != IGNORE, right.clamp(min=0)
         chance = p.gather(1, right)
         loss = -(chance.float().clamp(min=1e-30).log() * scored).sum()
         return loss, p.scatter_(1, right, chance - 1) * scored
 
     with torch.autocast(normed.device.type, enabled=False):
-        return _Head.apply(normed, matrix, score, _counted(wanted))  # type: ignore[return-value]
+        return _Head.apply(normed, matrix, score, _counted(labels))  # type: ignore[return-value]
 
 
 def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
@@ -69,13 +69,13 @@ def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> T
         return _Head.apply(normed, matrix, score, torch.tensor(len(normed)))  # type: ignore[return-value]
 
 
-def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], wanted: Tensor, vocab: int) -> Tensor:
+def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, vocab: int) -> Tensor:
     """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which are computed again for the gradient."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), y, ignore_index=IGNORE, reduction="sum")
 
-    return _in_chunks(one, normed, wanted, vocab) / _counted(wanted)
+    return _in_chunks(one, normed, labels, vocab) / _counted(labels)
 
 
 def distribution_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocab: int) -> Tensor:
@@ -94,5 +94,5 @@ def _in_chunks(one: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vo
     return torch.stack([checkpoint(one, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
 
 
-def _counted(wanted: Tensor) -> Tensor:
-    return (wanted != IGNORE).sum().clamp(min=1)
+def _counted(labels: Tensor) -> Tensor:
+    return (labels != IGNORE).sum().clamp(min=1)
