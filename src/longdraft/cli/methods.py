@@ -49,9 +49,9 @@ def methods(
 ) -> None:
     """List every method with its paper, its options with defaults and limits, and what it needs."""
     from longdraft.methods import CONTROLS, METHODS
-    from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.drafter_weights import DrafterWeights
 
-    parts = Parts(model=model)
+    parts = DrafterWeights(model=model)
     found = {
         kind: [describe(name, method, parts) for name, method in known.items()]
         for kind, known in (("methods", METHODS), ("controls", CONTROLS))

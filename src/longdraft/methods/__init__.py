@@ -10,8 +10,7 @@ from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.errors import InputError
 from longdraft.methods.auto import auto
 from longdraft.methods.controls import CONTROLS as CONTROLS
-from longdraft.methods.drafter_weights import PARTS as PARTS
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.method import ANY, Method
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
 from longdraft.methods.self_speculative import (
@@ -70,7 +69,7 @@ def build(name: str, target: LM, drafter: Any = None, *, adaptive: bool = False,
     method = find(name)
     given = dict(read(name, declared(method.build), options))
     if isinstance(drafter, str | Path):
-        drafter = Parts(str(drafter)).of(method.needs, target)
+        drafter = DrafterWeights(str(drafter)).of(method.needs, target)
     if method.needs is None:
         made = method.build(target, **given)
     elif method.needs == ANY:

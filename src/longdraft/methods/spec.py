@@ -11,7 +11,7 @@ from longdraft import methods
 from longdraft.core.options import read
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.errors import InputError
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.lm import LM
 
 
@@ -22,7 +22,7 @@ class MethodSpec:
     label: str
     name: str
     given: dict[str, str] = field(default_factory=dict)
-    parts: Parts = field(default_factory=Parts)
+    parts: DrafterWeights = field(default_factory=DrafterWeights)
 
     def __post_init__(self) -> None:
         self._read: BaseModel = read(self.name, methods.find(self.name).options, self.given, text=True)

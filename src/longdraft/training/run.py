@@ -1,0 +1,127 @@
+"""Trains a module against a frozen target: its text, the loss of a step, held-out acceptance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longdraft.core.files import read_json
+from longdraft.errors import InputError
+from longdraft.training import checkpoint, data, rows, trainer
+from longdraft.training.frozen import Frozen, implied_length
+
+HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
+HELD_OUT_EVERY = 50  # one document in so many is held out if the target has no list of held-out files
+
+
+class Objective(Protocol):
+    """What `module` is trained for: `loss` is a function of weights, tokens and generator only."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
+        """tokens [B,S+1] -> a scalar."""
+        ...
+
+    def shares(self, tokens: Tensor) -> list[float]:
+        """tokens [B,S+1] of a text -> by depth, how often the drafter's first choice equals the target's."""
+        ...
+
+
+def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path) -> tuple[data.Corpus, data.Corpus]:
+    """(training, held-out) tokens, stored under folder/data; files held out from the target stay held out."""
+    home, digest = folder / "data", _vocabulary_digest(tokenizer)
+    if not (home / "done").exists():
+        seen, unseen = _split(data.collect(sources), Path(str(frozen.lm.hf.name_or_path)) / data.HOLDOUT)
+        fast, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
+        if eos is None:
+            raise InputError("the target's tokenizer has no end token, which is needed between documents")
+        fast.no_truncation()
+        for name, documents in (("train", seen), ("heldout", unseen)):
+            data.tokenise(documents, fast, eos, frozen.lm.vocab).save(home / name)
+        (home / "done").write_text(digest)
+    if (home / "done").read_text() not in ("", digest):
+        raise InputError(f"{home} was made with another tokenizer: give another --work, or delete it")
+    return data.load(home)
+
+
+def _vocabulary_digest(tokenizer: Any) -> str:
+    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+
+
+def _split(documents: list[data.Document], holdout: Path) -> tuple[list[data.Document], list[data.Document]]:
+    """-> (training, held-out) documents: by the target's list, else every HELD_OUT_EVERY-th, else the end of each."""
+    if holdout.is_file():
+        return data.split(documents, read_json(holdout)["patterns"])
+    if len(documents) >= HELD_OUT_EVERY:
+        return data.split(documents, [d.name for d in documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]])
+    ends = [len(d.text) * 19 // 20 for d in documents]
+    seen = [replace(d, text=d.text[:end]) for d, end in zip(documents, ends, strict=True)]
+    return seen, [replace(d, text=d.text[end:]) for d, end in zip(documents, ends, strict=True)]
+
+
+def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str, Tensor]:
+    """{kind: [rows, length + 1]} of the held-out text by seed; kinds of text that are too short are left out."""
+    found = {}
+    for kind in data.TEXT_KINDS:
+        sizes = [n for n, k in zip(np.diff(corpus.groups), corpus.kinds, strict=True) if k == kind]
+        length = min(longest, HELD_OUT_LENGTH, max(sizes, default=0) - 1)
+        if length >= 16:
+            rng = np.random.default_rng([seed, 7])
+            code = float(kind == "code")
+            selected = [rows.cut(corpus, length + 1, rng, code).astype(np.int64) for _ in range(HELD_OUT_ROWS)]
+            found[kind] = torch.from_numpy(np.stack(selected))
+    return found
+
+
+@torch.no_grad()
+def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> dict[str, Any]:
+    """By kind of text, held-out shares by depth and the mean acceptance length they imply; and the mean over kinds."""
+    found: dict[str, Any] = {}
+    objective.module.eval()
+    for kind, text in texts.items():
+        tokens = text.to(_device(objective))
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
+            shares = objective.shares(tokens)
+        found[kind] = {"by_depth": [round(s, 4) for s in shares], "implied_length": round(implied_length(shares), 4)}
+    objective.module.train()
+    lengths = [f["implied_length"] for f in found.values()]
+    return found | {"acceptance": sum(lengths) / len(lengths)} if found else {}
+
+
+def _device(objective: Objective) -> torch.device:
+    return next(objective.module.parameters()).device
+
+
+def train(
+    objective: Objective, corpus: data.Corpus, heldout: data.Corpus, settings: trainer.Settings, options: dict
+) -> dict:
+    """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError."""
+    s, texts = settings, held_out_rows(heldout, max(length for length, _ in settings.plan.stages))
+
+    def loss_of(unit: int) -> Tensor:
+        count, length = s.plan.shape(unit // s.parts)
+        rng = np.random.default_rng([s.seed, unit, 1])
+        tokens, _, _ = rows.batch(corpus, count, length, s.seed, unit, code=s.code, copies=0.0, vocab=2)
+        tokens = tokens.to(_device(objective))
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=s.bf16):
+            return objective.loss(tokens, rng)
+
+    return trainer.train(
+        objective.module, loss_of, s, lambda: acceptance(objective, texts, s.bf16), {"options": options}
+    )
+
+
+def finish(module: nn.Module, settings: trainer.Settings) -> dict:
+    """Load the newest checkpoint (with patience: the best on held-out text) into the module -> its state."""
+    best = settings.work / "best"
+    kept = best if settings.patience and checkpoint.listed(best) else settings.work / "checkpoints"
+    return checkpoint.load(checkpoint.latest(kept), module, [])
