@@ -23,7 +23,8 @@ from longdraft.drafters import (
     SmallModelDrafter,
 )
 from longdraft.drafters.costs import Measured
-from longdraft.methods import PARTS, find
+from longdraft.drafters.kinds import KINDS
+from longdraft.methods import find
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
 
@@ -67,8 +68,8 @@ def make(name: str, target: LM, part=None, **options) -> Drafter:
     needs = find(name).needs
     if part is None and needs == "glide":
         part = tiny.taught_glide(target)
-    elif part is None and needs in PARTS:
-        part = PARTS[needs](target, 1)
+    elif part is None and needs in KINDS:
+        part = KINDS[needs].random(target, 1)
     return build(name, target, part, **options)
 
 

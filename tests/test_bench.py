@@ -25,7 +25,7 @@ from longdraft.engine import generate as engine
 from longdraft.engine import record_file as record
 from longdraft.engine.records import relative
 from longdraft.errors import InputError
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
@@ -148,10 +148,10 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
 
 
 def test_only_chains_of_fixed_length_have_an_oracle():
-    target, parts = tiny.target("llama"), Parts(random=True)
-    made = parse("vegas,vegas-reuse,longspec,suffix", [], parts)
+    target, weights = tiny.target("llama"), DrafterWeights(random=True)
+    made = parse("vegas,vegas-reuse,longspec,suffix", [], weights)
     assert [e.chain_depth(target) for e in made] == [7, 0, 0, 0]
-    made = parse("longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], parts)
+    made = parse("longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], weights)
     assert [e.chain_depth(target) for e in made] == [3, 4]
 
 

@@ -20,7 +20,7 @@ from longdraft.cli import COMMANDS, job
 from longdraft.cli.show import verdict
 from longdraft.core.rules import end_tokens
 from longdraft.methods import METHODS
-from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models import loading
 from longdraft.models.loading import load
 from longdraft.ops.native import library
@@ -149,10 +149,10 @@ def test_every_part_can_be_random(record, method):
 
 def test_a_part_is_made_once_and_is_the_same_for_the_same_seed(place):
     target = load("tiny", "float32")[0]
-    parts = Parts(random=True, seed=1)
+    parts = DrafterWeights(random=True, seed=1)
     small = parts.of("lm", target)
     assert parts.of("lm", target) is small and parts.of(None, target) is None
-    again = Parts(random=True, seed=1).of("lm", target)
+    again = DrafterWeights(random=True, seed=1).of("lm", target)
     assert all(torch.equal(a, b) for a, b in zip(small.hf.parameters(), again.hf.parameters(), strict=True))
     with pytest.raises(longdraft.InputError, match="--random-drafter"):
         longdraft.build("sd", target)

@@ -30,7 +30,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def features(lm: LM, block: EagleBlock, text: list[int]) -> torch.Tensor:
     """[1,N,d] of every token, from one pass over the text."""
-    layers = block.tapped(lm.config.num_hidden_layers)
+    layers = block.captured_layers(lm.config.num_hidden_layers)
     captured = Captures(CaptureSpec(hidden=tuple(sorted(set(layers)))))
     lm(Tree.chain(torch.tensor([text])), lm.new_cache(1, len(text)), captured=captured)
     return block.feature(lm, [captured.states[n] for n in layers])
@@ -213,9 +213,9 @@ def test_shapes_of_search(topk, levels, nodes):
 
 
 def test_layers_read():
-    assert Eagle3Block.tapped(32) == [2, 16, 29]
-    assert Eagle3Block.tapped(1) == [1, 0, 0]
-    assert Eagle2Block.tapped(32) == [32]
+    assert Eagle3Block.captured_layers(32) == [2, 16, 29]
+    assert Eagle3Block.captured_layers(1) == [1, 0, 0]
+    assert Eagle2Block.captured_layers(32) == [32]
 
 
 def test_random_blocks_repeat_and_bad_options_are_one_line():
@@ -223,7 +223,7 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
     for make in KINDS.values():
         a, b, c = (make(lm, seed).fuse.weight for seed in (SEED, SEED, 2))
         assert torch.equal(a, b) and not torch.equal(a, c)
-    with pytest.raises(InputError, match="that or fewer"):
+    with pytest.raises(InputError, match="give at most 40"):
         build("eagle3", lm, random_eagle3(lm, 0, 40), topk=41)
     with pytest.raises(InputError, match="a smaller topk"):
         build("eagle2", lm, random_eagle2(lm, 0), topk=90, levels=9)

@@ -17,8 +17,8 @@ from longdraft import InputError, Sampler, Stats, generate, reject
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.drafters import Drafter, Glide, GlideDrafter, SelfDrafter, random_glide
+from longdraft.drafters.kinds import KINDS
 from longdraft.engine.generate import prefill
-from longdraft.methods import PARTS
 from longdraft.models.lm import LM
 from longdraft.views import Full, Guided
 
@@ -323,7 +323,7 @@ def test_the_file_holds_the_block_alone(tmp_path):
     assert not torch.equal(first.q_proj.weight, second.q_proj.weight)
     second.load_state_dict(weights)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    again = PARTS["glide"](target, 0)
+    again = KINDS["glide"].random(target, 0)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 

@@ -38,7 +38,9 @@ def test_a_law_as_label_is_cross_entropy_with_it(way, monkeypatch):
     want = F.cross_entropy(x @ matrix.T, (theirs @ matrix.T).softmax(-1))
     right = torch.autograd.grad(3 * want, x)[0]
     by = (
-        losses.law_by_matrix if way == "matrix" else lambda x, m, y: losses.law_by_function(x, lambda z: z @ m.T, y, 40)
+        losses.distribution_by_matrix
+        if way == "matrix"
+        else lambda x, m, y: losses.distribution_by_function(x, lambda z: z @ m.T, y, 40)
     )
     found = by(x, matrix, theirs)
     close(found.detach(), want.detach(), 1e-5)

@@ -17,9 +17,8 @@ from longdraft import InputError, build, generate
 from longdraft.cli import main
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
-from longdraft.drafters import checkpoint as saved
-from longdraft.drafters import importing as importers
-from longdraft.methods.drafter_weights import PARTS
+from longdraft.drafters import importing
+from longdraft.drafters.kinds import KINDS
 from longdraft.models.loading import load
 
 LM = tiny.target("llama")
@@ -29,8 +28,9 @@ METHOD = {"glide": "longspec", "heads": "tokenswift", "medusa": "medusa", "eagle
 OPTIONS = {"heads": {"budget": 24}, "medusa": {"widths": [3, 2, 2, 1]}, "eagle2": {"nodes": 9}}
 
 
-def imported(tmp_path, weights, config, file="model.safetensors", target=LM, anyhow=False):
-    return importers.read(r.write(tmp_path / "released", weights, config, file), target, anyhow)
+def imported(tmp_path, weights, config, file="model.safetensors", target=LM, any_target=False):
+    kind, module = importing.read(r.write(tmp_path / "released", weights, config, file), target, any_target)
+    return kind.name, module
 
 
 @torch.no_grad()
@@ -139,9 +139,9 @@ def test_eagle3(tmp_path, at, known, rope, normed):
 def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     w, config = RELEASES[kind](LM)
     folder = r.write(tmp_path / "released", {k: v.half() if v.is_floating_point() else v for k, v in w.items()}, config)
-    made = importers.convert(folder, tmp_path / "out", LM)
+    made = importing.convert(folder, tmp_path / "out", LM)
     assert made["kind"] == kind and made["dtype"] == "float16"
-    part = saved.load(kind, str(tmp_path / "out"), LM)
+    part = KINDS[kind].load(str(tmp_path / "out"), LM)
     drafter = build(METHOD[kind], LM, part, **OPTIONS.get(kind, {}))
     prompts = tiny.prompts(40, 33)
     assert generate(LM, prompts, drafter, max_new_tokens=8) == generate(LM, prompts, max_new_tokens=8)
@@ -159,7 +159,7 @@ def test_the_commands(tmp_path, capsys):
     assert "give another" in capsys.readouterr().err
 
     bundled, words = load("bundled")[0], ["generate", "a b c", "--method", "medusa", "--max-new-tokens", "4"]
-    saved.save(PARTS["medusa"](bundled, 0), "medusa", tmp_path / "mine", bundled, {})
+    KINDS["medusa"].save(KINDS["medusa"].random(bundled, 0), tmp_path / "mine", bundled, {})
     assert main([*words, "--drafter", str(tmp_path / "mine")]) == 0
     capsys.readouterr()
     assert main([*words, "--drafter", out]) == 2
@@ -198,7 +198,7 @@ def test_another_targets_tables_are_seen(tmp_path):
     for kind in ("heads", "eagle2"):
         w, config = RELEASES[kind](LM)
         refuse("is not the target's", tmp_path / kind, w, config, target=other)
-        assert imported(tmp_path / kind, w, config, target=other, anyhow=True)[0] == kind
+        assert imported(tmp_path / kind, w, config, target=other, any_target=True)[0] == kind
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_fields_of_another_kind_are_one_line(tmp_path):
 
 def test_a_vocabulary_that_points_outside_is_refused(tmp_path):
     w, config = r.eagle3(LM)
-    refuse("d2t does not name", tmp_path, w | {"d2t": w["d2t"] + 60}, config)
+    refuse("d2t does not map", tmp_path, w | {"d2t": w["d2t"] + 60}, config)
     del w["d2t"]
     refuse("lacks d2t", tmp_path, w, config)
 
@@ -243,17 +243,17 @@ def test_nothing_of_a_released_file_is_run(tmp_path, capsys):
     with (folder / "pytorch_model.bin").open("wb") as f:
         pickle.dump({"fc.weight": Trap()}, f, protocol=2)
     with pytest.raises(InputError, match="holds more than weights"):
-        importers.read(folder, LM)
+        importing.read(folder, LM)
     torch.save({"fc.weight": Trap()}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="holds more than weights"):
-        importers.read(folder, LM)
+        importing.read(folder, LM)
     assert "has run" not in capsys.readouterr().out
 
 
 def test_other_folders_are_explained(tmp_path):
     with pytest.raises(InputError, match="no folder at"):
-        importers.read(tmp_path / "none", LM)
+        importing.read(tmp_path / "none", LM)
     with pytest.raises(InputError, match="has no weights"):
-        importers.read(tmp_path, LM)
-    with pytest.raises(InputError, match="is no drafter that longdraft knows"):
+        importing.read(tmp_path, LM)
+    with pytest.raises(InputError, match="is not a drafter that longdraft knows"):
         imported(tmp_path, {"some.weight": torch.ones(2)}, {})

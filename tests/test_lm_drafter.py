@@ -14,10 +14,11 @@ from structure import close
 from longdraft import InputError, Sampler, build, generate, reject, stream
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter, Lookup, Sequential, SmallModelDrafter
+from longdraft.drafters.kinds import KINDS
+from longdraft.drafters.small_model import kind as small_model
 from longdraft.drafters.small_model.drafter import random_lm
 from longdraft.drafters.step import speculative_step
 from longdraft.engine.generate import prefill
-from longdraft.methods import drafter_weights as parts
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, SinkWindow
 
@@ -185,12 +186,12 @@ def test_a_fetched_tokenizer_is_compared_like_a_folders(monkeypatch, tmp_path):
     for name, lm in models.items():
         lm.hf.name_or_path = f"org/{name}"
     where = lambda name, *a, **k: str(tmp_path / name.removeprefix("org/"))  # noqa: E731
-    monkeypatch.setattr(parts, "cached_file", where)
-    monkeypatch.setattr(parts, "load_lm", lambda name, *a: models[name])
+    monkeypatch.setattr(small_model, "cached_file", where)
+    monkeypatch.setattr(small_model, "load_lm", lambda name, *a: models[name])
     for name in ("same", "none"):
-        assert parts.lm_from(name, models["target"]) is models[name]
+        assert KINDS["lm"].load(name, models["target"]) is models[name]
     with pytest.raises(InputError, match="token 0 is 'b' in the drafter other and 'a' in the target") as error:
-        parts.lm_from("other", models["target"])
+        KINDS["lm"].load("other", models["target"])
     assert "\n" not in str(error.value)
 
 
@@ -240,13 +241,13 @@ def test_a_random_small_model_costs_a_tenth(model):
 
 def test_a_drafter_of_any_kind_is_found_by_name():
     """What the command line does with --random-drafter."""
-    from longdraft.methods import METHODS, PARTS
+    from longdraft.methods import METHODS
 
     target = tiny.target("qwen3")
     for name in ("sd", "sd-sparse", "budgetdraft"):
         needs = METHODS[name].needs
         assert needs is not None
-        assert isinstance(build(name, target, PARTS[needs](target, 0), gamma=2), Drafter)
+        assert isinstance(build(name, target, KINDS[needs].random(target, 0), gamma=2), Drafter)
         with pytest.raises(InputError, match=f"{name} needs a drafter"):
             build(name, target)
 

@@ -56,7 +56,7 @@ def test_attention_outside_a_window_of_the_block():
     ids, block = tiny.prompts(90)[0], random_glide(tiny.target("llama"), window=20)
     block.q_proj.weight.mul_(30)  # attention that is far from even
     found = window_mass.of_drafter(block, ids)
-    normed, turn = block.self_norm(block.embed(torch.tensor([ids]))), block.host.turn(torch.arange(90)[None])
+    normed, turn = block.self_norm(block.embed(torch.tensor([ids]))), block.host.rotation(torch.arange(90)[None])
     q, k = block.queries(normed, turn)[0], block.keys(normed, turn)[0][0].repeat_interleave(2, 0)
     weights = (q @ k.mT / 4).masked_fill(torch.ones(90, 90, dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
     outside = torch.arange(90) < torch.arange(90)[:, None] - 20

@@ -17,9 +17,10 @@ from longdraft.drafters import GlideDrafter, random_glide
 from longdraft.drafters.eagle.objective import EagleObjective
 from longdraft.drafters.glide import objective as glide
 from longdraft.drafters.glide.objective import GlideObjective, banded
-from longdraft.drafters.heads.objective import HeadsObjective, chained, medusa
+from longdraft.drafters.heads.drafter import MedusaHeads
+from longdraft.drafters.heads.objective import HeadsObjective, chained
+from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.small_model import objective as budget
-from longdraft.methods.drafter_weights import PARTS
 from longdraft.models.lm import LM
 from longdraft.training.frozen import Frozen, implied_length
 from longdraft.views import Chunks
@@ -45,7 +46,7 @@ def test_a_frozen_target_gives_what_its_cache_and_taps_hold(model):
             close(mine[0], theirs[:, :SIZE])
     for n in (1, last):
         close(seen.states[n], captured.states[n])
-    assert frozen.says(seen.states[last]).tolist() == logits.argmax(-1).tolist()
+    assert frozen.predictions(seen.states[last]).tolist() == logits.argmax(-1).tolist()
     close(lm(Tree.chain(tokens), cache), logits)  # its attention is ours again
 
 
@@ -115,11 +116,11 @@ def test_anchors_stay_and_the_rest_is_shifted():
 @torch.no_grad()
 def test_eagle_learns_on_what_it_will_see():
     lm = tiny.target("llama")
-    block = PARTS["eagle3"](lm, 1)
+    block = KINDS["eagle3"].random(lm, 1)
     tokens, learns = row(), EagleObjective(Frozen(lm), block)
     outputs, _ = learns._outputs(tokens)
-    states = learns.frozen.read(tokens, states=sorted(set(block.tapped(3)))).states
-    feature = block.feature(lm, [states[n] for n in block.tapped(3)])
+    states = learns.frozen.read(tokens, states=sorted(set(block.captured_layers(3)))).states
+    feature = block.feature(lm, [states[n] for n in block.captured_layers(3)])
     embed, own = lm.hf.get_input_embeddings(), KVCache(1, 2 * SIZE)
     chain = Tree.chain(tokens[:, 1 : ROOT + 1])
     out = block(feature[:, :ROOT], embed(tokens[:, 1 : ROOT + 1]), chain.depth, chain.mask, own, 0)
@@ -133,7 +134,7 @@ def test_eagle_learns_on_what_it_will_see():
         close(outputs[i][:, pair : pair + 1], out)
 
 
-@pytest.mark.parametrize("make", [chained, medusa])
+@pytest.mark.parametrize("make", [chained, lambda lm: MedusaHeads(lm.config.hidden_size)])
 @torch.no_grad()
 def test_heads_learn_the_token_after_the_next(make):
     """On the target's own greedy text the labels of text and target are one, and of no other shift."""
@@ -145,7 +146,7 @@ def test_heads_learn_the_token_after_the_next(make):
     for learns in (own, told):
         wanted.append(learns._wanted(text, said)[0, 20:40])
     assert torch.equal(*wanted)
-    for i in range(len(own.part)):
+    for i in range(len(own.module)):
         assert wanted[0][:, i].tolist() == text[0, 22 + i : 42 + i].tolist()
 
 
@@ -173,18 +174,18 @@ def objectives(lm: LM) -> dict:
         "glide": GlideObjective(frozen, random_glide(lm, 0, with_norm=True).requires_grad_(True), anchors=0),
         "glide law": GlideObjective(frozen, random_glide(lm, 0, with_norm=True).requires_grad_(True), "law", anchors=0),
         "heads": HeadsObjective(frozen, chained(lm)),
-        "medusa": HeadsObjective(frozen, medusa(lm), "text"),
-        "eagle": EagleObjective(frozen, PARTS["eagle3"](lm, 0).requires_grad_(True), depth=2),
+        "medusa": HeadsObjective(frozen, MedusaHeads(lm.config.hidden_size), "text"),
+        "eagle": EagleObjective(frozen, KINDS["eagle3"].random(lm, 0).requires_grad_(True), depth=2),
         "budget": budget.BudgetObjective(frozen, LM(tiny.stock("llama", 1), "small"), tail=20),
     }
 
 
 @pytest.mark.parametrize("kind", ["glide", "glide law", "heads", "medusa", "eagle", "budget"])
-def test_the_loss_falls_and_only_the_part_learns(kind):
+def test_the_loss_falls_and_only_the_module_learns(kind):
     lm = tiny.target("llama")
     learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, 41, seed=5))
     before = [p.clone() for p in lm.hf.parameters()]
-    optimiser = torch.optim.AdamW(learns.part.parameters(), 0.003)
+    optimiser = torch.optim.AdamW(learns.module.parameters(), 0.003)
     losses = []
     for _ in range(25):
         loss = learns.loss(tokens, np.random.default_rng(1))
@@ -201,12 +202,12 @@ def test_the_loss_falls_and_only_the_part_learns(kind):
 def test_autocast_beside_a_target_in_bfloat16(kind):
     lm = LM(tiny.stock("llama", dtype=torch.bfloat16))
     learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, seed=5))
-    learns.part.float()
+    learns.module.float()
     with torch.autocast("cpu", torch.bfloat16):
         loss = learns.loss(tokens, np.random.default_rng(1))
         learns.shares(tokens)
     loss.backward()
-    assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in learns.part.parameters())
+    assert torch.isfinite(loss) and all(torch.isfinite(p.grad).all() for p in learns.module.parameters())
 
 
 def test_the_length_that_shares_imply():

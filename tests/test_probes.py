@@ -19,7 +19,7 @@ def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
     tokens = torch.randint(1, 64, (4, 12), generator=generator).repeat(1, 2)
     sources = torch.full_like(tokens, rows.IGNORE)
     sources[:, 13:] = torch.arange(1, 12)
-    wanted = guide.wishes(sources, 3)
+    wanted = guide.wanted_positions(sources, 3)
     assert sorted(wanted) == [1, 2]
     assert wanted[1][0, :4].tolist() == [rows.IGNORE, 0, 1, 2] and (tokens[:, wanted[2][0, 12]] == tokens[:, 13]).all()
     alone = target.loss(model, tokens, tokens, False).item()

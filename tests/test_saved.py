@@ -13,15 +13,20 @@ from safetensors.torch import load_file, save_file
 from longdraft import InputError
 from longdraft.audit import log as audit_log
 from longdraft.drafters import checkpoint as saved
+from longdraft.drafters.glide.block import Glide
+from longdraft.drafters.heads.drafter import MedusaHeads
+from longdraft.drafters.kinds import KINDS, load_weights
 from longdraft.drafters.released import Released
-from longdraft.engine import records as record
-from longdraft.methods import drafter_weights as parts
-from longdraft.methods.drafter_weights import PARTS, TRAINED, Parts
+from longdraft.drafters.small_model import kind as small_model
+from longdraft.engine import record_file as record
+from longdraft.methods import drafter_weights
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.models.fingerprint import fingerprint
 from longdraft.models.lm import LM as Model
 from longdraft.training import checkpoint, data, plot
 
 LM = tiny.target("llama")
-each_kind = pytest.mark.parametrize("kind", saved.KINDS)
+each_kind = pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("lm", "budget")])
 
 
 def other(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 1) -> Model:
@@ -36,7 +41,7 @@ def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A saved GLIDE block."""
-    saved.save(PARTS["glide"](LM, 3), "glide", tmp_path / "glide", LM, {"steps": 7})
+    KINDS["glide"].save(KINDS["glide"].random(LM, 3), tmp_path / "glide", LM, {"steps": 7})
     return tmp_path / "glide"
 
 
@@ -48,31 +53,31 @@ def edit(folder: Path, **fields) -> None:
 
 @each_kind
 def test_what_was_saved_comes_back(tmp_path, kind):
-    part = PARTS[kind](LM, 3)
-    saved.save(part, kind, tmp_path / kind, LM, {"steps": 7})
-    back = saved.load(kind, str(tmp_path / kind), LM)
+    part = KINDS[kind].random(LM, 3)
+    KINDS[kind].save(part, tmp_path / kind, LM, {"steps": 7})
+    back = KINDS[kind].load(str(tmp_path / kind), LM)
     assert equal(part, back) and type(back) is type(part) and not back.training
-    assert saved.KINDS[kind].options(back) == saved.KINDS[kind].options(part)
+    assert KINDS[kind].format.options_of(back) == KINDS[kind].format.options_of(part)
     assert sorted(p.name for p in tmp_path.iterdir()) == [kind]
     assert json.loads((tmp_path / kind / "training.json").read_text()) == {"steps": 7}
 
 
 @each_kind
 def test_the_targets_tables_are_not_in_it(tmp_path, kind):
-    saved.save(PARTS[kind](LM, 3), kind, tmp_path / kind, LM, {})
+    KINDS[kind].save(KINDS[kind].random(LM, 3), tmp_path / kind, LM, {})
     weights = load_file(tmp_path / kind / "model.safetensors")
     tables = (LM.hf.get_input_embeddings().weight, LM.hf.get_output_embeddings().weight)
     assert not any(t.shape == table.shape and torch.equal(t, table) for t in weights.values() for table in tables)
 
 
 def test_options_come_back(tmp_path):
-    block = saved.Glide(LM, window=9, with_norm=True)
-    saved.save(block, "glide", tmp_path / "g", LM, {})
-    back = saved.load("glide", str(tmp_path / "g"), LM)
+    block = Glide(LM, window=9, with_norm=True)
+    KINDS["glide"].save(block, tmp_path / "g", LM, {})
+    back = KINDS["glide"].load(str(tmp_path / "g"), LM)
     assert (back.window, back.with_norm) == (9, True)
-    heads = saved.MedusaHeads(64, 2, torch.randn(2, 96, 64))
-    saved.save(heads, "medusa", tmp_path / "m", LM, {})
-    assert equal(heads, saved.load("medusa", str(tmp_path / "m"), LM))
+    heads = MedusaHeads(64, 2, torch.randn(2, 96, 64))
+    KINDS["medusa"].save(heads, tmp_path / "m", LM, {})
+    assert equal(heads, KINDS["medusa"].load(str(tmp_path / "m"), LM))
 
 
 def test_the_layout_is_that_of_speculators(folder):
@@ -84,17 +89,17 @@ def test_the_layout_is_that_of_speculators(folder):
 
 
 def test_weights_keep_their_dtype_and_follow_the_targets(tmp_path):
-    part, target = PARTS["eagle3"](LM, 3), Model(tiny.stock("llama", dtype=torch.bfloat16))
-    saved.save(part, "eagle3", tmp_path / "e", LM, {})
-    back = saved.load("eagle3", str(tmp_path / "e"), target)
+    part, target = KINDS["eagle3"].random(LM, 3), Model(tiny.stock("llama", dtype=torch.bfloat16))
+    KINDS["eagle3"].save(part, tmp_path / "e", LM, {})
+    back = KINDS["eagle3"].load(str(tmp_path / "e"), target)
     assert next(back.parameters()).dtype == torch.bfloat16 and back.d2t.dtype == torch.long
     assert load_file(tmp_path / "e" / "model.safetensors")["q.weight"].dtype == torch.float32
 
 
 def test_the_fingerprint_knows_a_target_in_any_dtype():
-    mine = saved.fingerprint(LM)
-    assert mine == saved.fingerprint(Model(tiny.stock("llama", dtype=torch.bfloat16)))
-    assert mine["digest"] != saved.fingerprint(other())["digest"]
+    mine = fingerprint(LM)
+    assert mine == fingerprint(Model(tiny.stock("llama", dtype=torch.bfloat16)))
+    assert mine["digest"] != fingerprint(other())["digest"]
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.2.self_attn.k_proj.weight", "model.norm.weight"])
@@ -102,15 +107,15 @@ def test_the_fingerprint_sees_one_tensor_change(name):
     target = Model(tiny.stock("llama"))
     with torch.no_grad():
         dict(target.hf.named_parameters())[name].mul_(1.05)
-    assert saved.fingerprint(target)["digest"] != saved.fingerprint(LM)["digest"]
+    assert fingerprint(target)["digest"] != fingerprint(LM)["digest"]
 
 
 def test_another_targets_drafter_is_refused_unless_asked_for(folder):
     with pytest.raises(InputError, match=r"trained for llama, whose weights are not this target's.*--any-target"):
-        saved.load("glide", str(folder), other())
-    assert equal(saved.load("glide", str(folder), other(), anyhow=True), PARTS["glide"](LM, 3))
+        KINDS["glide"].load(str(folder), other())
+    assert equal(KINDS["glide"].load(str(folder), other(), any_target=True), KINDS["glide"].random(LM, 3))
     with pytest.raises(InputError, match="whose hidden_size is 64; here it is 48"):
-        saved.load("glide", str(folder), other("llama-6of3"), anyhow=True)
+        KINDS["glide"].load(str(folder), other("llama-6of3"), any_target=True)
 
 
 DEEP = '{"longdraft": ' * 100_000 + "1" + "}" * 100_000
@@ -132,7 +137,7 @@ ODD_FILES = {
 def test_odd_configs_are_one_line(case, folder):
     text, words = ODD_FILES[case]
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    readers = [lambda: saved.load("glide", str(folder), LM), lambda: Released.of(folder)]
+    readers = [lambda: KINDS["glide"].load(str(folder), LM), lambda: Released.of(folder)]
     readers = readers[:1] if "layout" in words else readers
     for read in readers:
         with pytest.raises(InputError, match=words) as error:
@@ -152,7 +157,7 @@ def test_odd_fields_are_one_line(field, folder):
     for value in ODD_FIELDS[field][0]:
         edit(folder, **{field: value})
         with pytest.raises(InputError) as error:
-            saved.load("glide", str(folder), LM)
+            KINDS["glide"].load(str(folder), LM)
         assert "\n" not in str(error.value)
 
 
@@ -161,19 +166,19 @@ def test_an_odd_name_of_the_target_is_no_fault(folder):
     file = folder / "config.json"
     for odd in ([], "x", {"verifier": []}, {"verifier": {"name_or_path": None}}):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"speculators_config": odd}))
-        saved.load("glide", str(folder), LM)
+        KINDS["glide"].load(str(folder), LM)
         with pytest.raises(InputError, match="trained for another target"):
-            saved.load("glide", str(folder), other())
+            KINDS["glide"].load(str(folder), other())
 
 
 def test_auto_takes_an_odd_folder_for_what_it_would_be(folder):
     """What `auto` is given is then read as a small model, or refused, by whoever reads that kind."""
     for odd in ("x", ["glide"], {"kind": ["glide"]}, {"kind": "nope"}, {}):
         (folder / "config.json").write_text(json.dumps({"longdraft": odd}))
-        assert Parts(str(folder))._offered() == ["budget"]
+        assert DrafterWeights(str(folder))._offered() == ["budget"]
     (folder / "config.json").write_text(DEEP)
     with pytest.raises(InputError, match="nested too deeply"):
-        Parts(str(folder))._offered()
+        DrafterWeights(str(folder))._offered()
 
 
 def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
@@ -198,18 +203,18 @@ def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
         with pytest.raises(InputError, match="unreadable checkpoint"):
             checkpoint.load(tmp_path, None, [])
     file.write_text('{"text": ' * 100_000)
-    with pytest.raises(InputError, match="want JSON lines"):
+    with pytest.raises(InputError, match="give JSON lines"):
         data.json_lines(file, "x")
-    monkeypatch.setattr(parts, "cached_file", lambda *a, **k: str(file))
-    assert parts._words(LM) == {}
+    monkeypatch.setattr(small_model, "cached_file", lambda *a, **k: str(file))
+    assert small_model._vocabulary(LM) == {}
     file.write_text('{"model": {"vocab": {"a": [1]}}}')
-    assert parts._words(LM) == {}
+    assert small_model._vocabulary(LM) == {}
 
 
 def test_bad_folders_are_explained(tmp_path, folder):
     def refused(words: str, kind: str = "glide", where: Path = folder) -> None:
         with pytest.raises(InputError, match=words) as caught:
-            saved.load(kind, str(where), LM)
+            KINDS[kind].load(str(where), LM)
         assert "\n" not in str(caught.value)
 
     refused("holds a drafter of kind glide; this method needs one of kind eagle3", "eagle3")
@@ -220,7 +225,7 @@ def test_bad_folders_are_explained(tmp_path, folder):
         "lacks q_proj.bias": {k: v for k, v in weights.items() if k != "q_proj.bias"},
         "has a surplus odd": weights | {"odd": torch.ones(1)},
         r"q_proj.bias is \[3\], and \[64\]": weights | {"q_proj.bias": torch.ones(3)},
-        "q_proj.bias is of torch.int64": weights | {"q_proj.bias": torch.ones(64, dtype=torch.long)},
+        "q_proj.bias has dtype torch.int64": weights | {"q_proj.bias": torch.ones(64, dtype=torch.long)},
     }.items():
         save_file(changed, folder / "model.safetensors")
         refused(words)
@@ -244,16 +249,16 @@ def test_bad_folders_are_explained(tmp_path, folder):
 def test_saving_is_all_or_nothing(tmp_path, folder, monkeypatch):
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(TypeError):  # a fact that is no JSON: found after the weights are written
-        saved.save(PARTS["glide"](LM, 4), "glide", folder, LM, {"x": object()})
+        KINDS["glide"].save(KINDS["glide"].random(LM, 4), folder, LM, {"x": object()})
     assert (folder / "model.safetensors").read_bytes() == before and not list(tmp_path.glob(".*"))
-    saved.save(PARTS["glide"](LM, 4), "glide", folder, LM, {})
-    assert equal(saved.load("glide", str(folder), LM), PARTS["glide"](LM, 4))
+    KINDS["glide"].save(KINDS["glide"].random(LM, 4), folder, LM, {})
+    assert equal(KINDS["glide"].load(str(folder), LM), KINDS["glide"].random(LM, 4))
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="has other files in it"):
-        saved.save(PARTS["glide"](LM, 4), "glide", folder, LM, {})
+        KINDS["glide"].save(KINDS["glide"].random(LM, 4), folder, LM, {})
     monkeypatch.setattr(saved, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(InputError, match=r"cannot write .* .disk full."):
-        saved.save(PARTS["glide"](LM, 4), "glide", tmp_path / "new", LM, {})
+        KINDS["glide"].save(KINDS["glide"].random(LM, 4), tmp_path / "new", LM, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["glide"]
 
 
@@ -261,22 +266,28 @@ def test_saving_is_all_or_nothing(tmp_path, folder, monkeypatch):
 
 
 def test_a_drafter_beside_the_target_is_found(tmp_path, monkeypatch):
-    saved.save(PARTS["heads"](LM, 3), "heads", tmp_path / "heads", LM, {})
-    found = Parts(model=str(tmp_path))
-    assert equal(found.of("heads", LM), PARTS["heads"](LM, 3)) and found.origin("heads") == "heads"
+    KINDS["heads"].save(KINDS["heads"].random(LM, 3), tmp_path / "heads", LM, {})
+    found = DrafterWeights(model=str(tmp_path))
+    assert equal(found.of("heads", LM), KINDS["heads"].random(LM, 3)) and found.origin("heads") == "heads"
     assert found.of("glide", LM) is None
-    monkeypatch.setattr(parts, "BUNDLED", tmp_path / "target")
-    assert equal(Parts(model="bundled").of("heads", LM), PARTS["heads"](LM, 3))
-    assert Parts(random=True, model=str(tmp_path)).origin("heads") == "random, seed 0"
+    monkeypatch.setattr(drafter_weights, "BUNDLED", tmp_path / "target")
+    assert equal(DrafterWeights(model="bundled").of("heads", LM), KINDS["heads"].random(LM, 3))
+    assert DrafterWeights(random=True, model=str(tmp_path)).origin("heads") == "random, seed 0"
 
 
 def test_any_target_is_passed_on(folder):
     with pytest.raises(InputError, match="--any-target"):
-        Parts(str(folder)).of("glide", other())
-    assert equal(Parts(str(folder), any_target=True).of("glide", other()), PARTS["glide"](LM, 3))
+        DrafterWeights(str(folder)).of("glide", other())
+    assert equal(DrafterWeights(str(folder), any_target=True).of("glide", other()), KINDS["glide"].random(LM, 3))
     with pytest.raises(InputError, match="add --drafter FOLDER"):
-        Parts(any_target=True)
+        DrafterWeights(any_target=True)
 
 
-def test_every_kind_can_be_loaded():
-    assert TRAINED.keys() == PARTS.keys()
+def test_weights_are_taken_from_a_folder_or_as_they_are(folder):
+    block = KINDS["glide"].random(LM, 3)
+    assert load_weights("glide", block, LM) is block and equal(load_weights("glide", folder, LM), block)
+    assert equal(load_weights("glide", str(folder), other(), any_target=True), block)
+    with pytest.raises(InputError, match="the drafter is a Glide; this method needs a ChainedHeads, a folder"):
+        load_weights("heads", block, LM)
+    with pytest.raises(InputError, match="Hub"):  # not reachable in tests
+        load_weights("glide", "nobody/nothing", LM)

@@ -57,8 +57,9 @@ def losses(log: Path) -> dict[int, float]:
 
 
 @pytest.fixture
-def run(workplace, capsys):
+def run(workplace, capsys, monkeypatch):
     """run(options) -> (status, standard output, standard error)."""
+    monkeypatch.setattr(sys, "argv", ["longdraft", "train"])  # what a record of the run states
 
     def call(extra: str, books: str = "books") -> tuple[int, str, str]:
         capsys.readouterr()
@@ -191,7 +192,7 @@ def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path, monkeypat
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
     if Path("/dev/full").exists():
         with pytest.raises(InputError, match="No space left"):
-            trainer.Log(Path("/dev/full")).write("step")
+            trainer.EventLog(Path("/dev/full")).write("step")
 
 
 @pytest.mark.parametrize("damaged", ["model.safetensors", "optimisers.pt", "state.json"])
@@ -209,8 +210,8 @@ def test_an_unreadable_checkpoint_is_named(run, damaged):
         ("--work run --resume", "no checkpoint"),
         ("--stage 512:3", "256 positions"),
         ("--text nothing/*.txt", "nothing/*.txt"),
-        ("--vocab 100", "--vocab 100"),
-        ("--hidden 33", "--hidden 33"),
+        ("--vocab 100", "--vocab is 100: give 258"),
+        ("--hidden 33", "--hidden is 33: give a multiple"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run, extra, said):

@@ -15,7 +15,7 @@ from test_model import tokenizer
 
 from longdraft import InputError
 from longdraft.drafters.small_model.drafter import random_lm
-from longdraft.methods import drafter_weights as parts
+from longdraft.drafters.small_model.kind import SMALL_MODEL
 from longdraft.models.untrusted import neutral
 
 
@@ -48,7 +48,7 @@ def test_a_drafter_takes_the_same_way(tmp_path):
     random_lm(target, 0).hf.save_pretrained(tmp_path / "small")
     hostile.edit("adapter_config.json", base_model_name_or_path="evil/repo")(tmp_path / "small")
     with pytest.raises(InputError, match="merge it into its model"):
-        parts.lm_from(str(tmp_path / "small"), target)
+        SMALL_MODEL.load(str(tmp_path / "small"), target)
 
 
 def test_quantisations_that_can_be_undone_are():

@@ -30,7 +30,7 @@ def of_drafter(block: Glide, tokens: list[int], window: int = 0) -> Tensor:
     _check(tokens, window)
     ids = torch.tensor([tokens], device=block.host.target.device)
     position = torch.arange(len(tokens), device=ids.device)
-    normed, turn = block.self_norm(block.embed(ids)), block.host.turn(position[None])
+    normed, turn = block.self_norm(block.embed(ids)), block.host.rotation(position[None])
     q, (k, _) = block.queries(normed, turn)[0], block.keys(normed, turn)
     k = k[0].repeat_interleave(block.heads // block.host.keys, 0)
     total = q.new_zeros(block.heads, dtype=torch.float64)

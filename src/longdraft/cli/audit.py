@@ -58,10 +58,10 @@ def audit(
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
     from longdraft.engine.records import provenance, relative
-    from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
 
-    spec = MethodSpec(method, method, pairs(option), Parts(drafter, random_drafter, seed, model, any_target))
+    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, model, any_target))
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
     target, tokenizer = common.load_target(model, dtype, threads)

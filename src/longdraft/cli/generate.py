@@ -63,12 +63,12 @@ def generate(
     from longdraft.cli.job import Job, Printer
     from longdraft.cli.show import summary
     from longdraft.core.sampling import Sampler
-    from longdraft.methods.drafter_weights import Parts
+    from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
 
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
-    spec = MethodSpec(method, method, pairs(option), Parts(drafter, random_drafter, seed, model, any_target))
+    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, model, any_target))
     target, tokenizer = common.load_target(model, dtype, threads)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, spec, sampler, seed, accept)

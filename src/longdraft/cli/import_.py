@@ -1,4 +1,4 @@
-"""`longdraft import`: a drafter that others released, in longdraft's layout."""
+"""`longdraft import`: converts a drafter that another project released."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def import_drafter(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What was released: weights and config.json.")],
-    out: Annotated[Path, typer.Option(help="The drafter goes here; give it to --drafter.")],
-    model: Annotated[str, typer.Option("-m", "--model", help="Its target: a folder, or a Hub id.")] = "bundled",
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
+    out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
+    model: Annotated[
+        str, typer.Option("-m", "--model", help="The drafter's target: a folder or a Hub id.")
+    ] = "bundled",
     any_target: Annotated[
-        bool, typer.Option("--any-target", help="Also if the tables it brings are not this target's.")
+        bool,
+        typer.Option("--any-target", help="Accept a drafter whose embedding or output table is not this target's."),
     ] = False,
 ) -> None:
     """Import a GLIDE block of LongSpec, heads of TokenSwift or Medusa, or a layer of EAGLE-2 or EAGLE-3.
 
-    What it is shows in the names and shapes of its weights, which must all be known and fit the target. Nothing of the
-    folder is run.
+    The kind is recognised by the names and shapes of the weights, which must all be known and fit the target. No code
+    from the folder is run.
     """
-    from longdraft.drafters import importing as importers
+    from longdraft.drafters import importing
     from longdraft.models.loading import load_lm
 
-    made = importers.convert(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
+    made = importing.convert(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -90,51 +89,3 @@ def pair(word: str) -> tuple[str, str]:
     if not key or not equals or not value:
         raise InputError(f"option {word!r} has no value: give KEY=VALUE, like gamma=5")
     return key, value
-
-
-# For the training objectives, until they use `declared` and `read`.
-
-
-@dataclass(frozen=True)
-class Method:
-    """build(target, **options) -> Drafter, or build(target, part, **options) where it needs a part with weights.
-
-    needs: the kind of that part, a key of parts.PARTS, or ANY.
-    """
-
-    build: Callable[..., Any]
-    paper: str
-    needs: str | None = None
-
-    @property
-    def options(self) -> dict[str, tuple[type, Any]]:
-        """{name: (type, default)}, read off the function's signature."""
-        hints = get_type_hints(self.build)
-        given = 2 if self.needs else 1
-        parameters = list(inspect.signature(self.build).parameters.values())[given:]
-        return {p.name: (hints[p.name], p.default) for p in parameters}
-
-
-def typed(name: str, method: Method, key: str, value: str) -> Any:
-    """An option's text as what the method takes."""
-    if key not in method.options:
-        known = ", ".join(method.options) or "none"
-        raise InputError(f"{name} has no option {key!r}: its options are {known}")
-    kind = method.options[key][0]
-    try:
-        return kind(value)
-    except ValueError:
-        words = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
-        raise InputError(f"{name}'s option {key} is {value!r}: give {words}") from None
-
-
-def at_least(low: int, **values: int) -> None:
-    for key, value in values.items():
-        if value < low:
-            raise InputError(f"option {key} is {value}: give {low} or more")
-
-
-def one_of(choices: tuple[str, ...], **values: str) -> None:
-    for key, value in values.items():
-        if value not in choices:
-            raise InputError(f"option {key} is {value!r}: choose {' or '.join(choices)}")

@@ -1,4 +1,4 @@
-"""Drafters that others released, read by the names and shapes of their weights and written in longdraft's layout."""
+"""Converts drafters that other projects released: they are recognised by the names and shapes of their weights."""
 
 from __future__ import annotations
 
@@ -7,46 +7,41 @@ from typing import Any
 
 from torch import nn
 
-from longdraft.drafters import checkpoint as saved
-from longdraft.drafters.eagle import importer as eagle
-from longdraft.drafters.glide import importer as glide
-from longdraft.drafters.heads import importer as heads
+from longdraft.drafters.kind import DrafterKind
+from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.released import Released
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-READERS = (glide, heads, eagle)  # each has fits(source) and read(source, target) -> (kind, part)
 
+def read(folder: Path, target: LM, any_target: bool = False) -> tuple[DrafterKind, nn.Module]:
+    """The kind and the module of a released drafter, in the dtype in which it was released.
 
-def read(folder: Path, target: LM, anyhow: bool = False) -> tuple[str, nn.Module]:
-    """The kind and the part of a released drafter, in the dtype it was released in.
-
-    anyhow: also if the tables it brings along are not this target's. Raises InputError.
+    any_target: also accept a drafter whose embedding and output tables are not this target's. Raises InputError.
     """
-    source = Released.of(folder, anyhow)
-    reader = next((r for r in READERS if r.fits(source)), None)
-    if reader is None:
+    source = Released.of(folder, any_target)
+    known = [(kind, kind.importer) for kind in KINDS.values() if kind.importer]
+    kind, importer = next(((k, i) for k, i in known if i.fits(source)), (None, None))
+    if kind is None or importer is None:
         some = ", ".join(sorted(source.places)[:3]) or "none"
-        raise InputError(
-            f"{folder} is no drafter that longdraft knows (its weights: {some}): give a GLIDE block of LongSpec,"
-            " heads of TokenSwift or Medusa, or a layer of EAGLE-2 or EAGLE-3"
-        )
+        titles = ", ".join(k.title for k, _ in known)
+        raise InputError(f"{folder} is not a drafter that longdraft knows (its weights: {some}): give {titles}")
     try:
-        kind, part = reader.read(source, target)
+        module = importer.read(source, target)
+    except InputError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         what = f"{type(error).__name__}: {str(error)[:160]}"
-        raise InputError(f"{folder}/config.json has a field of another kind than released drafters ({what})") from None
-    return kind, part.eval().requires_grad_(False)
+        raise InputError(f"{folder}/config.json has a field of an unexpected type or value ({what})") from None
+    return kind, module.eval().requires_grad_(False)
 
 
-def convert(folder: Path, out: Path, target: LM, anyhow: bool = False) -> dict[str, Any]:
-    """Read a released drafter and save it -> what it is: kind, dtype, parameters. Raises InputError."""
+def convert(folder: Path, out: Path, target: LM, any_target: bool = False) -> dict[str, Any]:
+    """Read a released drafter and save it -> {kind, dtype, parameters}. Raises InputError."""
     if folder.resolve() == out.resolve():
-        raise InputError(f"--out is the folder to import, {out}: give another")
-    kind, part = read(folder, target, anyhow)
-    facts = {"imported_from": folder.resolve().name, "released_config": Released.of(folder, anyhow).config}
-    saved.save(part, kind, out, target, facts)
-    dtype = str(next(part.parameters()).dtype).removeprefix("torch.")
-    return {"kind": kind, "dtype": dtype, "parameters": sum(p.numel() for p in part.parameters())}
+        raise InputError(f"--out is the folder to import, {out}: give another folder")
+    kind, module = read(folder, target, any_target)
+    facts = {"imported_from": folder.resolve().name, "released_config": Released.of(folder).config}
+    kind.save(module, out, target, facts)
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    return {"kind": kind.name, "dtype": dtype, "parameters": sum(p.numel() for p in module.parameters())}

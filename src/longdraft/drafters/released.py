@@ -1,4 +1,4 @@
-"""A folder of somebody else's weights: tensors by name, each read when it is asked for."""
+"""A folder of weights that another project released: tensors by name, each read only when it is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,72 +16,73 @@ from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import fill
 from longdraft.errors import InputError
 
-PREFIX = re.compile(r"^(module\.|draft_model\.|model\.)+")  # of whatever a block was part of when it was saved
+PREFIX = re.compile(r"^(module\.|draft_model\.|model\.)+")  # left over from wrappers when the file was saved
 TABLES = {"embed_tokens.weight", "lm_head.weight"}
-BODY = re.compile(r"layers\.\d+\..*|norm\.weight|rotary_emb\.inv_freq")  # what a copy of the target has besides
-STATES = re.compile(r"training_args|optimi[sz]er|scheduler|rng_state|scaler")  # a trainer's, not weights
-
+BODY = re.compile(r"layers\.\d+\..*|norm\.weight|rotary_emb\.inv_freq")  # the rest of a copy of the target
+STATES = re.compile(r"training_args|optimi[sz]er|scheduler|rng_state|scaler")  # files of a trainer, not weights
 
 Names = dict[str, str | list[str]]
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass
 class Released:
-    """Every tensor of the folder under its own name, prefixes left out; nothing of it runs.
+    """Every tensor of the folder under its name without prefixes. No code from the folder is run.
 
-    places: name -> file, name in the file. anyhow: tables need not be the target's.
+    places: name -> file and name in that file. any_target: skip the comparison with the target's tables.
     """
 
     folder: Path
     config: dict[str, Any]
     places: dict[str, tuple[Path, str]]
-    anyhow: bool
+    any_target: bool
 
     @classmethod
-    def of(cls, folder: Path, anyhow: bool = False) -> Released:
-        """Raises InputError where there is nothing to read."""
+    def of(cls, folder: Path, any_target: bool = False) -> Released:
+        """Raises InputError if the folder has no weights."""
         if not folder.is_dir():
-            raise InputError(f"no folder at {folder}: download the drafter and give the folder it lies in")
+            raise InputError(f"no folder at {folder}: download the drafter and give its folder")
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
         files = sorted(folder.glob("*.safetensors")) or sorted(
             f for kind in ("*.bin", "*.pt", "*.pth") for f in folder.glob(kind) if not STATES.search(f.name)
         )
         if not files:
-            raise InputError(f"{folder} has no weights: give one with *.safetensors, *.bin or *.pt")
+            raise InputError(f"{folder} has no weights: give a folder with *.safetensors, *.bin or *.pt")
         places = {PREFIX.sub("", name): (file, name) for file in files for name in _names(file)}
-        return cls(folder, config, places, anyhow)
+        return cls(folder, config, places, any_target)
 
     def __contains__(self, name: str) -> bool:
         return name in self.places
 
     def get(self, name: str) -> Tensor:
-        """Raises InputError that names what is missing."""
+        """Raises InputError if there is no tensor of this name."""
         if name not in self.places:
             raise InputError(f"{self.folder} lacks {name}: its weights are incomplete, or of another kind of drafter")
         file, stored = self.places[name]
         return _tensor(file, stored)
 
-    def fill(self, part: nn.Module, names: Names, dropped: Iterable[str] = (), kept: Iterable[str] = ()) -> nn.Module:
-        """Put released tensors into a part, in their dtype -> the part. Raises InputError.
+    def fill(self, module: M, names: Names, dropped: Iterable[str] = (), kept: Iterable[str] = ()) -> M:
+        """Load released tensors into a module, in the dtype in which they were released -> the module.
 
-        names: the part's tensor -> the released one, or those that it stacks. Every released tensor must be named
-        here or in `dropped`: a weight that is silently left out would make another drafter. kept: the part's own.
+        names: the module's tensor -> the released tensor, or those to stack. Every released tensor must be named here
+        or in `dropped`, because a weight that is silently ignored would make a different drafter. kept: tensors of the
+        module that stay as they are. Raises InputError.
         """
-        wanted = part.state_dict()
+        wanted = module.state_dict()
         found = {name: wanted[name] for name in kept}
         used = {n for theirs in names.values() for n in ([theirs] if isinstance(theirs, str) else theirs)}
         surplus = sorted(self.places.keys() - used - set(dropped))
         if surplus and used <= self.places.keys():
-            raise InputError(f"{self.folder} has a surplus {surplus[0]}, which a {type(part).__name__} does not have")
-        for mine, theirs in names.items():
-            want = list(wanted[mine].shape)
+            raise InputError(f"{self.folder} has a surplus {surplus[0]}, which a {type(module).__name__} does not have")
+        for ours, theirs in names.items():
+            want = list(wanted[ours].shape)
             if isinstance(theirs, str):
-                found[mine] = self._shaped(theirs, want)
+                found[ours] = self._shaped(theirs, want)
             else:
-                found[mine] = torch.stack([self._shaped(n, want[1:]) for n in theirs])
+                found[ours] = torch.stack([self._shaped(n, want[1:]) for n in theirs])
         dtype = next(t.dtype for t in found.values() if t.is_floating_point())
-        fill(part.to(dtype), found, str(self.folder))
-        return part
+        fill(module.to(dtype), found, str(self.folder))
+        return module
 
     def _shaped(self, name: str, want: list[int]) -> Tensor:
         tensor = self.get(name)
@@ -93,11 +94,11 @@ class Released:
         return tensor
 
     def same(self, name: str, table: Tensor) -> None:
-        """Raises InputError where a table that the drafter brings along is not the target's own.
+        """Raises InputError if a table that the drafter includes differs from the target's.
 
-        Releases differ in dtype, so a sample may be off by rounding: means of differences, not equality.
+        Releases may differ in dtype, so samples are compared by their mean difference, not for equality.
         """
-        if name not in self or self.anyhow:
+        if name not in self or self.any_target:
             return
         theirs = self.get(name)
         step = max(1, table.shape[0] // 256)
@@ -107,8 +108,8 @@ class Released:
             equal = bool((a - b).abs().mean() <= 0.01 * b.abs().mean())
         if not equal:
             raise InputError(
-                f"{self.folder}: its {name} is not the target's, which it would draft with: give the target that it"
-                " was trained for (-m), or --any-target to import it all the same"
+                f"{self.folder}: its {name} is not the target's, which would be used for drafting: give the target that"
+                " it was trained for (-m), or add --any-target to import it anyway"
             )
 
 
@@ -130,14 +131,17 @@ def _tensor(file: Path, name: str) -> Tensor:
 
 
 def _pickled(file: Path) -> dict[str, Tensor]:
-    """Most heads were released as .bin or .pt. weights_only reads them with an unpickler that builds tensors and plain
-    containers and refuses anything else, so no code of theirs runs; decoding never reads such a file at all."""
+    """The tensors of a .bin or .pt file, the formats in which most heads were released.
+
+    weights_only uses an unpickler that builds tensors and plain containers and refuses anything else, so no code from
+    the file runs. Decoding never reads such a file.
+    """
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's own, pickle's, zip's
+    except Exception as error:  # errors of torch, pickle or zipfile
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
         raise InputError(f"{file} holds more than weights, or is damaged ({reason}): give safetensors") from None
     found = found.get("state_dict", found) if isinstance(found, dict) else {}
     if not found or not all(isinstance(t, Tensor) for t in found.values()):
-        raise InputError(f"{file} is no table of tensors by name: give the weights alone")
+        raise InputError(f"{file} is not a dictionary of tensors by name: give a file that only holds weights")
     return found

@@ -5,52 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shlex
-import subprocess
-import sys
 import uuid
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-import transformers
 
 from longdraft.core.cache import KVCache
+from longdraft.core.provenance import checkout, command, now, relative, versions
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.ops.threads import are_pinned
-from longdraft.version import __version__
 
 TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # prefixes of environment variables that affect speed
-
-
-def versions() -> dict[str, str]:
-    return {
-        "longdraft": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def checkout() -> dict[str, Any]:
-    """git_sha and git_dirty of the checkout that this package runs from; None if it runs from no checkout."""
-    package = Path(__file__).resolve().parents[1]
-
-    def git(*words: str) -> str | None:
-        try:
-            found = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return found.stdout.strip() if found.returncode == 0 else None
-
-    top = git("rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() / "src" / "longdraft" != package:
-        return {"git_sha": None, "git_dirty": None}
-    return {"git_sha": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain", "--", ":/src"))}
 
 
 def processor(device: torch.device | str = "cpu") -> str:
@@ -62,21 +31,6 @@ def processor(device: torch.device | str = "cpu") -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def command() -> str:
-    """The command line of this process, without the parts of paths that only mean something on this machine."""
-    return shlex.join(["longdraft", *(relative(word) for word in sys.argv[1:])])
-
-
-def relative(word: str) -> str:
-    """A path below the working directory becomes relative to it, another absolute path its last name."""
-    if not os.path.isabs(word):
-        return word
-    try:
-        return str(Path(word).relative_to(Path.cwd()))
-    except ValueError:
-        return Path(word).name
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
@@ -108,7 +62,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "versions": versions(),
         **checkout(),
         "command": command(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": now(),
         "run": uuid.uuid4().hex[:12],
     }
 

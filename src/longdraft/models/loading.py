@@ -27,6 +27,7 @@ from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neu
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PATIENCE = 5.0  # seconds
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
 # Architectures whose every pass the tests compare with stock attention; any other is compared once when it is loaded.
 TRIED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
@@ -121,7 +122,7 @@ def _place(name: str) -> tuple[str, bool]:
         return str(BUNDLED), True
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if folder.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        if folder.exists() or not re.fullmatch(HUB_ID, name):
             raise InputError(f"no model folder at {name}: {HOW}")
         return name, False
     if not (folder / "config.json").is_file():

@@ -1,3 +1,3 @@
-"""Training: what made the bundled models, and the commands that make them again."""
+"""Training a target, and the parts that drafters' training objectives share. Knows no drafter."""
 
 from __future__ import annotations

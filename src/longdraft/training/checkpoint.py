@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per step, complete or absent (written beside, then renamed); nothing is unpickled."""
+"""Checkpoints: one folder per step, written under another name and then renamed. Reading runs no pickled code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longdraft.errors import InputError
 
 
 def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: int = 2) -> Path:
-    """Write folder/step-NNNNNNNN and remove all but the newest `keep`."""
+    """Write folder/step-NNNNNNNN and remove all but the newest `keep`. Raises InputError."""
     final, draft = folder / f"step-{step:08d}", folder / "writing"
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -27,7 +27,7 @@ def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: in
         draft.rename(final)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise InputError(f"could not write {final}: {error}; make room (or mend the folder), then --resume") from None
+        raise InputError(f"could not write {final}: {error}; make room (or repair the folder), then --resume") from None
     for old in listed(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -39,24 +39,27 @@ def listed(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path:
+    """The newest complete checkpoint. Raises InputError if there is none."""
     found = listed(folder)
     if not found:
-        raise InputError(f"{folder}: no checkpoint there; leave out --resume to begin anew")
+        raise InputError(f"{folder}: no checkpoint there; leave out --resume to start a new run")
     return found[-1]
 
 
 def load(path: Path, model, optimisers: list) -> dict:
-    """Put weights and optimiser state back; -> the state saved with them."""
+    """Restore weights and optimiser state; -> the state saved with them. Raises InputError."""
     try:
         state = parse((path / "state.json").read_text())
         if not isinstance(state, dict):
-            raise ValueError("state.json holds no JSON object")
+            raise ValueError("state.json is not a JSON object")
         model.load_state_dict(load_file(path / "model.safetensors"))
         if optimisers:
             saved = torch.load(path / "optimisers.pt", weights_only=True)
-            for optimiser, part in zip(optimisers, saved, strict=True):
-                optimiser.load_state_dict(part)
-    except Exception as error:  # each library has its own errors for a damaged file
+            for optimiser, its_state in zip(optimisers, saved, strict=True):
+                optimiser.load_state_dict(its_state)
+    except Exception as error:  # a damaged file raises different errors in each library
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path}: unreadable checkpoint ({reason}); delete that folder to fall back") from None
+        raise InputError(
+            f"{path}: unreadable checkpoint ({reason}); delete that folder to use the one before"
+        ) from None
     return state

@@ -1,7 +1,7 @@
-"""Text on this machine -> one array of tokens with marked documents and groups -> training rows.
+"""Text on this machine -> one array of tokens with the boundaries of documents and groups.
 
-A group is a book, or the files of one package in path order: text that a reader would have open together. A row is S
-consecutive tokens of one group, so a long row is a long book passage or a repository-like context, never a mixture.
+A group is a book, or the files of one package in path order. A training row is consecutive tokens of one group, so a
+long row is a passage of one book or of one code base.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from pathlib import Path
 
 import numpy as np
 
-from longdraft.core.files import parse
+from longdraft.core.files import parse, read_json
 from longdraft.errors import InputError
 from longdraft.training import hub
 
-KINDS = ("code", "book")
-# vendored packages are near-copies of held-out or installed files
+TEXT_KINDS = ("code", "book")
+HOLDOUT = "holdout.json"  # in a model's folder: patterns of the files that it was not trained on
+# Vendored packages are near-copies of held-out or installed files.
 SKIP_PARTS = {"_vendor", "test", "tests", "testing", "idle_test", "lib2to3", "__pycache__", "site-packages"}
 SKIP_PARTS |= {"ensurepip", "msilib", "_click"}
 LEAST_TOKENS = 2000
-LONGEST_LINE = 600  # beyond it a file is data or generated, not something a person wrote
+LONGEST_LINE = 600  # files with longer lines are data or generated code
 
 
 @dataclass
 class Document:
-    """One file's text: `kind` is code or book; files of one `group` may share a row."""
+    """One file's text. kind: code or book. Files of one group may share a row."""
 
     name: str
     group: str
@@ -39,9 +40,9 @@ class Document:
 
 @dataclass
 class Corpus:
-    """Tokens of all documents, groups contiguous, each document closed by eos; offsets ascend to len(tokens)."""
+    """Tokens of all documents; groups are contiguous, each document ends with eos, offsets ascend to len(tokens)."""
 
-    tokens: np.ndarray  # [N] uint16, or uint32 where the vocabulary needs it
+    tokens: np.ndarray  # [N] uint16, or uint32 for a large vocabulary
     starts: np.ndarray  # int64 [documents + 1]
     groups: np.ndarray  # int64 [groups + 1]: token offsets
     names: list[str]
@@ -50,49 +51,64 @@ class Corpus:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for part in ("tokens", "starts", "groups"):
-            np.save(folder / f"{part}.npy", getattr(self, part))
-        meta = {part: getattr(self, part) for part in ("names", "group_names", "kinds")}
+        for field in ("tokens", "starts", "groups"):
+            np.save(folder / f"{field}.npy", getattr(self, field))
+        meta = {field: getattr(self, field) for field in ("names", "group_names", "kinds")}
         (folder / "corpus.json").write_text(json.dumps(meta))
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
         try:
-            arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("tokens", "starts", "groups")}
+            arrays = {f: np.load(folder / f"{f}.npy", mmap_mode="r") for f in ("tokens", "starts", "groups")}
             return cls(**arrays, **parse((folder / "corpus.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{folder}: no readable tokenised data ({error}); delete it to make it again") from None
+            raise InputError(
+                f"{folder}: no readable tokenised data ({error}); delete the folder to make it again"
+            ) from None
 
     def count(self, kind: str) -> int:
+        """Tokens of this kind of text."""
         sizes = np.diff(self.groups)
         return int(sum(size for size, each in zip(sizes, self.kinds, strict=True) if each == kind))
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where text comes from: names (folders, globs, hf:datasets), this Python's library and packages, or both."""
+    """Where text comes from: names (folders, globs, hf: datasets), this Python's library and packages, or both."""
 
     names: list[str]
     environment: bool = True
     package_cap: int = 8_000_000  # characters of one installed package
-    dataset_cap: int = 50_000_000  # characters of one dataset of the Hub
+    dataset_cap: int = 50_000_000  # characters of one Hub dataset
 
 
 def load(home: Path) -> tuple[Corpus, Corpus]:
-    """What was tokenised into home/train and home/heldout. Raises InputError where there is too little to train on."""
+    """The corpora in home/train and home/heldout. Raises InputError if there is too little text to train on."""
     corpus, heldout = (Corpus.load(home / name) for name in ("train", "heldout"))
     if len(corpus.tokens) < LEAST_TOKENS:
-        raise InputError(f"only {len(corpus.tokens)} tokens to train on: want at least {LEAST_TOKENS}, better millions")
+        raise InputError(f"only {len(corpus.tokens)} tokens to train on: give at least {LEAST_TOKENS}, better millions")
     return corpus, heldout
 
 
+def stdlib() -> Path:
+    """The folder of this Python's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def held_out_stdlib(model: Path) -> list[Path]:
+    """The standard-library files that the model in this folder was not trained on. Raises InputError."""
+    patterns = read_json(model / HOLDOUT).get("patterns", [])
+    files = [stdlib() / p.removeprefix("stdlib/") for p in patterns if p.startswith("stdlib/")]
+    return [f for f in files if f.is_file()]
+
+
 def held_out(name: str, patterns: list[str]) -> bool:
-    """Names look like `stdlib/argparse.py`, `typer/main.py`, `books/dracula.txt`; patterns may use *."""
+    """Whether a name like `stdlib/argparse.py`, `typer/main.py` or `books/dracula.txt` matches; patterns may use *."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def read(path: Path) -> str | None:
-    """The text, or None where it is not UTF-8, too short to learn from, or has lines nobody writes by hand."""
+    """The file's text; None if it is not UTF-8, too short to learn from, or not written by hand."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -102,17 +118,16 @@ def read(path: Path) -> str | None:
 
 
 def environment_code(cap: int) -> list[Document]:
-    """The standard library and the installed packages; of each package at most `cap` characters, evenly spread."""
-    stdlib, site = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
-    documents = package("stdlib", stdlib, cap=10**9)
-    ours = ("longdraft", "_distutils_hack", "__pycache__")
-    for folder in sorted(p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in ours):
+    """The standard library, and at most `cap` characters of each installed package, spread evenly over its files."""
+    site, documents = Path(sysconfig.get_path("purelib")), package("stdlib", stdlib(), cap=10**9)
+    skipped = ("longdraft", "_distutils_hack", "__pycache__")
+    for folder in sorted(p for p in site.iterdir() if p.is_dir() and "." not in p.name and p.name not in skipped):
         documents += package(folder.name, folder, cap)
     return documents
 
 
 def package(name: str, root: Path, cap: int) -> list[Document]:
-    """Python files under root in path order; groups are its first-level folders, the loose files form one more."""
+    """Python files under root in path order; each first-level folder is a group, and so are the files beside them."""
     found = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -125,7 +140,7 @@ def package(name: str, root: Path, cap: int) -> list[Document]:
 
 
 def text_of(source: str, cap: int) -> list[Document]:
-    """A dataset of the Hub (hf:..., `cap` characters of it), or the files of a folder or a glob. Raises InputError."""
+    """A Hub dataset (hf:..., at most `cap` characters), or the files of a folder or a glob. Raises InputError."""
     if source.startswith(hub.PREFIX):
         numbered = enumerate(hub.documents(source, cap))
         return [Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered]
@@ -136,7 +151,7 @@ def text_of(source: str, cap: int) -> list[Document]:
 
 
 def text_files(pattern: str) -> list[Document]:
-    """Every file of a folder or of a glob such as `books/*.txt`, every line of a .jsonl file: one group each."""
+    """Every file of a folder or of a glob such as `books/*.txt`, and every line of a .jsonl file, is a group."""
     if Path(pattern).is_dir():
         pattern = f"{pattern.rstrip('/')}/**/*"
     root = Path("/") if pattern.startswith("/") else Path()
@@ -152,19 +167,19 @@ def text_files(pattern: str) -> list[Document]:
 
 
 def json_lines(path: Path, name: str) -> list[Document]:
-    """The "text" of every line."""
+    """The "text" field of every line. Raises InputError."""
     found = []
     try:
         for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
             if line.strip():
                 found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"])))
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f'{path}, line {len(found) + 1}: want JSON lines like {{"text": "..."}}') from None
+        raise InputError(f'{path}, line {len(found) + 1}: give JSON lines like {{"text": "..."}}') from None
     return found
 
 
 def collect(sources: Sources) -> list[Document]:
-    """All documents once (by content), groups contiguous."""
+    """All documents without duplicates (by content), sorted so that groups are contiguous."""
     documents = environment_code(sources.package_cap) if sources.environment else []
     for name in sources.names:
         documents += text_of(name, sources.dataset_cap)
@@ -185,7 +200,7 @@ def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document
 
 
 def tokenise(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
-    """Encode in batches; `tokenizer` is a tokenizers.Tokenizer of at most `vocab` entries."""
+    """Encode documents; `tokenizer` is a tokenizers.Tokenizer with at most `vocab` entries."""
     pieces, lengths, kind = [], [], np.uint16 if vocab <= 1 << 16 else np.uint32
     for at in range(0, len(documents), 64):
         for encoded in tokenizer.encode_batch([d.text for d in documents[at : at + 64]]):

@@ -1,11 +1,11 @@
-"""A frozen target read whole rows at a time: its states, the keys of one layer, what it would say."""
+"""A frozen target run on whole rows: its hidden states, the keys of one layer, its predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,12 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.models.lm import LM
 from longdraft.training import losses
 
+Labels = Literal["target", "text"]  # what a drafter is trained to predict: the target's predictions, or the text
+
 
 @dataclass
-class Seen:
-    """What the target made of rows [B,S]: states {after n layers: [B,S,d]}, keys and values [B,K,S,D] of one layer."""
+class TargetStates:
+    """The target's states of rows [B,S]: {after n layers: [B,S,d]}, and keys and values [B,K,S,D] of one layer."""
 
     states: dict[int, Tensor] = field(default_factory=dict)
     keys: Tensor | None = None
@@ -29,7 +31,7 @@ class Seen:
 
 @contextmanager
 def whole_rows(lm: LM) -> Iterator[None]:
-    """Transformers' own attention, which needs no cache of ours and lets gradients through."""
+    """Use Transformers' own attention, which needs no cache of longdraft and supports gradients."""
     lm.hf.set_attn_implementation("sdpa" if lm.hf._supports_sdpa else "eager")
     try:
         yield
@@ -38,7 +40,7 @@ def whole_rows(lm: LM) -> Iterator[None]:
 
 
 class Frozen:
-    """No weight of the target changes, and nothing it computes is differentiated, but its head."""
+    """The target's weights never change, and gradients pass through its head only."""
 
     def __init__(self, lm: LM):
         self.lm, self.last = lm, lm.config.num_hidden_layers
@@ -47,7 +49,7 @@ class Frozen:
 
     @torch.no_grad()
     def _plain_head(self) -> Tensor | None:
-        """The head [V,d], where that is one matrix and nothing more: no scaling, no soft cap."""
+        """The head [V,d] if it is one matrix without scaling or soft cap, else None."""
         head, d = self.lm.hf.get_output_embeddings().weight, self.lm.config.hidden_size
         some = torch.randn(4, d, generator=torch.Generator().manual_seed(0)).to(head.device, head.dtype)
         plain = F.linear(some, head).float()
@@ -56,49 +58,51 @@ class Frozen:
     @torch.no_grad()
     def read(
         self, tokens: Tensor, position: Tensor | None = None, states: Sequence[int] = (), layer: int | None = None
-    ) -> Seen:
-        """tokens, position [B,S] -> the states after these many layers (as CaptureSpec.hidden), the keys of `layer`."""
+    ) -> TargetStates:
+        """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden), keys of `layer`."""
         captured, cache = Captures(CaptureSpec(hidden=tuple(states))), DynamicCache()
         with whole_rows(self.lm), self.lm.architecture.capturing(captured):
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
                 position_ids=position,
-                attention_mask=torch.ones_like(tokens),  # without one, positions that jump are taken for packed texts
+                attention_mask=torch.ones_like(
+                    tokens
+                ),  # otherwise a jump in positions is taken for the start of another sequence
                 past_key_values=cache if layer is not None else None,
                 use_cache=layer is not None,
             )
         if layer is None:
-            return Seen(captured.states)
+            return TargetStates(captured.states)
         held: Any = cache.layers[layer]
-        return Seen(captured.states, held.keys, held.values)
+        return TargetStates(captured.states, held.keys, held.values)
 
     @torch.no_grad()
-    def says(self, state: Tensor) -> Tensor:
-        """The target's likeliest next token, [B,S], after each of its last states [B,S,d] (before the final norm)."""
-        flat = state.reshape(-1, state.shape[-1])  # max's indices come several times sooner than argmax
-        found = [self.lm.head(part).max(-1).indices for part in flat.split(losses.parts(self.lm.vocab))]
+    def predictions(self, state: Tensor) -> Tensor:
+        """The target's most likely next token [B,S], given its last states [B,S,d] before the final norm."""
+        flat = state.reshape(-1, state.shape[-1])  # max is several times faster than argmax
+        found = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(losses.chunk_rows(self.lm.vocab))]
         return torch.cat(found).view(state.shape[:-1])
 
     def head_loss(self, normed: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy of the target's own head on normed [N,d] with labels [N] (IGNORE: left out)."""
+        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE."""
         if self.matrix is not None:
             return losses.by_matrix(normed, self.matrix, labels)
         return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
 
-    def law_loss(self, normed: Tensor, theirs: Tensor) -> Tensor:
-        """Mean cross-entropy of the target's head on normed [N,d] with what it makes of its own normed states [N,d]."""
+    def distribution_loss(self, normed: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's normed states [N,d]."""
         if self.matrix is not None:
-            return losses.law_by_matrix(normed, self.matrix, theirs)
-        return losses.law_by_function(normed, self.lm.project, theirs, self.lm.vocab)
+            return losses.distribution_by_matrix(normed, self.matrix, targets)
+        return losses.distribution_by_function(normed, self.lm.project, targets, self.lm.vocab)
 
 
 def matches(found: Tensor, wanted: Tensor) -> float:
-    """The share of equal tokens; 0 where there are none."""
+    """The share of equal tokens; 0 if there are no tokens."""
     return float((found == wanted).float().sum() / max(found.numel(), 1))
 
 
 def implied_length(shares: Sequence[float]) -> float:
-    """Mean acceptance length, bonus token included, of chains whose drafts are right with these shares by depth."""
+    """Mean acceptance length, bonus token included, of chains whose drafts are accepted with these shares by depth."""
     length, alive = 1.0, 1.0
     for share in shares:
         alive *= share

@@ -1,7 +1,7 @@
-"""Shows chosen heads where to look, for the first steps of a run: left alone, small models find induction late.
+"""Attention guidance for the first steps of training a target: without it, small models learn induction late.
 
-A previous-token head and, in the layers above, induction heads get an extra loss: minus the log of the attention that
-head 0 of the layer gives to the place it should read. Afterwards the heads are on their own.
+Head 0 of the middle layer is guided to the previous token, head 0 of each later layer to the token to copy. The extra
+loss is minus the log of the attention weight at that position.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from transformers.masking_utils import sdpa_mask
 
 from longdraft.training.rows import IGNORE
 
-WANTED: dict[int, torch.Tensor] = {}  # layer -> where head 0 of each position should look [B,T], or IGNORE
+WANTED: dict[int, torch.Tensor] = {}  # layer -> position that head 0 should attend to [B,T], or IGNORE
 FOUND: list[torch.Tensor] = []
 
 
 def guided_attention(module, query, key, value, mask, scaling=None, **kwargs):
-    """SDPA; in layers with a wish it also records head 0's loss. query, key [B,H,T,D]."""
+    """SDPA; in guided layers it also records head 0's loss. query, key [B,H,T,D]."""
     wanted = WANTED.get(module.layer_idx)
     if wanted is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -35,10 +35,10 @@ AttentionInterface.register("longdraft_guided", guided_attention)
 AttentionMaskInterface.register("longdraft_guided", sdpa_mask)
 
 
-def wishes(sources: torch.Tensor, layers: int) -> dict[int, torch.Tensor]:
-    """sources [B,S+1]: for a token that repeats an earlier one its place, else IGNORE -> layer: wanted places [B,S].
+def wanted_positions(sources: torch.Tensor, layers: int) -> dict[int, torch.Tensor]:
+    """sources [B,S+1]: the position of the token that each token repeats, or IGNORE -> {layer: positions [B,S]}.
 
-    The middle layer looks one token back; those above it look at the token that comes next, where it was said before.
+    The middle layer attends to the previous token; later layers attend to the earlier occurrence of the next token.
     """
     count, length = sources.shape[0], sources.shape[1] - 1
     back = torch.arange(-1, length - 1).expand(count, length).clone()
@@ -48,9 +48,9 @@ def wishes(sources: torch.Tensor, layers: int) -> dict[int, torch.Tensor]:
 
 
 def guided(model, loss_of, sources: torch.Tensor):
-    """-> (loss, mean guidance loss), both of `loss_of()` run under guidance."""
+    """-> (loss, mean guidance loss) of one call of `loss_of`."""
     before = model.config._attn_implementation
-    WANTED.update(wishes(sources, model.config.num_hidden_layers))
+    WANTED.update(wanted_positions(sources, model.config.num_hidden_layers))
     FOUND.clear()
     try:
         model.config._attn_implementation = "longdraft_guided"

@@ -1,4 +1,4 @@
-"""Documents of a Hugging Face dataset, streamed: no more is fetched than is taken, and no code of it is run."""
+"""Documents of a Hugging Face dataset. They are streamed, and no code of the dataset is run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from longdraft.errors import InputError
 
 PREFIX = "hf:"
-COLUMNS = {"text": "book", "content": "code", "code": "code"}  # the column with the text -> the kind of text it is
+COLUMNS = {"text": "book", "content": "code", "code": "code"}  # column with the text -> kind of text
 HOW = "give hf:ORG/NAME, hf:ORG/NAME:CONFIG or hf:ORG/NAME:CONFIG:SPLIT"
 
 
 def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
-    """hf:ID[:CONFIG[:SPLIT]] (split: train) -> (kind, text) of its first rows, `most` characters in all.
+    """hf:ID[:CONFIG[:SPLIT]] (split: train) -> (kind, text) of its first rows, until they have `most` characters.
 
-    Raises InputError where the extra is not installed, the dataset cannot be read or has no column of text.
+    Raises InputError if the extra is not installed, or if the dataset cannot be read or has no text column.
     """
     where, config, split = (*name.removeprefix(PREFIX).split(":"), "", "")[:3]
     taken = 0
     for row in _rows(name, where, config or None, split or "train"):
         column = next((c for c in COLUMNS if isinstance(row.get(c), str)), None)
         if column is None:
-            raise InputError(f"{name} has the columns {', '.join(row)}, and none of text called {', '.join(COLUMNS)}")
+            raise InputError(f"{name} has the columns {', '.join(row)}; one of {', '.join(COLUMNS)} must hold text")
         taken += len(row[column])
         yield COLUMNS[column], row[column]
         if taken >= most:
@@ -37,6 +37,6 @@ def _rows(name: str, where: str, config: str | None, split: str) -> Iterator[dic
     datasets.disable_progress_bars()
     try:
         yield from datasets.load_dataset(where, config, split=split, streaming=True)
-    except Exception as error:  # the library and its transports have many of their own
+    except Exception as error:  # the library and its transports raise many types
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"cannot read {name}: {reason[:300].rstrip('.')}; {HOW}") from None

@@ -1,4 +1,4 @@
-"""Cross-entropy under a frozen head, whose logits are made, used for loss and gradient, and dropped part by part."""
+"""Cross-entropy under a frozen head, computed chunk by chunk so that all logits are never stored at once."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch.utils.checkpoint import checkpoint
 
 from longdraft.training.rows import IGNORE
 
-LOGITS = 1 << 21  # numbers held at once: they stay in the processor's cache
+LOGITS = 1 << 21  # logits held at once: few enough for the processor's cache
 
 
-def parts(vocab: int) -> int:
-    """Rows of a part."""
+def chunk_rows(vocab: int) -> int:
+    """Rows of one chunk."""
     return max(16, LOGITS // vocab)
 
 
-# (rows of this part, their logits, which may be overwritten) -> (summed loss, its gradient by the logits)
+# (rows of the chunk, their logits, which may be overwritten) -> (summed loss, its gradient by the logits)
 Score = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 class _Head(torch.autograd.Function):
-    """The gradient is found with the loss, since both need the same probabilities; the head itself gets none."""
+    """Loss and gradient are computed together, because both need the probabilities; the head gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, normed: Tensor, matrix: Tensor, score: Score, counted: Tensor) -> Tensor:
-        x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), parts(len(matrix))
+        x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), chunk_rows(len(matrix))
         total = torch.zeros((), device=normed.device)
         for at in range(0, len(x), size):
-            part = slice(at, at + size)
-            loss, by_logits = score(part, x[part] @ matrix.T)
+            chunk = slice(at, at + size)
+            loss, by_logits = score(chunk, x[chunk] @ matrix.T)
             total += loss
-            gradient[part] = by_logits @ matrix
+            gradient[chunk] = by_logits @ matrix
         ctx.save_for_backward(gradient.div_(counted))
         return total / counted
 
@@ -45,10 +45,10 @@ class _Head(torch.autograd.Function):
 
 
 def by_matrix(normed: Tensor, matrix: Tensor, wanted: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T at wanted [N], where that is not IGNORE; normed [N,d], matrix [V,d]."""
+    """Mean cross-entropy of normed @ matrix.T with labels wanted [N], except IGNORE; normed [N,d], matrix [V,d]."""
 
-    def score(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        p, right = logits.softmax(-1), wanted[part, None]
+    def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        p, right = logits.softmax(-1), wanted[chunk, None]
         scored, right = right != IGNORE, right.clamp(min=0)
         chance = p.gather(1, right)
         loss = -(chance.float().clamp(min=1e-30).log() * scored).sum()
@@ -58,11 +58,11 @@ def by_matrix(normed: Tensor, matrix: Tensor, wanted: Tensor) -> Tensor:
         return _Head.apply(normed, matrix, score, _counted(wanted))  # type: ignore[return-value]
 
 
-def law_by_matrix(normed: Tensor, matrix: Tensor, theirs: Tensor) -> Tensor:
-    """Mean cross-entropy of normed @ matrix.T with the law that theirs @ matrix.T gives; both [N,d]."""
+def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of normed @ matrix.T with the distribution of targets @ matrix.T; both [N,d]."""
 
-    def score(part: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        q, logp = (theirs[part].to(matrix.dtype) @ matrix.T).softmax(-1), logits.log_softmax(-1)
+    def score(chunk: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        q, logp = (targets[chunk].to(matrix.dtype) @ matrix.T).softmax(-1), logits.log_softmax(-1)
         return -(q * logp).float().sum(), logp.exp_() - q
 
     with torch.autocast(normed.device.type, enabled=False):
@@ -70,25 +70,26 @@ def law_by_matrix(normed: Tensor, matrix: Tensor, theirs: Tensor) -> Tensor:
 
 
 def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], wanted: Tensor, vocab: int) -> Tensor:
-    """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which is computed a second time for the gradient."""
+    """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which are computed again for the gradient."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), y, ignore_index=IGNORE, reduction="sum")
 
-    return _again(one, normed, wanted, vocab) / _counted(wanted)
+    return _in_chunks(one, normed, wanted, vocab) / _counted(wanted)
 
 
-def law_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], theirs: Tensor, vocab: int) -> Tensor:
-    """As law_by_matrix for any head."""
+def distribution_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocab: int) -> Tensor:
+    """As distribution_by_matrix for any head."""
 
     def one(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), head(y).float().softmax(-1), reduction="sum")
 
-    return _again(one, normed, theirs, vocab) / len(normed)
+    return _in_chunks(one, normed, targets, vocab) / len(normed)
 
 
-def _again(one: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
-    size = parts(vocab)
+def _in_chunks(one: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
+    """Sum of `one` over chunks of x and y; the logits are computed again in the backward pass."""
+    size = chunk_rows(vocab)
     pairs = zip(x.split(size), y.split(size), strict=True)
     return torch.stack([checkpoint(one, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A run's log as a picture."""
+"""Plots a run's log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw(run: Path) -> Path:
 
 
 def read(run: Path) -> tuple[list[dict], list[dict]]:
-    """-> (step events, probe events) of a run, the later where a step was done twice."""
+    """-> (step events, probe events) of a run, the later one where a step was repeated. Raises InputError."""
     try:
         events = [parse(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:

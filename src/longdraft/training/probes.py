@@ -1,4 +1,4 @@
-"""What a target can do with its context, measured on text it never saw."""
+"""Measures how well a target uses its context, on held-out text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST: list[float] = []
 
 
 def watched_attention(module, query, key, value, mask, scaling=None, **kwargs):
-    """SDPA that also notes the largest causal logit; query, key [B,H,T,D]."""
+    """SDPA that also records the largest causal logit; query, key [B,H,T,D]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     logits = query.float() @ key.float().transpose(-1, -2) * scale
     LARGEST.append(float(logits.tril().amax()))
@@ -30,7 +30,7 @@ AttentionMaskInterface.register("longdraft_watched", sdpa_mask)
 
 @torch.no_grad()
 def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
-    """tokens [B,S] -> nats [B, last] of each row's last tokens (all but the first by default)."""
+    """tokens [B,S] -> loss in nats [B, last] of each row's last tokens (by default all but the first)."""
     last = last or tokens.shape[1] - 1
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
@@ -39,7 +39,7 @@ def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor
 
 
 def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
-    """[count, size]: evenly spaced pieces of the groups of that kind; no rows where none is long enough."""
+    """[count, size]: evenly spaced pieces of the groups of that kind; no rows if no group is long enough."""
     pieces = []
     for at, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
         if each == kind and end - at >= size:
@@ -54,9 +54,9 @@ def mean(values: torch.Tensor) -> float | None:
 
 
 def each_row(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
-    """`losses`, one row at a time: long rows need the memory."""
-    parts = [losses(model, row[None], last) for row in tokens]
-    return torch.cat(parts) if parts else torch.zeros(0, 1)
+    """`losses`, one row at a time to limit memory."""
+    found = [losses(model, row[None], last) for row in tokens]
+    return torch.cat(found) if found else torch.zeros(0, 1)
 
 
 def held_out(model, corpus: Corpus, count: int = 16, size: int = 512) -> dict:
@@ -72,9 +72,10 @@ def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4
 
 
 def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512) -> dict:
-    """Mean loss of the SAME last 512 tokens of each row, read after more and more context.
+    """Mean loss of the same `last` tokens of each row after contexts of increasing length.
 
-    `change` is the mean difference to the context before, row by row, with its standard error: below 0, context helps.
+    change: the mean difference to the next shorter context, row by row, with its standard error; below 0 means that
+    context helps.
     """
     tokens = rows(corpus, kind, count, max(contexts) + 1)
     if not len(tokens):
@@ -92,14 +93,14 @@ def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int
 
 
 def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | None:
-    """Loss on the repetition of `span` random tokens said twice: ln(vocab) is no copying, 0 perfect copying."""
+    """Loss on the second occurrence of `span` random tokens: ln(vocab) means no copying, 0 perfect copying."""
     generator = torch.Generator().manual_seed(0)
     once = torch.randint(1, vocab, (count, span), generator=generator)
     return mean(each_row(model, torch.cat([once, once], 1), span - 1))
 
 
 def largest_logit(model, tokens: torch.Tensor) -> float | None:
-    """Largest attention logit of all layers over these rows."""
+    """The largest attention logit in any layer on these rows."""
     before = model.config._attn_implementation
     LARGEST.clear()
     try:
@@ -111,14 +112,14 @@ def largest_logit(model, tokens: torch.Tensor) -> float | None:
 
 
 def cheap(model, corpus: Corpus, vocab: int) -> dict:
-    """A few seconds' worth, for the log."""
+    """Probes that take a few seconds, for the log."""
     found = held_out(model, corpus)
     some = torch.cat([rows(corpus, kind, 1, 513) for kind in ("code", "book")])
     return {**found, "induction": induction(model, vocab), "largest_logit": largest_logit(model, some)}
 
 
 def full(model, corpus: Corpus, vocab: int, contexts: list[int], count: int = 8) -> dict:
-    """All probes; minutes at contexts of 32K."""
+    """All probes; these take minutes at contexts of 32K."""
     found = {**cheap(model, corpus, vocab), **held_out(model, corpus, count=64, size=1024)}
     found["induction_by_span"] = {str(s): induction(model, vocab, s, 8) for s in (64, 256, 512, 1024, 2048)}
     for kind in ("code", "book"):

@@ -1,4 +1,4 @@
-"""Several processes that share a run, as `torchrun` starts them: each takes some parts of every step."""
+"""Several processes that share a run, as started by `torchrun`: each computes some parts of every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Team:
-    """After every step all processes hold the same weights; the first one alone writes and is heard."""
+    """After every step all processes hold the same weights; only the first one writes files and output."""
 
     rank: int = 0
     size: int = 1
@@ -25,7 +25,7 @@ class Team:
         return self.rank == 0
 
     def share(self, parts: int) -> range:
-        """The parts of a step that are this process's. Raises InputError where they cannot be shared out evenly."""
+        """The parts of a step that this process computes. Raises InputError if they cannot be divided evenly."""
         if parts % self.size:
             raise InputError(
                 f"{self.size} processes cannot share {parts} parts of a step: give --accumulate {self.size}"
@@ -33,28 +33,35 @@ class Team:
         return range(self.rank, parts, self.size)
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        """Each becomes, in place, the sum of all processes' own."""
+        """Replace each tensor by the sum of all processes' tensors.
+
+        DistributedDataParallel does not fit: objectives call methods of the module, not its forward, and a step has
+        several backward passes.
+        """
         if self.size > 1:
             for x in tensors:
                 dist.all_reduce(x)
 
-    def any(self, mine: bool) -> bool:
-        """Whether it is so for any process."""
-        flag = torch.tensor(float(mine))
+    def any(self, here: bool) -> bool:
+        """Whether `here` is true in any process."""
+        flag = torch.tensor(float(here))
         self.sum([flag])
         return bool(flag)
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Return when all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
 
+ALONE = Team()
+
+
 def joined() -> Team:
-    """This process's place among those that `torchrun` started; alone otherwise."""
+    """This process's place among those that `torchrun` started; ALONE otherwise."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return Team()
+        return ALONE
     if not dist.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,4 +1,4 @@
-"""Training rows as a pure function of (seed, step): resuming needs no sampler state."""
+"""Training rows as a pure function of (seed, step), so that resuming needs no state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ IGNORE = -100
 
 
 def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code: float, copies: float, vocab: int):
-    """-> three times [rows, length + 1] int64: tokens, labels (the token itself), sources (the place that it repeats).
+    """-> tokens, labels, sources, each [rows, length + 1] int64.
 
-    Labels and sources hold IGNORE where there is nothing to score, or nothing repeated.
-
-    `code`: chance that a row is code; `copies`: chance that a row carries repeated spans.
+    A label is the token itself, or IGNORE where it is not scored. A source is the earlier position that a token
+    repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has repeated spans.
     """
     rng = np.random.default_rng([seed, step])
     selected = [cut(corpus, length + 1, rng, code) for _ in range(rows)]
@@ -29,14 +28,17 @@ def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code:
 
 
 def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float) -> np.ndarray:
-    """`size` consecutive tokens of one group, uniform over all such places of the chosen kind."""
+    """`size` consecutive tokens of one group, uniform over all positions in the chosen kind of text.
+
+    Raises InputError if no group is that long.
+    """
     room = np.diff(corpus.groups) - size + 1
     room[room < 0] = 0
     wanted = "code" if rng.random() < code else "book"
     of_kind = np.where(np.asarray(corpus.kinds) == wanted, room, 0)
     places = np.cumsum(of_kind if of_kind.sum() else room)
     if not len(places) or not places[-1]:
-        raise InputError(f"no book or package has {size} tokens in a row: give longer text or a shorter --stage")
+        raise InputError(f"no document group has {size} tokens: give longer text or a shorter --stage")
     place = int(rng.integers(places[-1]))
     group = int(np.searchsorted(places, place, side="right"))
     at = int(corpus.groups[group]) + place - (int(places[group - 1]) if group else 0)
@@ -44,10 +46,10 @@ def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float) -> np.
 
 
 def repeat_spans(row: np.ndarray, label: np.ndarray, source: np.ndarray, rng: np.random.Generator, vocab: int) -> None:
-    """Overwrite, in place, later spans of the row with earlier ones; distances are log-uniform up to the row.
+    """Overwrite later spans of the row with earlier ones, in place; distances are log-uniform up to the row's length.
 
-    Half of the spans are the row's own text, half random tokens; the random original teaches nothing and is not scored,
-    nor are the tokens at the seams, which cannot be foreseen. No place is written twice.
+    Half of the spans are the row's text and half are random tokens. The first occurrence of random tokens is not
+    scored, nor are the tokens at the ends of a copy, which cannot be predicted. No position is written twice.
     """
     size, taken = len(row), np.zeros(len(row), bool)
     for _ in range(max(1, size // 256)):

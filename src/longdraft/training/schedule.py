@@ -1,4 +1,4 @@
-"""What each step does: sequence length, rows, learning-rate factor; all pure functions of the step."""
+"""Sequence length, rows and learning-rate factor of each step; all are pure functions of the step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from longdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages one after the other; the learning rate warms up, stays, and falls to 0 over the plan's last tokens."""
+    """Consecutive stages; the learning rate warms up, stays constant, and falls to 0 over the plan's last tokens."""
 
     stages: tuple[tuple[int, int], ...]  # (sequence length, steps)
-    step_tokens: int  # rows of a step are added until they hold this many tokens
+    step_tokens: int  # a step has as many rows as fit, at least one
     decay: float = 1 / 3  # share of all tokens over which the rate falls
     warmup: int = 100  # steps
 
@@ -38,18 +38,18 @@ class Plan:
         return total
 
     def rate(self, step: int) -> float:
-        """Factor on the learning rates, over 0 at the first step and at the last."""
+        """Factor of the learning rates, above 0 at the first and the last step."""
         left = 1 - self.tokens(step) / self.tokens(self.steps)
         return min(1.0, (step + 1) / (min(self.warmup, self.steps // 10) + 1), left / self.decay)
 
 
 def parse_stages(texts: list[str], positions: int) -> tuple[tuple[int, int], ...]:
-    """`512:7000` -> (512, 7000)."""
+    """`512:7000` -> (512, 7000). Raises InputError."""
     stages = []
     for text in texts:
         length, _, steps = text.partition(":")
         if not (length.isdecimal() and steps.isdecimal() and int(length) >= 8 and int(steps) >= 1):
-            raise InputError(f"--stage {text!r}: want LENGTH:STEPS, both whole numbers, such as 512:7000 (length >= 8)")
+            raise InputError(f"--stage {text!r}: give LENGTH:STEPS, both whole numbers, such as 512:7000 (length >= 8)")
         if int(length) > positions:
             raise InputError(f"--stage {text}: longer than the model's {positions} positions")
         stages.append((int(length), int(steps)))

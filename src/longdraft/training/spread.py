@@ -1,4 +1,4 @@
-"""A frozen target too large for one device: each process holds a share of every layer and gathers one to run it."""
+"""For a frozen target that does not fit on one device: each process holds a share of every layer (FSDP)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from longdraft.drafters.checkpoint import fingerprint
 from longdraft.errors import InputError
+from longdraft.models.fingerprint import fingerprint
 from longdraft.models.lm import LM
 from longdraft.training.processes import Team
 
 
 def spread(lm: LM, team: Team) -> None:
-    """Share a target's layers, loaded on the CPU, out among the team's devices; embeddings, norm and head stay whole.
+    """Divide the layers of a target, loaded on the CPU, among the team's devices; embeddings, norm and head stay whole.
 
-    Afterwards all processes must run the target together: as often, in the same order. Raises InputError alone.
+    Afterwards all processes must run the target equally often and in the same order. Raises InputError for one process.
     """
     if team.size == 1:
-        raise InputError("--spread shares the target out among processes, and there is one: start several by torchrun")
-    lm.known, lm.backend = fingerprint(lm), lm.eager  # afterwards no process has whole weights to read
+        raise InputError("--spread divides the target among processes, but there is one: start several with torchrun")
+    lm.known, lm.backend = fingerprint(lm), lm.eager  # afterwards no process can read whole weights
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (team.size,))
     body = lm.hf.get_decoder()
@@ -33,5 +33,5 @@ def spread(lm: LM, team: Team) -> None:
 
 
 def rotations(body: torch.nn.Module) -> list[torch.nn.Module]:
-    """Modules without weights, such as rotary embeddings, whose buffers must lie beside the states."""
+    """Modules without weights, such as rotary embeddings, whose buffers must be on the device of the states."""
     return [m for m in body.children() if not list(m.parameters())]

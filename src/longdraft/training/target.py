@@ -1,4 +1,4 @@
-"""The bundled target: a small Qwen3 trained from nothing on this machine's Python files and on books."""
+"""The bundled target: a small Qwen3 trained from scratch on this machine's Python files and on books."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from longdraft.training import checkpoint, data, guide, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
 from longdraft.training.schedule import Plan
 
-# never trained on, nor is the tokenizer: files of the standard library, three books, two packages
+# Excluded from training, also of the tokenizer: files of the standard library, three books, two packages.
 HELD_OUT = [
     *(f"stdlib/{name}.py" for name in ("argparse", "tarfile", "difflib", "subprocess", "inspect", "pickle", "mailbox")),
     *(f"stdlib/{name}.py" for name in ("optparse", "doctest", "imaplib", "zipfile", "pathlib", "typing", "turtle")),
@@ -29,21 +29,23 @@ GUIDANCE = 0.3  # weight of the attention guidance beside the loss
 
 
 def prepare(
-    folder: Path, sources: data.Sources, vocab: int, positions: int, words: str = ""
+    folder: Path, sources: data.Sources, vocab: int, positions: int, tokenizer_of: str = ""
 ) -> tuple[data.Corpus, data.Corpus]:
-    """Tokenizer, training corpus and held-out corpus under folder/data, made once; -> (train, held out).
+    """Make the tokenizer and both corpora under folder/data unless they exist; -> (training, held out).
 
-    words: the folder of a model whose tokenizer is taken, for a small model that drafts for it; "": a new one.
+    tokenizer_of: 'bundled' or the folder of a model whose tokenizer to use, to draft for that model; "": train a new
+    one. Raises InputError.
     """
     home = folder / "data"
     if not (home / "done").exists():
         seen, unseen = data.split(data.collect(sources), HELD_OUT)
         if not seen:
             raise InputError("nothing to train on: all text is held out or unreadable")
-        if words:
-            made = tokenizer.load(BUNDLED if words == "bundled" else Path(words))
+        if tokenizer_of:
+            made = tokenizer.load(BUNDLED if tokenizer_of == "bundled" else Path(tokenizer_of))
             if made.get_vocab_size() > vocab:
-                raise InputError(f"{words} has a tokenizer of {made.get_vocab_size()} entries: give as large a --vocab")
+                size = made.get_vocab_size()
+                raise InputError(f"the tokenizer of {tokenizer_of} has {size} entries: give --vocab {size} or more")
         else:
             made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
         tokenizer.save(made, home / "tokenizer", positions)
@@ -54,9 +56,9 @@ def prepare(
 
 
 def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions: int, seed: int) -> Qwen3ForCausalLM:
-    """MHA with QK-norm; input and output embeddings are separate, since at this size they cost no time."""
+    """A new Qwen3 with multi-head attention; input and output embeddings are separate. Raises InputError."""
     if hidden % heads or (hidden // heads) % 2:
-        raise InputError(f"--hidden {hidden} must divide into --heads {heads} of even size")
+        raise InputError(f"--hidden is {hidden}: give a multiple of 2 * --heads, which is {2 * heads}")
     config = Qwen3Config(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -79,7 +81,7 @@ def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions:
 
 
 def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch.Tensor:
-    """Mean next-token loss of tokens, labels [B,S+1]; under autocast the weights stay float32."""
+    """Mean next-token loss of tokens, labels [B,S+1]; bf16: autocast, while weights stay float32."""
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
         wanted = labels[:, 1:].flatten()
@@ -89,7 +91,7 @@ def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch
 
 
 def objective(model, corpus: data.Corpus, plan: Plan, seed: int, code: float, copies: float, bf16: bool, guide_to: int):
-    """step -> loss, a pure function of the weights and the step; before step `guide_to` some heads are guided."""
+    """step -> loss, a pure function of the weights and the step; before step `guide_to` attention is guided."""
 
     def loss_of(step: int) -> torch.Tensor:
         count, length = plan.shape(step)
@@ -104,7 +106,10 @@ def objective(model, corpus: data.Corpus, plan: Plan, seed: int, code: float, co
 
 
 def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, contexts: list[int]) -> dict:
-    """Newest checkpoint of the run in folder -> a model folder, bf16, each file replaced in one move."""
+    """Write the newest checkpoint of the run as a model folder in bfloat16; files are replaced atomically, one by one.
+
+    -> the contents of training.json. Raises InputError.
+    """
     path = checkpoint.latest(folder / "checkpoints")
     state = checkpoint.load(path, model, [])
     draft = out.with_name(f".{out.name}.writing")
@@ -119,7 +124,7 @@ def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, co
         for file in (folder / "data" / "tokenizer").iterdir():
             shutil.copy(file, draft)
         files = {"patterns": HELD_OUT, "files": heldout.names}
-        (draft / "holdout.json").write_text(json.dumps(files, indent=1) + "\n")
+        (draft / data.HOLDOUT).write_text(json.dumps(files, indent=1) + "\n")
         record = {"parameters": sum(p.numel() for p in model.parameters()), **facts, **state, "full_probes": found}
         (draft / "training.json").write_text(json.dumps(record, indent=1) + "\n")
         out.mkdir(parents=True, exist_ok=True)

@@ -10,14 +10,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from longdraft.errors import InputError
 
-EOS = "<|endoftext|>"  # ends a document, pads, and stands between documents; there is no bos
-EOS_ID = 0  # special entries come first
+EOS = "<|endoftext|>"  # ends a document and pads; there is no bos
+EOS_ID = 0  # special tokens come first
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Every byte is an entry, so any text can be written; ids 0..vocab-1, eos = 0."""
+    """Every byte is an entry, so any text can be encoded; ids 0..vocab-1, eos = 0. Raises InputError."""
     if not 257 < vocab <= 65536:
-        raise InputError(f"--vocab {vocab}: want 258 to 65536 (every byte, one end marker, and some merges)")
+        raise InputError(f"--vocab is {vocab}: give 258 to 65536 (all bytes, an end token, and some merges)")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,7 +34,7 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def sample(texts: list[str], characters: int) -> Iterator[str]:
-    """Evenly spread pieces of the texts, about `characters` in all, the same every time."""
+    """Evenly spread pieces of the texts, about `characters` in all; deterministic."""
     share = min(1.0, characters / max(1, sum(map(len, texts))))
     for text in texts:
         for at in range(0, len(text), 20_000):
@@ -42,7 +42,7 @@ def sample(texts: list[str], characters: int) -> Iterator[str]:
 
 
 def save(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
-    """So that AutoTokenizer.from_pretrained(folder) works offline."""
+    """Save it for AutoTokenizer.from_pretrained(folder)."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,
@@ -54,6 +54,7 @@ def save(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
 
 
 def load(folder: Path) -> Tokenizer:
+    """The tokenizer in a folder. Raises InputError."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One loop for every objective: steps, log, checkpoints. It knows neither the model nor what is learnt."""
+"""The training loop for any model and loss: steps, log, checkpoints."""
 
 from __future__ import annotations
 
@@ -6,32 +6,27 @@ import json
 import math
 import os
 import platform
-import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from longdraft.core import provenance
 from longdraft.errors import InputError
 from longdraft.training import checkpoint
-from longdraft.training.processes import Team
+from longdraft.training.processes import ALONE, Team
 from longdraft.training.schedule import Plan
-
-ALONE = Team()
 
 
 def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms; each remembers its full rate."""
+    """Muon for the matrices inside the blocks, AdamW for embeddings, head and norms, with their full learning rates."""
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "head" not in n]
     ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in ids]
@@ -45,38 +40,14 @@ def optimisers(model, matrix_rate: float, other_rate: float) -> list[torch.optim
 
 
 def set_rates(made: list, rates: tuple[float, float]) -> None:
-    """The rates at factor 1; those of a checkpoint give way, so that a resumed run can go slower."""
+    """Set the learning rates at factor 1; they replace those of a checkpoint, so a resumed run can use others."""
     for each in made:
         for group in each.param_groups:
             group["full_rate"] = rates[0] if isinstance(each, torch.optim.Muon) else rates[1]
 
 
-def command_line() -> str:
-    """This process's own, however it was started."""
-    words = sys.argv[1:]
-    return shlex.join(["longdraft", "train", *(words[1:] if words[:1] == ["train"] else words)])
-
-
-def provenance(command: str) -> dict:
-    """Where a number comes from."""
-    sha = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    import transformers
-
-    return {
-        "command": command,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "git_sha": sha.stdout.strip() if sha.returncode == 0 else None,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
-
-
-class Log:
-    """JSON lines, each on disk when `write` returns; a silent one writes none."""
+class EventLog:
+    """JSON lines, one per event, written at once; a silent log writes nothing."""
 
     def __init__(self, path: Path, silent: bool = False):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,23 +82,24 @@ def train(
 ) -> dict:
     """Run the plan from the newest checkpoint or from step 0; -> state: step, tokens, seconds, runs, probes.
 
-    `loss_of(step)` must be a pure function of the weights and the step: then a killed run, resumed, repeats itself.
-    With several parts a step is the mean of loss_of(step * parts + 0, 1, ...), shared out among the team.
-    enough(probes so far): whether to end here. best(probes so far): whether to keep these weights in folder/best too.
+    `loss_of(step)` must be a pure function of the weights and the step, so that a run that is killed and resumed gives
+    the same result. With several parts, a step's loss is the mean of loss_of(step * parts + 0, 1, ...), divided among
+    the team. enough(probes so far): whether to stop. best(probes so far): whether to save these weights in folder/best.
+    Raises InputError.
     """
-    team.share(parts)  # found before any work
+    team.share(parts)  # raises before any work is done
     made, records = optimisers(model, *rates), folder / "checkpoints"
-    log = Log(folder / "log.jsonl", silent=not team.first)
+    log = EventLog(folder / "log.jsonl", silent=not team.first)
     state: dict = {"step": 0, "seconds": 0.0, "runs": [], "probes": []}
     if resume:
         state = checkpoint.load(checkpoint.latest(records), model, made)
         set_rates(made, rates)
     elif checkpoint.listed(records):
-        raise InputError(f"{records} holds a run: --resume continues it, another --work keeps it")
+        raise InputError(f"{records} holds a run: give --resume to continue it, or another --work to keep it")
     first, last = state["step"], min(plan.steps, stop_at or plan.steps)
     if first > plan.steps:
-        raise InputError(f"the checkpoint is at step {first}, the stages end at {plan.steps}: add steps")
-    head = {**provenance(command), "from_step": first, "stages": list(plan.stages), "decay": plan.decay}
+        raise InputError(f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps")
+    head = {"command": command, **_environment(), "from_step": first, "stages": list(plan.stages), "decay": plan.decay}
     head |= {"step_tokens": plan.step_tokens, "rates": list(rates), **(settings or {})}
     state["runs"] = [*state["runs"], head]
     log.write("start", **head)
@@ -151,7 +123,9 @@ def train(
             if step % log_every == 0 or step == last:
                 fields = {"tokens": tokens, "rate": plan.rate(step - 1), "length": length}
                 shown.update(task, completed=step, **meter.report(step=step, **fields))
-            if probe and (step % probe_every == 0 or step == last):  # by all: a target may be spread over them
+            if probe and (
+                step % probe_every == 0 or step == last
+            ):  # in all processes: the target may be divided among them
                 with meter.paused():
                     state["probes"] = [*state["probes"], {"step": step, "tokens": tokens, **probe()}]
                     log.write("probe", **state["probes"][-1])
@@ -167,10 +141,16 @@ def train(
     return state
 
 
-class Meter:
-    """Losses and tokens since the last report; time spent in `paused` does not count."""
+def _environment() -> dict:
+    """Software and machine of this run."""
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    return {"time": provenance.now(), "versions": provenance.versions(), **provenance.checkout(), "machine": machine}
 
-    def __init__(self, log: Log):
+
+class Meter:
+    """Losses and tokens since the last report; time spent in `paused` is not counted."""
+
+    def __init__(self, log: EventLog):
         self.log, self.losses, self.tokens, self.norm, self.window_start = log, [], 0, 0.0, time.monotonic()
 
     def add(self, tokens: int, loss: float, norm: float) -> None:
@@ -179,7 +159,7 @@ class Meter:
         self.norm = norm
 
     def report(self, **fields) -> dict:
-        """Log the mean loss and the speed, and begin again; -> both."""
+        """Log the mean loss and the speed, and start again; -> both."""
         loss, speed = sum(self.losses) / len(self.losses), self.tokens / (time.monotonic() - self.window_start)
         more = {"last_loss": self.losses[-1], "norm": self.norm, "tokens_per_s": round(speed)}
         self.log.write("step", loss=loss, **more, **fields)
@@ -195,7 +175,7 @@ class Meter:
 
 @dataclass
 class Step:
-    """One step's gradient: the mean over its parts, of which each process of the team computes its share."""
+    """One step's gradient: the mean over its parts, which are divided among the processes of the team."""
 
     model: torch.nn.Module
     loss_of: Callable[[int], torch.Tensor]
@@ -204,7 +184,7 @@ class Step:
     team: Team
 
     def backward(self) -> float:
-        """Leave the gradient in the parameters; -> the mean loss."""
+        """Compute the gradient into the parameters; -> the mean loss."""
         total = torch.zeros(())
         for part in self.team.share(self.parts):
             loss = self.loss_of(self.step * self.parts + part) / self.parts
@@ -215,7 +195,7 @@ class Step:
 
 
 def update(model, made: list, losses: Step, factor: float, records: Path) -> tuple[float, float]:
-    """One optimiser step; -> (loss, gradient norm). A loss or gradient that is not finite changes no weight."""
+    """One optimiser step; -> (loss, gradient norm). Raises InputError before any change if one is not finite."""
     loss, step = losses.backward(), losses.step
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
@@ -234,9 +214,12 @@ def update(model, made: list, losses: Step, factor: float, records: Path) -> tup
 
 @contextmanager
 def asked_to_stop() -> Iterator[list]:
-    """The list fills when Ctrl-C or SIGTERM comes: the step in hand is finished and kept. Old handlers come back."""
+    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and saved.
+
+    The previous signal handlers are restored at the end.
+    """
     asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # handlers can be set nowhere else
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
         yield asked
         return
     kept = {s: signal.signal(s, lambda number, _: asked.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -248,7 +231,7 @@ def asked_to_stop() -> Iterator[list]:
 
 
 def bar(*columns: str, shown: bool = True) -> Progress:
-    """A progress bar on standard error; by default with a step's loss and speed."""
+    """A progress bar on standard error; by default it shows a step's loss and speed."""
     step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
     texts = [TextColumn(c) for c in columns or step]
     return Progress(

@@ -1,4 +1,4 @@
-"""EAGLE's layer: it continues the target's own hidden states."""
+"""EAGLE's layer, which continues the target's hidden states."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 
 B = TypeVar("B", bound="EagleBlock")
-ROPES = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on how long the text is
+ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length of the context
 
 
 def ropes_of(config: Any) -> dict[str, Any]:
-    """The rotation of a target's or a layer's config; theta alone where a target turns in a way that a layer cannot."""
+    """The RoPE parameters of a target's or a layer's config; only theta where the layer does not support the type."""
     found = getattr(config, "rope_parameters", None) or {}
     theta = float(found.get("rope_theta") or 10000.0)
     kind = found.get("rope_type", "default")
@@ -30,15 +30,15 @@ def ropes_of(config: Any) -> dict[str, Any]:
 
 
 class EagleBlock(nn.Module, ABC):
-    """Reads the feature of token t beside the embedding of token t+1; gives the feature of t+1 and scores of t+2.
+    """Reads the feature of token t and the embedding of token t+1; returns the feature of t+1 and scores for t+2.
 
-    The layer is that of a Llama: attention, then an MLP behind a norm. A kind says what a feature is, how it is mixed
-    with an embedding (`wide` is the width of what attention reads), and what reads the output. known: how many of the
-    target's tokens it can draft.
+    The layer is a Llama layer: attention, then an MLP after a norm. A subclass defines what a feature is, how it is
+    combined with an embedding (`wide`: the width of attention's input) and how scores are computed from the output.
+    known: the number of the target's tokens that it can draft.
     """
 
     known: int
-    layer: dict[str, Any]  # what the layer is built from, as JSON
+    layer: dict[str, Any]  # the arguments it is built with, as JSON
 
     def __init__(self, config: Any, wide: int):
         super().__init__()
@@ -60,7 +60,7 @@ class EagleBlock(nn.Module, ABC):
         }
         sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
         rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(self.layer[k]) for k in sizes}))
-        self.frequency, self.scaling = rotary.inv_freq, rotary.attention_scaling  # float32 whatever the weights are
+        self.frequency, self.scaling = rotary.inv_freq, rotary.attention_scaling  # float32 for weights of any dtype
         bias = self.layer["qkv_bias"]
         self.q = nn.Linear(wide, heads * self.dim, bias)
         self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias) for _ in range(2))
@@ -71,27 +71,27 @@ class EagleBlock(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def tapped(layers: int) -> list[int]:
-        """After how many of the target's layers its states are taken."""
+    def captured_layers(layers: int) -> list[int]:
+        """After how many of the target's `layers` layers its states are captured."""
 
     @abstractmethod
     def feature(self, target: LM, states: list[Tensor]) -> Tensor:
-        """The target's tapped states, [..,d] each -> what the layer reads [..,d]."""
+        """The target's captured states, [..,d] each -> the feature [..,d]."""
 
     @abstractmethod
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """feature, token [B,W,d] -> the residual stream [B,W,d] and what attention reads [B,W,wide]."""
+        """feature, token [B,W,d] -> the residual stream [B,W,d] and attention's input [B,W,wide]."""
 
     @abstractmethod
     def scores(self, target: LM, output: Tensor) -> Tensor:
-        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf where the drafter has no such token."""
+        """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf for tokens it cannot draft."""
 
     def forward(
         self, feature: Tensor, token: Tensor, position: Tensor, mask: Tensor, cache: KVCache, start: int
     ) -> Tensor:
         """feature, token [B,W,d] and position [B,W] of nodes start.. of scratch, mask [B,W,start+W] -> output [B,W,d].
 
-        The output is the next feature and what `scores` reads. Keys and values go to scratch slots start and on.
+        The output is the next feature and the input of `scores`. Keys and values go to scratch slots from `start` on.
         """
         W = feature.shape[1]
         residual, x = self.mix(feature, token)
@@ -106,7 +106,7 @@ class EagleBlock(nn.Module, ABC):
         return self.finish(residual, torch.stack(found))
 
     def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention reads [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""
+        """Attention's input [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""
         q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
         return self._rotate(q, position), self._rotate(k, position), v
 
@@ -117,7 +117,7 @@ class EagleBlock(nn.Module, ABC):
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 
     def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
-        """x [B,H,W,D] turned by its position [B,W]."""
+        """x [B,H,W,D] rotated by its position [B,W]."""
         self.frequency = self.frequency.to(x.device)
         angle = (position[..., None] * self.frequency)[:, None]
         cos, sin = ((self.scaling * turned).to(x.dtype) for turned in (angle.cos(), angle.sin()))
@@ -126,7 +126,7 @@ class EagleBlock(nn.Module, ABC):
 
 
 class Eagle2Block(EagleBlock):
-    """A feature is the target's last state, normed; the target's own output matrix reads the output (EAGLE sec. 3)."""
+    """A feature is the target's last state after its norm; scores use the target's output matrix (EAGLE sec. 3)."""
 
     def __init__(self, config: Any):
         d = config.hidden_size
@@ -135,7 +135,7 @@ class Eagle2Block(EagleBlock):
         self.fuse, self.known = nn.Linear(2 * d, d, bias), config.vocab_size
 
     @staticmethod
-    def tapped(layers: int) -> list[int]:
+    def captured_layers(layers: int) -> list[int]:
         return [layers]
 
     def feature(self, target: LM, states: list[Tensor]) -> Tensor:
@@ -150,10 +150,10 @@ class Eagle2Block(EagleBlock):
 
 
 class Eagle3Block(EagleBlock):
-    """A feature is made of states of three depths; an own head reads the output (EAGLE-3 sec. 3).
+    """A feature combines states from three depths; scores use a head of its own (EAGLE-3 sec. 3).
 
-    The head knows `vocab` tokens at most: draft token i is the target's token i + d2t[i]. What attention reads of a
-    feature is normed; the residual stream begins with the feature itself, or normed too where config says
+    The head has at most `vocab` tokens: draft token i is the target's token i + d2t[i]. Attention reads the feature
+    after a norm. The residual stream starts with the feature itself, or with the normed feature if the config has
     norm_before_residual (as `speculators` trains it).
     """
 
@@ -162,14 +162,14 @@ class Eagle3Block(EagleBlock):
     def __init__(self, config: Any, vocab: int | None = None):
         d = config.hidden_size
         super().__init__(config, 2 * d)
-        self.normed = self.layer["norm_before_residual"] = bool(getattr(config, "norm_before_residual", False))
+        self.normed_residual = self.layer["norm_before_residual"] = bool(getattr(config, "norm_before_residual", False))
         self.fuse, self.known = nn.Linear(3 * d, d, bias=False), min(vocab or config.vocab_size, config.vocab_size)
         self.norm_feature, self.norm_token, self.norm_out = (nn.RMSNorm(d, self.eps) for _ in range(3))
         self.head = nn.Linear(d, self.known, bias=False)
         self.register_buffer("d2t", torch.zeros(self.known, dtype=torch.long))
 
     @staticmethod
-    def tapped(layers: int) -> list[int]:
+    def captured_layers(layers: int) -> list[int]:
         """Before layers 2, L/2 and L-3."""
         return [min(2, layers), layers // 2, max(layers - 3, 0)]
 
@@ -178,13 +178,25 @@ class Eagle3Block(EagleBlock):
 
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.norm_feature(feature)
-        return normed if self.normed else feature, torch.cat([self.norm_token(token), normed], -1)
+        return normed if self.normed_residual else feature, torch.cat([self.norm_token(token), normed], -1)
 
     def scores(self, target: LM, output: Tensor) -> Tensor:
         found = self.head(self.norm_out(output)).float()
         full = found.new_full((*found.shape[:-1], target.vocab), float("-inf"))
-        full[..., torch.arange(self.known, device=found.device) + self.d2t] = found
+        full[..., self.tokens] = found
         return full
+
+    @property
+    def tokens(self) -> Tensor:
+        """[known] the target's token of each draft token."""
+        return torch.arange(self.known, device=self.d2t.device) + self.d2t
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raises ValueError unless d2t maps the draft tokens to different tokens of the target."""
+        tokens = torch.arange(self.known) + state_dict["d2t"].cpu()
+        if tokens.min() < 0 or tokens.max() >= self.layer["vocab_size"] or len(tokens.unique()) < self.known:
+            raise ValueError("d2t does not map the draft tokens to different tokens of the target")
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
 
 def random_eagle2(target: LM, seed: int) -> Eagle2Block:
@@ -193,7 +205,7 @@ def random_eagle2(target: LM, seed: int) -> Eagle2Block:
 
 
 def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> Eagle3Block:
-    """An untrained EAGLE-3 layer; where the target has more tokens than `vocab`, it drafts a random choice of them."""
+    """An untrained EAGLE-3 layer; if the target has more than `vocab` tokens, it can draft a random subset of them."""
     block = Eagle3Block(target.config, vocab)
     tokens = torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: block.known].sort().values
     block.d2t.copy_(tokens - torch.arange(block.known))

@@ -17,12 +17,12 @@ from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-CANDIDATES = 4096  # whose ancestors fit a mask
+CANDIDATES = 4096  # nodes of a level-by-level tree, limited by the size of its mask
 CHUNK = 128  # tokens that the target reads again in one pass
 
 
 def chosen(tree: Tree, nodes: Tensor) -> Tree:
-    """The root and nodes [B,N] (ascending, each with its parent) as a tree of their own."""
+    """The subtree of the root and nodes [B,N], which are ascending and include their parents."""
     nodes = torch.cat([torch.zeros_like(nodes[:, :1]), nodes], 1)
     B, N = nodes.shape
     place = torch.full_like(tree.parent, PAD).scatter(1, nodes, torch.arange(N, device=nodes.device).expand(B, N))
@@ -33,27 +33,27 @@ def chosen(tree: Tree, nodes: Tensor) -> Tree:
 
 
 class Eagle(Drafter):
-    """Before a draft, its cache holds one pair (feature of t, token t+1) per token in the target's cache, all with true
-    features.
+    """Before a draft, its cache holds one pair (feature of t, token t+1) per token in the target's cache, and all
+    features are computed from the target's states.
 
-    A tree is grown from the `topk` best children of the `topk` best nodes of each level, `levels` times, and the best
-    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Before the first draft, and where rounds were left out, the
-    target reads tokens again, the last `reach` at most. A value is the cumulative log-probability of a draft, at a
-    temperature that of it being the draw given the noise: never above its parent's. Not for use inside a hierarchy,
-    which verifies under a view.
+    Each of `levels` levels adds the `topk` best children of the `topk` best nodes of the level above, and the best
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Before the first draft, and after steps that were not
+    passed to `update`, the target reads the missing tokens again, at most the last `reach`. A node's value is its
+    cumulative log-probability (at a temperature, that of being sampled given the noise), so it never exceeds its
+    parent's. Not for use inside a hierarchy, which verifies under a view.
     """
 
     def __init__(
         self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512
     ):
         if block.known < topk:
-            raise InputError(f"option topk is {topk}: the drafter knows {block.known} tokens, so give that or fewer")
+            raise InputError(f"option topk is {topk}: give at most {block.known}, the number of tokens it can draft")
         if topk + levels * topk**2 > CANDIDATES:
             raise InputError(f"{topk} children of {topk} nodes a level, {levels} times: give a smaller topk or levels")
         self.target, self.block, self.reach = target, block, reach
         self.topk, self.levels, self.nodes = topk, levels, nodes
         self.max_depth = min(levels + 1, nodes - 1)
-        self.layers = block.tapped(target.config.num_hidden_layers)
+        self.layers = block.captured_layers(target.config.num_hidden_layers)
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(sorted(set(self.layers))))
@@ -82,15 +82,16 @@ class Eagle(Drafter):
         self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
 
     def ready(self, seqs: Sequences) -> None:
-        """Rows that still draft get the pairs they lack."""
+        """Compute missing pairs of rows that are not done."""
         lacking = (seqs.cache.length - self.first - self.own.length).masked_fill(seqs.done, 0)
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
     def _read(self, seqs: Sequences, b: int) -> None:
-        """Run a row's committed tokens that have no pairs yet again, for their features alone: no bit of it changes."""
+        """Run a row's committed tokens without pairs through the target again, for their features; the cache keeps its
+        contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
-        if n - int(self.first[b] + self.own.length[b]) > self.reach:  # what lies further back is not worth it
+        if n - int(self.first[b] + self.own.length[b]) > self.reach:  # older pairs are left out to bound the cost
             self.first[b], self.own.length[b] = n - self.reach, 0
         fed = n - int(self.first[b] + self.own.length[b])
         with row.reopen(fed):
@@ -99,7 +100,7 @@ class Eagle(Drafter):
         self._feed(features, seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
-        """Append pairs features [B',A,d], tokens [B',A], of which count are real, to the cache of these rows."""
+        """Append the first `count` of the pairs features [B',A,d], tokens [B',A] to the cache of these rows."""
         own = self.own.row(rows.start) if rows.stop - rows.start == 1 else self.own
         taken = torch.tensor(count, device=tokens.device)
         for at in range(0, tokens.shape[1], chunk):
@@ -114,26 +115,27 @@ class Eagle(Drafter):
 
     @property
     def _next(self) -> Tensor:
-        """[B,1] position of the pair that comes next."""
+        """[B,1] position of the next pair."""
         return (self.first + self.own.length)[:, None]
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.target.hf.get_input_embeddings()(tokens).to(self.block.o.weight.dtype)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        """Its own keys are few beside the weights. An EAGLE-2 layer reads the target's output matrix too."""
+        """The layer's keys are not counted: they are few compared with its weights. EAGLE-2 also reads the target's
+        output matrix."""
         return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         states = self._states(captured)
         features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
-        count = seqs.cache.length - self.first - self.own.length  # what a row took: none if it was done
-        count = count.where(count <= verdict.count, 0)  # rows that missed rounds, or were never read: see ready
+        count = seqs.cache.length - self.first - self.own.length  # new tokens of each row; 0 if it was done
+        count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
         self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if tree.size != 1:
-            raise ValueError("this drafter grows from the root alone: put it first")
+            raise ValueError("this drafter can only grow from the root: put it first")
         depth = min(self.levels + 1, limits.depth)
         if depth < 1 or self.nodes < 2:
             return tree
@@ -141,9 +143,9 @@ class Eagle(Drafter):
         B, device = len(tree.tokens), tree.tokens.device
         rows = torch.arange(B, device=device)[:, None]
         value = torch.zeros(B, 1, device=device)  # of every candidate
-        run = torch.zeros(B, 0, dtype=torch.long, device=device)  # candidates the layer has read, in order
+        run = torch.zeros(B, 0, dtype=torch.long, device=device)  # candidates that the layer has run, in order
         here, output = torch.zeros_like(tree.tokens), self.output
-        outputs = output  # of the root's pair, then of what was run: as in the tree of both
+        outputs = output  # of the root's pair, then of the candidates in `run`
         topk = min(self.topk, limits.width)
         for level in range(depth):
             small, start = tree, 0
@@ -162,11 +164,11 @@ class Eagle(Drafter):
             first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), best.indices.flatten(1))
             value = torch.cat([value, new], 1)
             here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
-        if topk < self.topk:  # no level may have more than those that were run
+        if topk < self.topk:  # a level may not be wider than the nodes that were run
             return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
         return self._best(tree, value)
 
     def _best(self, tree: Tree, value: Tensor) -> Tree:
-        """The root and the best of the others: a stable sort puts a parent before a child of equal value."""
+        """The root and the best other nodes; a stable sort puts a parent before a child of equal value."""
         order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, : self.nodes - 1] + 1
         return chosen(tree, order.sort(1).values)

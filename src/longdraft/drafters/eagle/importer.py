@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
-
 from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock
 from longdraft.drafters.released import TABLES, Names, Released
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
+PREFIXES = ("layers.0", "midlayer")
 LAYER = {
     **{p: f"self_attn.{p}_proj" for p in "qkvo"},
     **{p: f"mlp.{p}_proj" for p in ("gate", "up", "down")},
@@ -19,65 +18,73 @@ LAYER = {
     "norm_feature": "hidden_norm",
     "norm_token": "input_layernorm",
 }
-# Fields that would change the numbers and that the block has no place for.
-ODD = ("norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
+# Fields that change the computation in ways that the block does not support.
+UNSUPPORTED = ("norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
 
 
-def fits(source: Released) -> bool:
-    return "fc.weight" in source and any(f"{at}.self_attn.q_proj.weight" in source for at in ("layers.0", "midlayer"))
+def fits_eagle2(source: Released) -> bool:
+    return _is_layer(source) and not fits_eagle3(source)
 
 
-def read(source: Released, target: LM) -> tuple[str, nn.Module]:
+def fits_eagle3(source: Released) -> bool:
+    return _is_layer(source) and ("d2t" in source or any(f"{at}.hidden_norm.weight" in source for at in PREFIXES))
+
+
+def _is_layer(source: Released) -> bool:
+    return "fc.weight" in source and any(f"{at}.self_attn.q_proj.weight" in source for at in PREFIXES)
+
+
+def read_eagle2(source: Released, target: LM) -> Eagle2Block:
     """Raises InputError."""
-    third = "d2t" in source or any(f"{at}.hidden_norm.weight" in source for at in ("layers.0", "midlayer"))
     layer = layer_of(source, target)
     source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
-    if third:
-        return "eagle3", _third(source, target, layer)
     source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
-    layer["fuse_bias"] = "fc.bias" in source
-    part = Eagle2Block(SimpleNamespace(**layer))
-    return "eagle2", source.fill(part, _names(source, part, {"fuse": "fc"}), TABLES)
+    block = Eagle2Block(SimpleNamespace(**layer, fuse_bias="fc.bias" in source))
+    return source.fill(block, _names(source, block, {"fuse": "fc"}), TABLES)
 
 
-def _third(source: Released, target: LM, layer: dict[str, Any]) -> nn.Module:
-    """Without d2t the drafter has the target's whole vocabulary; t2d says the same the other way round."""
+def read_eagle3(source: Released, target: LM) -> Eagle3Block:
+    """Without d2t the drafter has the target's whole vocabulary; t2d is the inverse table. Raises InputError."""
+    layer = layer_of(source, target)
+    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
     ids = source.config.get("eagle_aux_hidden_state_layer_ids")
-    taps = Eagle3Block.tapped(target.config.num_hidden_layers)
-    if ids and list(ids) != taps:
-        raise InputError(f"{source.folder} reads states before layers {ids}; longdraft gives it those before {taps}")
-    part = Eagle3Block(SimpleNamespace(**layer), len(source.get("lm_head.weight")))
-    names = _names(source, part, {"fuse": "fc", "norm_out": "norm", "head": "lm_head"})
-    if "d2t" not in source and part.known != target.vocab:
-        raise InputError(f"{source.folder} lacks d2t, which says what its {part.known} tokens are in the target")
+    layers = Eagle3Block.captured_layers(target.config.num_hidden_layers)
+    if ids and list(ids) != layers:
+        raise InputError(f"{source.folder} reads states before layers {ids}; longdraft supports those before {layers}")
+    block = Eagle3Block(SimpleNamespace(**layer), len(source.get("lm_head.weight")))
+    names = _names(source, block, {"fuse": "fc", "norm_out": "norm", "head": "lm_head"})
+    if "d2t" not in source and block.known != target.vocab:
+        raise InputError(f"{source.folder} lacks d2t, which maps its {block.known} tokens to the target's")
     if "d2t" in source:
         names["d2t"] = "d2t"
-    return source.fill(part, names, {"embed_tokens.weight", "t2d"}, {"d2t"} - names.keys())
+    return source.fill(block, names, {"embed_tokens.weight", "t2d"}, {"d2t"} - names.keys())
 
 
-def _names(source: Released, part: EagleBlock, own: dict[str, str]) -> Names:
+def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
     at = "midlayer" if "midlayer.self_attn.q_proj.weight" in source else "layers.0"
     names: Names = {}
-    for mine in part.state_dict():
-        if "." in mine:
-            module, field = mine.rsplit(".", 1)
-            names[mine] = f"{own.get(module) or f'{at}.{LAYER[module]}'}.{field}"
+    for ours in block.state_dict():
+        if "." in ours:
+            module, field = ours.rsplit(".", 1)
+            names[ours] = f"{own.get(module) or f'{at}.{LAYER[module]}'}.{field}"
     return names
 
 
 def layer_of(source: Released, target: LM) -> dict[str, Any]:
-    """The sizes of the layer as EagleBlock takes them. Raises InputError on what it has no place for."""
+    """The layer's sizes as EagleBlock takes them. Raises InputError for what the block does not support."""
     c = source.config | source.config.get("transformer_layer_config", {})
-    odd = next((k for k in ODD if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True))), None)
+    odd = next(
+        (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True))), None
+    )
     if odd or c.get("hidden_act", "silu") != "silu":
         what = f"{odd}={c[odd]}" if odd else f"hidden_act={c['hidden_act']}"
-        raise InputError(f"{source.folder} was made with {what}, which longdraft's EAGLE layer does not have")
+        raise InputError(f"{source.folder} was made with {what}, which longdraft's EAGLE layer does not support")
     missing = next((k for k in ("hidden_size", "intermediate_size", "num_attention_heads") if k not in c), None)
     if missing:
         raise InputError(f"{source.folder}/config.json lacks {missing}: download it with the drafter's own config")
     if c["hidden_size"] != target.config.hidden_size:
-        sizes = f"hidden_size is {c['hidden_size']}, the target's {target.config.hidden_size}"
-        raise InputError(f"{source.folder}: its {sizes}: give the target that it was trained for (-m)")
+        sizes = f"its hidden_size is {c['hidden_size']}, the target's is {target.config.hidden_size}"
+        raise InputError(f"{source.folder}: {sizes}: give the target that it was trained for (-m)")
     return {
         "hidden_size": c["hidden_size"],
         "intermediate_size": c["intermediate_size"],
@@ -94,9 +101,9 @@ def layer_of(source: Released, target: LM) -> dict[str, Any]:
 
 
 def _rope(source: Released, c: dict[str, Any]) -> dict[str, Any]:
-    """Theta and scaling, as older or newer files have them."""
+    """Theta and scaling, as written by older or newer releases."""
     found = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
     kind = found.pop("type", None) or found.get("rope_type") or "default"
     if kind not in ROPES:
-        raise InputError(f"{source.folder} has rope type {kind}; longdraft's EAGLE layer has {', '.join(ROPES)}")
+        raise InputError(f"{source.folder} has rope type {kind}; longdraft's EAGLE layer supports {', '.join(ROPES)}")
     return {"rope_theta": float(c.get("rope_theta") or 10000.0), **found, "rope_type": kind}

@@ -1,4 +1,4 @@
-"""EAGLE-3: the layer learns on its own outputs, as it will read them when it drafts (training-time test, sec. 3)."""
+"""EAGLE-3: the layer is trained on its own outputs, as it reads them when drafting (training-time test, sec. 3)."""
 
 from __future__ import annotations
 
@@ -9,78 +9,80 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longdraft.core.options import Positive
 from longdraft.drafters.eagle.block import Eagle3Block
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
-from longdraft.training.frozen import Frozen, matches
+from longdraft.training.frozen import Frozen, Labels, matches
 from longdraft.training.losses import by_function
 from longdraft.training.rows import IGNORE
 
-DECAY = 0.8  # weight of each depth over that of the one before
+DECAY = 0.8  # weight of each depth relative to the previous one
 
 
 @dataclass
 class EagleObjective:
-    """Depth 1 reads the target's states; depth i+1 reads depth i's output at the place before, as in drafting.
+    """Depth 1 reads the target's states; depth i+1 reads depth i's output at the previous position, as in drafting.
 
-    Pair t is the feature of token t beside the embedding of token t+1; its output says token t+2.
+    Pair t is the feature of token t with the embedding of token t+1; its output predicts token t+2.
     """
 
     frozen: Frozen
-    part: Eagle3Block
+    module: Eagle3Block
     labels: str = "target"
     depth: int = 5
 
     def _outputs(self, tokens: Tensor) -> tuple[list[Tensor], Tensor]:
-        """tokens [B,S+1] -> the outputs [B,S,d] of every depth, and the labels [B,S]: what follows token t+1."""
-        last, layers = self.frozen.last, self.part.tapped(self.frozen.last)
+        """tokens [B,S+1] -> the outputs [B,S,d] of every depth, and the labels [B,S]: the token after token t+1."""
+        last, layers = self.frozen.last, self.module.captured_layers(self.frozen.last)
         states = self.frozen.read(tokens, states=sorted({*layers, last})).states
         if self.labels == "target":
-            wanted = self.frozen.says(states[last])[:, 1:]
+            wanted = self.frozen.predictions(states[last])[:, 1:]
         else:
             wanted = F.pad(tokens[:, 2:], (0, 1), value=IGNORE)
-        feature = self.part.feature(self.frozen.lm, [states[n][:, :-1] for n in layers])
+        feature = self.module.feature(self.frozen.lm, [states[n][:, :-1] for n in layers])
         token = self.frozen.lm.hf.get_input_embeddings()(tokens[:, 1:]).to(feature.dtype)
         position = torch.arange(feature.shape[1], device=tokens.device).expand(feature.shape[:2])
         outputs, keys, values = [], [], []
         for _ in range(self.depth):
-            residual, x = self.part.mix(feature, token)
-            q, k, v = self.part.heads(x, position)
+            residual, x = self.module.mix(feature, token)
+            q, k, v = self.module.heads(x, position)
             keys.append(k)
             values.append(v)
             attended = over_depths(q, keys, values).transpose(1, 2).flatten(2)
-            outputs.append(self.part.finish(residual, attended))
+            outputs.append(self.module.finish(residual, attended))
             feature = F.pad(outputs[-1][:, :-1], (0, 0, 1, 0))
         return outputs, wanted
 
-    def _known(self, wanted: Tensor) -> Tensor:
-        """The target's tokens as the drafter's; IGNORE for those that it does not know."""
-        tokens = torch.arange(self.part.known, device=wanted.device) + self.part.d2t
+    def _draft_ids(self, wanted: Tensor) -> Tensor:
+        """The target's tokens as draft tokens; IGNORE for those that the drafter does not have."""
         index = torch.full((self.frozen.lm.vocab,), IGNORE, device=wanted.device)
-        index[tokens] = torch.arange(self.part.known, device=wanted.device)
+        index[self.module.tokens] = torch.arange(self.module.known, device=wanted.device)
         return torch.where(wanted >= 0, index[wanted.clamp(min=0)], wanted)
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         outputs, wanted = self._outputs(tokens)
-        labels, total = self._known(wanted), outputs[0].new_zeros((), dtype=torch.float32)
+        labels, total = self._draft_ids(wanted), outputs[0].new_zeros((), dtype=torch.float32)
         for i, output in enumerate(outputs):
-            some = by_function(output[:, i:].flatten(0, 1), self._head, labels[:, i:].flatten(), self.part.known)
+            some = by_function(output[:, i:].flatten(0, 1), self._head, labels[:, i:].flatten(), self.module.known)
             total = total + DECAY**i * some
         return total / sum(DECAY**i for i in range(self.depth))
 
     def _head(self, output: Tensor) -> Tensor:
-        return self.part.head(self.part.norm_out(output))
+        return self.module.head(self.module.norm_out(output))
 
     def shares(self, tokens: Tensor) -> list[float]:
         outputs, wanted = self._outputs(tokens)
-        known = torch.arange(self.part.known, device=tokens.device) + self.part.d2t
-        return [matches(known[self._head(o).argmax(-1)][:, i:], wanted[:, i:]) for i, o in enumerate(outputs)]
+        return [
+            matches(self.module.tokens[self._head(o).argmax(-1)][:, i:], wanted[:, i:]) for i, o in enumerate(outputs)
+        ]
 
 
 def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     """q [B,H,S,D] of the deepest; keys, values [B,K,S,D] of every depth -> [B,H,S,D].
 
-    At depth n, counted from 1, pair t sees pairs 0..t-n+1 of depth 1, and of each depth i > 1 pair t-n+i, itself last.
+    At depth n, counted from 1, pair t attends to pairs 0..t-n+1 of depth 1 and to pair t-n+i of each depth i > 1; the
+    last of these is itself.
     """
     deep, size, groups = len(keys), q.shape[2], q.shape[1] // keys[0].shape[1]
     keys, values = ([x.repeat_interleave(groups, 1) for x in kv] for kv in (keys, values))
@@ -88,7 +90,7 @@ def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         return F.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
 
     def earlier(x: Tensor, i: int) -> Tensor:
-        """Depth i's pair t-n+i at place t."""
+        """Depth i's pair t-n+i at position t."""
         return F.pad(x[:, :, : size - deep + i], (0, 0, deep - i, 0))
 
     own = range(2, deep + 1)
@@ -103,7 +105,7 @@ def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
-    """A new layer whose head knows the `vocab` commonest tokens of the text, and starts as the target's own rows."""
+    """A new layer whose head has the `vocab` most frequent tokens of the text, initialised with the target's rows."""
     block = Eagle3Block(target.config, vocab)
     counts = np.bincount(np.asarray(corpus.tokens), minlength=target.vocab)[: target.vocab]
     tokens = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: block.known]).copy())
@@ -111,3 +113,9 @@ def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
     with torch.no_grad():
         block.head.weight.copy_(target.hf.get_output_embeddings().weight[tokens].float())
     return block
+
+
+def objective(
+    frozen: Frozen, corpus: Corpus, labels: Labels = "target", depth: Positive = 5, vocab: Positive = 32000
+) -> EagleObjective:
+    return EagleObjective(frozen, layer_for(frozen.lm, corpus, vocab), labels, depth)

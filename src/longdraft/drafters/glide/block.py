@@ -1,4 +1,4 @@
-"""LongSpec's draft block: one layer that reads the target's own cache (LongSpec sec. 3.1)."""
+"""LongSpec's draft block: one layer that reads the target's KV cache (LongSpec sec. 3.1)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-Turn = tuple[Tensor, Tensor]  # cosines and sines of some positions
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of some positions
 Own = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,D]
 Cross = Callable[[Tensor], Tensor]  # q [B,H,W,D] -> [B,W,H,Dv]
 
 
 class Host:
-    """What a block takes from its target and never owns: tables, rotation, and the layer whose keys it reads.
+    """What a block shares with its target: embeddings, head, rotation, and the layer whose keys it reads.
 
-    layer: the last one that sees everything, else the last. keys, dim, value_dim: of its cached keys and values.
+    layer: the target's last layer with full attention, or its last layer if all have windows. keys, dim, value_dim: the
+    number of its KV heads, and the width of a cached key and of a value. Raises InputError if the target rotates keys
+    in a way that cannot be repeated.
     """
 
     def __init__(self, target: LM):
@@ -38,45 +40,46 @@ class Host:
         self._kind = (target.config.layer_types[self.layer],) if by_type else ()
         start, later = (self._key(position) for position in (0, 11))
         self.rotated = not bool(torch.allclose(start, later, rtol=0.01, atol=1e-6))
-        if not self._turns(start, later if self.rotated else start, 11 * self.rotated):
+        if not self._rotates(start, later if self.rotated else start, 11 * self.rotated):
             kind = target.config.model_type
-            raise InputError(f"{kind} turns keys in a way of its own, so longspec cannot read them: use another method")
+            raise InputError(f"{kind} rotates keys in a way that longspec does not support: use another method")
 
     @torch.no_grad()
     def _key(self, position: int) -> Tensor:
-        """[1,K,1,D] the layer's key of a token that sees itself alone: only its rotation tells where it stands."""
+        """[1,K,1,D] the layer's key of a token without context: it depends on the position only through rotation."""
         one, cache = torch.ones(1, 1, dtype=torch.long, device=self.target.device), self.target.new_cache(1, 1)
         self.target(Tree(one, -one, one * position, one[..., None].bool()), cache)
         k, v = cache.read(self.layer, 0)
         self.keys, self.dim, self.value_dim = len(k), k.shape[-1], v.shape[-1]
         return k[None]
 
-    def _turns(self, start: Tensor, later: Tensor, position: int) -> bool:
-        """Whether `rotate` takes the key at position 0 to the one at `position`, [1,K,1,D] each."""
+    def _rotates(self, start: Tensor, later: Tensor, position: int) -> bool:
+        """Whether `rotate` maps the key at position 0 to the key at `position`, [1,K,1,D] each."""
         try:
             at = torch.tensor([[0, position]], device=start.device)
-            first, found = self.rotate(start.repeat(1, 1, 2, 1), self.turn(at)).split(1, 2)
-        except (AttributeError, RuntimeError, TypeError):  # no such functions, or for other shapes
+            first, found = self.rotate(start.repeat(1, 1, 2, 1), self.rotation(at)).split(1, 2)
+        except (AttributeError, RuntimeError, TypeError):  # the functions are missing, or take other shapes
             return False
         found = found * (start.norm() / first.norm())  # yarn also scales what it rotates
         return float((found - later).norm()) < 0.05 * float(later.norm())
 
-    def turn(self, position: Tensor) -> Turn:
+    def rotation(self, position: Tensor) -> Rotation:
         """position [B,W] -> the target's cosines and sines."""
         like = torch.empty(0, dtype=self.target.dtype, device=position.device)
         return self._rotary(like, position.clamp(max=self.target.reach - 1), *self._kind)
 
-    def rotate(self, x: Tensor, turn: Turn) -> Tensor:
-        """x [B,H,W,D] -> the same, turned as the target turns its own queries and keys."""
-        return self._apply(x, x[:, :1], *turn)[0]
+    def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """x [B,H,W,D] -> x rotated as the target rotates its queries and keys."""
+        return self._apply(x, x[:, :1], *rotation)[0]
 
 
 class Glide(nn.Module):
-    """Owns one layer; embedding, head and rotation are the target's and are in no state dict.
+    """One layer; embedding, head and rotation are the target's and are not in its state dict.
 
     z = c + SwiGLU(N3(c)),  c = s + Oc Cross(Qc N2(s)),  s = e + Os Self(Qs N1(e), Ks N1(e), Vs N1(e)),  e = E[token].
-    Self sees a node's ancestors up to `window` positions back; Cross sees the target's cached keys and values of one
-    layer. Both are given by the caller: a drafter's ring, a trainer's masks. Logits are G z, or G N(z) with_norm.
+    Self attends to a node's ancestors up to `window` positions back; Cross attends to the cached keys and values of one
+    of the target's layers. The caller provides both: from a drafter's ring, or with a trainer's masks. Logits are G z,
+    or G N(z) with_norm, where G is the target's output matrix and N its final norm.
     """
 
     def __init__(self, target: LM, window: int = 512, with_norm: bool = False):
@@ -107,31 +110,31 @@ class Glide(nn.Module):
         """[B,W,heads*D] -> [B,heads,W,D]."""
         return x.unflatten(-1, (-1, self.host.dim)).transpose(1, 2)
 
-    def queries(self, normed: Tensor, turn: Turn) -> Tensor:
+    def queries(self, normed: Tensor, rotation: Rotation) -> Tensor:
         """N1(e) [B,W,d] -> self-attention's q [B,H,W,D]."""
-        return self.host.rotate(self._split(self.q_proj(normed)), turn)
+        return self.host.rotate(self._split(self.q_proj(normed)), rotation)
 
-    def keys(self, normed: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        """N1(e) [B,W,d] -> self-attention's k, v [B,K,W,D]: functions of token and position alone."""
-        return self.host.rotate(self._split(self.k_proj(normed)), turn), self._split(self.v_proj(normed))
+    def keys(self, normed: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """N1(e) [B,W,d] -> self-attention's k, v [B,K,W,D]: functions of token and position only."""
+        return self.host.rotate(self._split(self.k_proj(normed)), rotation), self._split(self.v_proj(normed))
 
     def keys_of(self, tokens: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """tokens, position [B,W] -> k, v [B,K,W,D]."""
-        return self.keys(self.self_norm(self.embed(tokens)), self.host.turn(position))
+        return self.keys(self.self_norm(self.embed(tokens)), self.host.rotation(position))
 
     def hidden(self, tokens: Tensor, position: Tensor, own: Own, cross: Cross) -> Tensor:
-        """tokens, position [B,W] -> z [B,W,d], from which `head` makes logits."""
-        x, turn = self.embed(tokens), self.host.turn(position)
+        """tokens, position [B,W] -> z [B,W,d], the input of `head`."""
+        x, rotation = self.embed(tokens), self.host.rotation(position)
         normed = self.self_norm(x)
-        x = x + self.o_proj(own(self.queries(normed, turn), *self.keys(normed, turn)).flatten(2))
+        x = x + self.o_proj(own(self.queries(normed, rotation), *self.keys(normed, rotation)).flatten(2))
         q = self._split(self.cross_q_proj(self.cross_norm(x)))
-        q = self.host.rotate(q, turn) if self.host.rotated else q
+        q = self.host.rotate(q, rotation) if self.host.rotated else q
         x = x + self.cross_o_proj(cross(q).flatten(2))
         normed = self.mlp_norm(x)
         return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[B,W,d] -> logits [B,W,V] by the target's head, as a rule without its final norm."""
+        """[B,W,d] -> logits [B,W,V] of the target's output matrix, after its final norm if with_norm."""
         target = self.host.target
         return target.head(hidden) if self.with_norm else target.project(hidden)
 
@@ -141,7 +144,7 @@ class Glide(nn.Module):
 
 
 def random_glide(target: LM, seed: int = 0, **options: Any) -> Glide:
-    """A block that learnt nothing, of the target's dtype and device; the same for the same seed."""
+    """An untrained block in the target's dtype and on its device; a function of the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         block = Glide(target, **options)

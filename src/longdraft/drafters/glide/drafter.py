@@ -1,4 +1,4 @@
-"""LongSpec: a block of one layer drafts from the target's cache, with a memory of its own that does not grow."""
+"""LongSpec: a block of one layer drafts from the target's KV cache, with a cache of fixed size of its own."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from longdraft.views.base import Full, Policy
 
 
 class Ring:
-    """Slot p % window holds position p's self-attention key and value, of the `window` positions before the root.
+    """Slot p % window holds the self-attention key and value of position p, for the `window` positions before the root.
 
-    A slot remembers whose key it holds: key and value follow from token and position, so whatever was committed, taken
-    back or replaced since, the slots that are out of date are found by comparing and computed anew. Behind the ring are
-    slots for the nodes of a tree; a context of any length takes the same memory.
+    A key and value depend only on token and position, and every slot records the pair that it holds. After any commits
+    or rollbacks, outdated slots are found by comparison and computed again. Slots after the ring hold the nodes of a
+    tree. Memory does not depend on the context length.
     """
 
     def __init__(self, block: Glide, rows: int, window: int):
@@ -39,10 +39,12 @@ class Ring:
         self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=host.target.device) for _ in range(2))
         self._slots = torch.arange(window, device=host.target.device)
         self._owner = torch.full((rows, window), -1, device=host.target.device)
-        self.drafted: Tensor | None = None  # tokens [B,N] of the latest tree's nodes whose keys lie behind the ring
+        self.drafted: Tensor | None = (
+            None  # tokens [B,N] of the latest tree's nodes whose keys are stored after the ring
+        )
 
     def enter(self) -> None:
-        """One row more, which holds nothing yet."""
+        """Add an empty row."""
         self.k, self.v = (torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in (self.k, self.v))
         self._owner = torch.cat([self._owner, self._owner.new_full((1, self.window), -1)])
 
@@ -51,9 +53,9 @@ class Ring:
         self.drafted = None
 
     def refresh(self, tokens: Tensor, root: Tensor) -> None:
-        """Make the ring hold the tokens [B,N] before position root [B]."""
+        """Make the ring hold the keys of the tokens [B,N] before position root [B]."""
         self.root = root
-        self.position = root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window  # below 0: none yet
+        self.position = root[:, None] - 1 - (root[:, None] - 1 - self._slots) % self.window  # below 0: empty
         mine = tokens.gather(1, self.position.clamp(min=0))
         owner = self.position * self.block.host.target.vocab + mine
         rows, slots = ((owner != self._owner) & (self.position >= 0)).nonzero(as_tuple=True)
@@ -63,7 +65,7 @@ class Ring:
             self._owner = owner
 
     def keep(self, verdict: Verdict) -> None:
-        """The keys of accepted nodes move into the ring: they need not be computed again."""
+        """Move the keys of accepted nodes into the ring, so that they need not be computed again."""
         if self.drafted is None:
             return
         steps = torch.arange(verdict.path.shape[1], device=self._slots.device)
@@ -77,18 +79,18 @@ class Ring:
         self.drafted = None
 
     def visible(self, tree: Tree, start: int) -> Tensor:
-        """[B,W,window+size]: what nodes [start, size) see, their own `window` positions back and no further."""
+        """[B,W,window+size]: which slots nodes [start, size) attend to, at most `window` positions back."""
         low = (self.root[:, None] + tree.depth[:, start:] - self.window).clamp(min=0)
         return torch.cat([self.position[:, None] >= low[..., None], tree.mask[:, start:]], 2)
 
     def room(self, nodes: int) -> None:
-        """Slots behind the ring for so many nodes of a tree."""
+        """Make room after the ring for this many nodes of a tree."""
         missing = self.window + nodes - self.k.shape[2]
         if missing > 0:
             self.k, self.v = (F.pad(x, (0, 0, 0, missing)) for x in (self.k, self.v))
 
     def attend(self, tree: Tree, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; their keys and values stay for the next."""
+        """q [B,H,W,D], k, v [B,K,W,D] of nodes [start, size) -> [B,W,H,D]; k and v are stored after the ring."""
         first, end = self.window + start, self.window + tree.size
         self.room(tree.size)
         self.k[:, :, first:end], self.v[:, :, first:end] = k, v
@@ -101,10 +103,10 @@ class Ring:
 
 
 class GlideDrafter(Drafter):
-    """Draft nodes see the target's keys of verified tokens alone: all of them, or the policy's view of them.
+    """Draft nodes attend only to the target's keys of verified tokens: to all of them, or to the policy's view.
 
-    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3; a chain is [1]*gamma); window 0: the block's own.
-    No node is discarded, no key is moved. Under a view of fixed size (Guided) a draft costs the same at any context.
+    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3; a chain is [1]*gamma). window 0: the block's own.
+    With a view of fixed size (Guided), the cost of a draft does not depend on the context length.
     """
 
     has_draft_probs = True
@@ -116,7 +118,7 @@ class GlideDrafter(Drafter):
         self.compiled = block.host.target.backend.compile_block(block)
 
     def captures(self) -> CaptureSpec:
-        return replace(self.policy.captures(), only=self.block.host.layer)  # no other layer is read
+        return replace(self.policy.captures(), only=self.block.host.layer)  # the block reads this layer only
 
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
@@ -145,7 +147,7 @@ class GlideDrafter(Drafter):
         return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, limits, chain)
 
     def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[ChainDraws], Tensor] | None:
-        """Drafts a chain in one call; None where the block is not compiled."""
+        """A function that drafts a chain in one call; None if the block is not compiled."""
         if self.compiled is None or not self.compiled.supports(view):
             return None
         return partial(self.compiled.draft_chain, tree, self.ring, seqs.cache, view)

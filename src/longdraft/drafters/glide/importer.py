@@ -1,10 +1,8 @@
-"""LongSpec's released blocks (sail/longspec-*): one decoder layer with a cross-attention, without its target."""
+"""LongSpec's released blocks (sail/longspec-*): one decoder layer with cross-attention, stored without its target."""
 
 from __future__ import annotations
 
 import re
-
-from torch import nn
 
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.released import BODY, TABLES, Names, Released
@@ -18,7 +16,7 @@ NAMES = {
     **{f"cross_{p}_proj": f"cross_attn.{p}_proj" for p in "qo"},
     **{f"{p}_proj": f"mlp.{p}_proj" for p in ("gate", "up", "down")},
 }
-# The cross-attention reads the target's keys and values, so its own projections of them are never used.
+# Cross-attention reads the target's keys and values, so its own projections for them are never used.
 UNUSED = re.compile(r"cross_attn\.[kv]_proj\.(weight|bias)|(self|cross)_attn\.rotary_emb\.inv_freq")
 
 
@@ -26,14 +24,14 @@ def fits(source: Released) -> bool:
     return "cross_attn.q_proj.weight" in source
 
 
-def read(source: Released, target: LM) -> tuple[str, nn.Module]:
-    """A block whose window is LongSpec's: 512 positions back. Raises InputError."""
-    part = Glide(target)
+def read(source: Released, target: LM) -> Glide:
+    """A block with LongSpec's window of 512 positions. Raises InputError."""
+    block = Glide(target)
     names: Names = {}
-    for mine in part.state_dict():
-        module, field = mine.rsplit(".", 1)
-        names[mine] = f"{NAMES[module]}.{field}"
+    for ours in block.state_dict():
+        module, field = ours.rsplit(".", 1)
+        names[ours] = f"{NAMES[module]}.{field}"
     source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
     source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
     dropped = {n for n in source.places if UNUSED.fullmatch(n) or BODY.fullmatch(n)}
-    return "glide", source.fill(part, names, TABLES | dropped)
+    return source.fill(block, names, TABLES | dropped)

@@ -1,57 +1,60 @@
-"""LongSpec's block: the target's own words as labels, flash noisy training, anchor-offset indices (sec. 3.2)."""
+"""LongSpec's block: labels from the target, flash noisy training, anchor-offset indices (sec. 3.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.glide.block import Glide
-from longdraft.training.frozen import Frozen, Seen, matches
+from longdraft.training.data import Corpus
+from longdraft.training.frozen import Frozen, TargetStates, matches
 
-ANCHOR_ROWS = 1200  # longer rows keep their plain positions, as in the published recipe
+ANCHOR_ROWS = 1200  # longer rows keep their positions, as in the published recipe
 
 
 @dataclass
 class GlideObjective:
-    """A query at position t reads the target's keys 0..t-lag: at lag 1 it stands for the root, at lag d+1 for depth d.
+    """A query at position t reads the target's keys 0..t-lag: as the root at lag 1, as a node of depth d at lag d+1.
 
-    lags: the lag of a step is drawn from 1..lags (flash noisy training; 1: none). anchors: so many first positions stay
-    while the others of a short row are shifted by a random offset below `reach` (0: none are shifted). labels: what the
-    "target" itself would say next, the "law" by which it would, or the "text".
+    lags: the lag of a step is drawn from 1..lags (flash noisy training; 1 turns it off). anchors: this many first
+    positions of a short row keep their index, the others are shifted by a random offset below `reach` (0 turns it off).
+    labels: the "target"'s most likely next token, its distribution ("law"), or the "text"'s next token.
     """
 
     frozen: Frozen
-    part: Glide
+    module: Glide
     labels: str = "target"
     lags: int = 5
     anchors: int = 4
     reach: int = 32768
 
-    def _read(self, tokens: Tensor, position: Tensor) -> tuple[Seen, Tensor]:
-        last, host = self.frozen.last, self.part.host
+    def _read(self, tokens: Tensor, position: Tensor) -> tuple[TargetStates, Tensor]:
+        last, host = self.frozen.last, self.module.host
         seen = self.frozen.read(tokens, position, [last], host.layer)
-        return seen, self.frozen.says(seen.states[last])
+        return seen, self.frozen.predictions(seen.states[last])
 
     def positions(self, rows: int, length: int, rng: np.random.Generator) -> Tensor:
-        """[rows,length]: 0, 1, 2, ..., a jump after the anchors in short rows."""
+        """[rows,length]: 0, 1, 2, ..., with a jump after the anchors in short rows."""
         position = torch.arange(length)
         most = min(self.reach, self.frozen.lm.positions) - length
         if self.anchors and length <= ANCHOR_ROWS and most > 0:
             position[self.anchors :] += int(rng.integers(most + 1))
         return position.to(self.frozen.lm.device).expand(rows, -1)
 
-    def hidden(self, tokens: Tensor, position: Tensor, seen: Seen, lag: int) -> Tensor:
+    def hidden(self, tokens: Tensor, position: Tensor, seen: TargetStates, lag: int) -> Tensor:
         """tokens, position [B,S] -> z [B,S,d] of every position as a draft node of depth lag - 1."""
-        part = self.part
-        return part.hidden(
+        block = self.module
+        return block.hidden(
             tokens,
             position,
-            lambda q, k, v: banded(q, k, v, part.window),
-            lambda q: lagged(q, seen.keys, seen.values, lag, part.host.window),
+            lambda q, k, v: banded(q, k, v, block.window),
+            lambda q: lagged(q, seen.keys, seen.values, lag, block.host.window),
         )
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
@@ -59,27 +62,28 @@ class GlideObjective:
         position = self.positions(given.shape[0], given.shape[1], rng)
         lag = int(rng.integers(1, self.lags + 1))
         last, norm = self.frozen.last, self.frozen.lm.norm
-        seen = self.frozen.read(given, position, [last], self.part.host.layer)
+        seen = self.frozen.read(given, position, [last], self.module.host.layer)
         z = self.hidden(given, position, seen, lag)
-        normed = (norm(z) if self.part.with_norm else z).flatten(0, 1)
+        normed = (norm(z) if self.module.with_norm else z).flatten(0, 1)
         if self.labels == "law":
-            return self.frozen.law_loss(normed, norm(seen.states[last]).flatten(0, 1))
-        wanted = self.frozen.says(seen.states[last]) if self.labels == "target" else after
+            return self.frozen.distribution_loss(normed, norm(seen.states[last]).flatten(0, 1))
+        wanted = self.frozen.predictions(seen.states[last]) if self.labels == "target" else after
         return self.frozen.head_loss(normed, wanted.flatten())
 
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]
         position = torch.arange(given.shape[1], device=given.device).expand_as(given)
-        seen, said = self._read(given, position)
+        seen, predicted = self._read(given, position)
         found = []
         for lag in range(1, self.lags + 1):
             z = self.hidden(given, position, seen, lag)
-            found.append(matches(self.part.head(z).argmax(-1)[:, lag:], said[:, lag:]))
+            found.append(matches(self.module.head(z).argmax(-1)[:, lag:], predicted[:, lag:]))
         return found
 
 
 def lagged(q: Tensor, k: Tensor | None, v: Tensor | None, lag: int, window: int | None) -> Tensor:
-    """q [B,H,S,D], k, v [B,K,S,D] -> [B,S,H,Dv]: query t sees keys 0..t-lag (the latest `window`); zeros if none."""
+    """q [B,H,S,D], k, v [B,K,S,D] -> [B,S,H,Dv]: query t attends to keys 0..t-lag, at most the latest
+    `window`; zeros if there are none."""
     assert k is not None and v is not None
     size = q.shape[2]
     if lag >= size:
@@ -90,7 +94,8 @@ def lagged(q: Tensor, k: Tensor | None, v: Tensor | None, lag: int, window: int 
 
 
 def banded(q: Tensor, k: Tensor, v: Tensor, back: int | None) -> Tensor:
-    """q [B,H,S,D], k, v [B,K,S,D] -> [B,S,H,Dv]: query t sees keys t-back..t (None: 0..t). No [S,S] mask is made."""
+    """q [B,H,S,D], k, v [B,K,S,D] -> [B,S,H,Dv]: query t attends to keys t-back..t (None: 0..t), without an
+    [S,S] mask."""
     size, shared = q.shape[2], q.shape[1] != k.shape[1]
     if back is None or size <= back + 1:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared).transpose(1, 2)
@@ -99,8 +104,22 @@ def banded(q: Tensor, k: Tensor, v: Tensor, back: int | None) -> Tensor:
         low, end = max(0, start - back), min(size, start + block)
         behind = torch.arange(start, end)[:, None] - torch.arange(low, end)
         seen = (behind >= 0) & (behind <= back)
-        part = F.scaled_dot_product_attention(
+        out = F.scaled_dot_product_attention(
             q[:, :, start:end], k[:, :, low:end], v[:, :, low:end], seen.to(q.device), enable_gqa=shared
         )
-        found.append(part.transpose(1, 2))
+        found.append(out.transpose(1, 2))
     return torch.cat(found, 1)
+
+
+def objective(
+    frozen: Frozen,
+    corpus: Corpus,
+    labels: Literal["target", "text", "law"] = "target",
+    lags: Positive = 5,
+    anchors: NotNegative = 4,
+    window: Positive = 512,
+    norm: NotNegative = 1,
+) -> GlideObjective:
+    """labels=law: the target's distribution. lags=1: no flash noisy training. anchors=0: no anchor-offset indices.
+    norm=0: without the target's final norm, as published."""
+    return GlideObjective(frozen, Glide(frozen.lm, window, with_norm=bool(norm)), labels, lags, anchors)

@@ -1,4 +1,4 @@
-"""Extra heads on a hidden state guess several tokens ahead: chained ones (TokenSwift) and separate ones (Medusa)."""
+"""Heads on a hidden state predict several tokens ahead: chained heads (TokenSwift) and separate ones (Medusa)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from longdraft.views.base import Policy
 
 NODES = 1024
 M = TypeVar("M", "ChainedHeads", "MedusaHeads")
-Counts = Sequence[Sequence[int]]  # per level, how many children each node of the level above has; zeros may be left out
-# Medusa's fixed tree (its "mc_sim_7b_63"): 63 nodes over the ten best tokens of each head.
+Counts = Sequence[
+    Sequence[int]
+]  # per level, the number of children of each node of the level above; zeros at the end may be left out
+# Medusa's fixed tree (its "mc_sim_7b_63"): 63 nodes from the ten best tokens of each head.
 SPARSE: Counts = (
     (10,),
     (10, 7, 3, 2, 1, 1, 1, 1, 1, 1),
@@ -44,13 +46,13 @@ def cartesian(widths: Sequence[int]) -> Counts:
 
 
 def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits) -> Tree:
-    """Grow from the root; logits [B,D,V] are of depth 1..D, the same below every node of a level.
+    """Grow a tree from the root; logits [B,D,V] are those of depths 1..D, shared by all nodes of a level.
 
-    A node's children are the top-k of its own processed scores: the penalty counts its own path, and at a temperature
-    the noise is the target's, so they are draws without replacement coupled to the target's draw.
+    A node's children are the top-k of its own processed scores: penalties count its own path, and at a temperature the
+    noise is the target's, so the children are draws without replacement, coupled to the target's draw.
     """
     if tree.size != 1:
-        raise ValueError("heads grow from the root alone: put them first")
+        raise ValueError("heads can only grow from the root: put them first")
     start = 0
     for level, children in list(enumerate(counts))[: min(logits.shape[1], limits.depth)]:
         children = list(children)[: tree.size - start]
@@ -68,7 +70,7 @@ class ChainedHeads(nn.Module):
     """h_i = h_{i-1} + W_i RMS_in(h_{i-1}), logits G RMS_out(h_i): head i reads head i-1 (TokenSwift eq. 1).
 
     h_0 is the target's residual stream after its last layer, before the final norm; G is its output matrix. W_i starts
-    at zero: an untrained head says again what h_0 says.
+    at zero, so an untrained head predicts from h_0 alone.
     """
 
     def __init__(self, dim: int, heads: int = 3, eps: float = 1e-6):
@@ -81,7 +83,7 @@ class ChainedHeads(nn.Module):
         return len(self.weight)
 
     def forward(self, hidden: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden h_0 [..,d] -> logits [..,heads,V]; head i guesses the token i+1 after the state's own."""
+        """hidden h_0 [..,d] -> logits [..,heads,V]; head i predicts token t+2+i from the state of token t."""
         hidden, normed = hidden.to(self.weight.dtype), []
         for w, norm_in, norm_out in zip(self.weight, self.norm_in, self.norm_out, strict=True):
             hidden = hidden + F.linear(F.rms_norm(hidden, norm_in.shape, norm_in, self.eps), w)
@@ -90,9 +92,9 @@ class ChainedHeads(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Each head reads the target's normed state alone: h + SiLU(Wh + b), then an output matrix (Medusa sec. 2.1).
+    """Each head reads only the target's normed state: h + SiLU(Wh + b), then an output matrix (Medusa sec. 2.1).
 
-    W and b start at zero, as published. own: output matrices of their own [heads,V,d]; None: the target's.
+    W and b start at zero, as published. own: the heads' output matrices [heads,V,d]; None: they use the target's.
     """
 
     def __init__(self, dim: int, heads: int = 4, own: Tensor | None = None):
@@ -104,22 +106,23 @@ class MedusaHeads(nn.Module):
         return len(self.weight)
 
     def forward(self, normed: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-        """normed [..,d] -> logits [..,heads,V]; head i guesses the token i+1 after the state's own."""
+        """normed [..,d] -> logits [..,heads,V]; head i predicts token t+2+i from the state of token t."""
         normed = normed.to(self.weight.dtype)
         states = normed[..., None, :] + F.silu(torch.einsum("...d,hed->...he", normed, self.weight) + self.bias)
         return project(states) if self.out is None else torch.einsum("...hd,hvd->...hv", states, self.out)
 
 
 class Heads(Drafter):
-    """The root, read by the target under a partial view, gives the next token; chained heads those after (TokenSwift).
+    """The target runs the root under a partial view and predicts the next token; chained heads predict those after it
+    (TokenSwift).
 
-    Two passes of the target per step: this one over few keys, and the verification over all.
+    Each step has two passes of the target: this one over few keys, and the verify pass over all keys.
     """
 
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
             raise InputError(
-                f"{len(module)} heads and the model itself draft {len(module) + 1} levels, not {len(widths)}"
+                f"{len(widths)} widths are given; {len(module)} heads and the target draft {len(module) + 1} levels"
             )
         self.target, self.module, self.policy, self.counts = target, module, policy, cartesian(widths)
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
@@ -137,7 +140,7 @@ class Heads(Drafter):
         self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        """However deep: one pass of the target, then all heads at once."""
+        """The same at any depth: one pass of the target, then all heads at once."""
         first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
         return first + size_of(self.module) + head_size(self.target)
 
@@ -155,11 +158,11 @@ class Heads(Drafter):
 
 
 class Medusa(Drafter):
-    """Heads on the state of the last verified token, which the verify pass leaves behind: no pass of the target."""
+    """Heads read the last verified token's state, captured in the verify pass: a draft needs no pass of the target."""
 
     def __init__(self, target: LM, module: MedusaHeads, counts: Counts = SPARSE):
         if len(counts) > len(module):
-            raise InputError(f"a tree of depth {len(counts)} needs as many heads; these are {len(module)}")
+            raise InputError(f"a tree of depth {len(counts)} needs {len(counts)} heads; the drafter has {len(module)}")
         self.target, self.module, self.counts = target, module, counts
         self.max_depth, self.is_chain = len(counts), all(level == [1] for level in counts)
         self._last = target.config.num_hidden_layers
@@ -168,13 +171,13 @@ class Medusa(Drafter):
         return CaptureSpec(hidden=(self._last,))
 
     def start(self, seqs: Sequences) -> None:
-        self._state: Tensor | None = None  # [B,d] of each row's last verified token, which the next round leaves behind
+        self._state: Tensor | None = None  # [B,d] of each row's last verified token; None before the first step
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self._state = None if self._state is None else without(self._state, row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        """However deep: all heads at once."""
+        """The same at any depth: all heads at once."""
         return size_of(self.module) + (head_size(self.target) if self.module.out is None else 0)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
@@ -190,14 +193,14 @@ class Medusa(Drafter):
 
 
 def random_heads(target: LM, seed: int) -> ChainedHeads:
-    """Untrained chained heads, near what zero weights say."""
+    """Untrained chained heads with small random weights."""
     return _filled(
         ChainedHeads(target.config.hidden_size, eps=getattr(target.config, "rms_norm_eps", 1e-6)), target, seed
     )
 
 
 def random_medusa(target: LM, seed: int) -> MedusaHeads:
-    """Untrained Medusa heads over the target's output matrix."""
+    """Untrained Medusa heads that use the target's output matrix."""
     return _filled(MedusaHeads(target.config.hidden_size), target, seed)
 
 

@@ -1,11 +1,10 @@
-"""Released heads: TokenSwift's lie inside a whole copy of their target, Medusa's in a file of their own."""
+"""Released heads: TokenSwift's are stored within a copy of their target, Medusa's in a file of their own."""
 
 from __future__ import annotations
 
 import re
 
 import torch
-from torch import nn
 
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
 from longdraft.drafters.released import BODY, TABLES, Names, Released
@@ -14,42 +13,38 @@ from longdraft.models.lm import LM
 
 CHAINED = re.compile(r"medusa_layers\.(\d+)\.")
 SEPARATE = re.compile(r"(medusa_head\.|heads\.|)(\d+)\.0\.linear\.weight")
+CHAINED_NAMES = {"weight": "linear", "norm_in": "input_layernorm", "norm_out": "post_layernorm"}
 
 
-def fits(source: Released) -> bool:
-    return any(CHAINED.match(n) or SEPARATE.fullmatch(n) for n in source.places)
+def fits_chained(source: Released) -> bool:
+    return any(map(CHAINED.match, source.places))
 
 
-def read(source: Released, target: LM) -> tuple[str, nn.Module]:
+def fits_medusa(source: Released) -> bool:
+    return any(map(SEPARATE.fullmatch, source.places))
+
+
+def read_chained(source: Released, target: LM) -> ChainedHeads:
     """Raises InputError."""
-    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
-    source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
-    chained = [m for m in map(CHAINED.match, source.places) if m]
-    dropped = TABLES | {n for n in source.places if BODY.fullmatch(n)}
-    return _chained(source, target, chained, dropped) if chained else _separate(source, target, dropped)
+    dropped = _tables(source, target)
+    count = _count(source, {int(m[1]) for m in map(CHAINED.match, source.places) if m})
+    heads = ChainedHeads(target.config.hidden_size, count, float(getattr(target.config, "rms_norm_eps", 1e-6)))
+    names: Names = {
+        ours: [f"medusa_layers.{i}.{theirs}.weight" for i in range(count)] for ours, theirs in CHAINED_NAMES.items()
+    }
+    return source.fill(heads, names, dropped)
 
 
-def _count(source: Released, found: set[int]) -> int:
-    """Heads are numbered from 0 without a gap."""
-    if found != set(range(len(found))):
-        raise InputError(f"{source.folder} has heads {sorted(found)}, and lacks some before the last: download it anew")
-    return len(found)
+def read_medusa(source: Released, target: LM) -> MedusaHeads:
+    """Each head is one residual block with an output matrix, or without one and then uses the target's.
 
-
-def _chained(source: Released, target: LM, found: list[re.Match], dropped: set[str]) -> tuple[str, nn.Module]:
-    count, d = _count(source, {int(m[1]) for m in found}), target.config.hidden_size
-    part = ChainedHeads(d, count, float(getattr(target.config, "rms_norm_eps", 1e-6)))
-    theirs = {"weight": "linear", "norm_in": "input_layernorm", "norm_out": "post_layernorm"}
-    names: Names = {mine: [f"medusa_layers.{i}.{name}.weight" for i in range(count)] for mine, name in theirs.items()}
-    return "heads", source.fill(part, names, dropped)
-
-
-def _separate(source: Released, target: LM, dropped: set[str]) -> tuple[str, nn.Module]:
-    """Of each head: one residual block, and an output matrix or none (then the target's reads it)."""
+    Raises InputError.
+    """
+    dropped = _tables(source, target)
     found = [m for m in map(SEPARATE.fullmatch, source.places) if m]
     count, d, start = _count(source, {int(m[2]) for m in found}), target.config.hidden_size, found[0][1]
     if f"{start}0.1.linear.weight" in source:
-        raise InputError(f"{source.folder} has several blocks in a head; longdraft's have one: import another")
+        raise InputError(f"{source.folder} has several blocks per head; longdraft supports one: import another drafter")
     names: Names = {
         "weight": [f"{start}{i}.0.linear.weight" for i in range(count)],
         "bias": [f"{start}{i}.0.linear.bias" for i in range(count)],
@@ -57,5 +52,18 @@ def _separate(source: Released, target: LM, dropped: set[str]) -> tuple[str, nn.
     own = f"{start}0.1.weight" in source
     if own:
         names["out"] = [f"{start}{i}.1.weight" for i in range(count)]
-    part = MedusaHeads(d, count, torch.zeros(count, target.vocab, d) if own else None)
-    return "medusa", source.fill(part, names, dropped)
+    return source.fill(MedusaHeads(d, count, torch.zeros(count, target.vocab, d) if own else None), names, dropped)
+
+
+def _tables(source: Released, target: LM) -> set[str]:
+    """Names of the copy of the target that is stored with the heads; its tables must equal the target's."""
+    source.same("embed_tokens.weight", target.hf.get_input_embeddings().weight)
+    source.same("lm_head.weight", target.hf.get_output_embeddings().weight)
+    return TABLES | {n for n in source.places if BODY.fullmatch(n)}
+
+
+def _count(source: Released, found: set[int]) -> int:
+    """The number of heads, which must be numbered from 0 without a gap."""
+    if found != set(range(len(found))):
+        raise InputError(f"{source.folder} only has the heads {sorted(found)}: download it again")
+    return len(found)

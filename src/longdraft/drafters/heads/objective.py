@@ -1,4 +1,4 @@
-"""Heads on the target's last state: TokenSwift's chained ones and Medusa's, by one loss."""
+"""One loss for heads on the target's last state: TokenSwift's chained heads and Medusa's."""
 
 from __future__ import annotations
 
@@ -9,66 +9,68 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from longdraft.core.options import Positive
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
 from longdraft.models.lm import LM
-from longdraft.training.frozen import Frozen, matches
+from longdraft.training.data import Corpus
+from longdraft.training.frozen import Frozen, Labels, matches
 from longdraft.training.rows import IGNORE
 
-MEDUSA_DECAY = 0.8  # weight of each head over that of the head before it (Medusa sec. 2.2.1)
+MEDUSA_DECAY = 0.8  # weight of each head relative to the previous one (Medusa sec. 2.2.1)
 
 
 @dataclass
 class HeadsObjective:
-    """Head i at position t learns token t+2+i: the text's, or what the target itself says there (labels=target).
+    """Head i at position t learns token t+2+i of the text, or the target's prediction of it (labels=target).
 
-    Equal weights for chained heads (TokenSwift sec. 3.2), decaying ones for Medusa's.
+    Losses have equal weights for chained heads (TokenSwift sec. 3.2), decaying ones for Medusa's.
     """
 
     frozen: Frozen
-    part: ChainedHeads | MedusaHeads
+    module: ChainedHeads | MedusaHeads
     labels: str = "target"
 
     def _read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens [B,S+1] -> what heads read [B,S+1,d], and after each token the next one as the target says it."""
+        """tokens [B,S+1] -> the heads' input [B,S+1,d], and the target's prediction of the token after each."""
         last = self.frozen.last
         state = self.frozen.read(tokens, states=[last]).states[last]
-        chained = isinstance(self.part, ChainedHeads)
-        return (state if chained else self.frozen.lm.norm(state)), self.frozen.says(state)
+        chained = isinstance(self.module, ChainedHeads)
+        return (state if chained else self.frozen.lm.norm(state)), self.frozen.predictions(state)
 
-    def _wanted(self, tokens: Tensor, said: Tensor) -> Tensor:
-        """[B,S+1,heads]: said[t+1+i] or token t+2+i; IGNORE beyond the row."""
-        after = said if self.labels == "target" else pad(tokens[:, 1:], (0, 1), value=IGNORE)
-        shifted = [pad(after[:, 1 + i :], (0, 1 + i), value=IGNORE) for i in range(len(self.part))]
+    def _wanted(self, tokens: Tensor, predicted: Tensor) -> Tensor:
+        """[B,S+1,heads]: predicted[t+1+i] or token t+2+i; IGNORE beyond the row."""
+        after = predicted if self.labels == "target" else pad(tokens[:, 1:], (0, 1), value=IGNORE)
+        shifted = [pad(after[:, 1 + i :], (0, 1 + i), value=IGNORE) for i in range(len(self.module))]
         return torch.stack(shifted, -1)
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
-        read, said = self._read(tokens)
-        wanted, guesses = self._wanted(tokens, said), self.part(read, lambda normed: normed)
-        decay = 1.0 if isinstance(self.part, ChainedHeads) else MEDUSA_DECAY
+        read, predicted = self._read(tokens)
+        wanted, guesses = self._wanted(tokens, predicted), self.module(read, lambda normed: normed)
+        decay = 1.0 if isinstance(self.module, ChainedHeads) else MEDUSA_DECAY
         each = [
             self.frozen.head_loss(guesses[:, :, i].flatten(0, 1), wanted[..., i].flatten())
-            for i in range(len(self.part))
+            for i in range(len(self.module))
         ]
         losses = torch.stack(each)
         weights = decay ** torch.arange(len(losses), device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """The first is of the token after the target's own next one. Counted where the text until then is the target's:
-        no head can foresee what the target would not say, and greedy decoding never meets it."""
-        read, said = self._read(tokens)
-        found = self.part(read, self.frozen.lm.project).argmax(-1)
-        own, shares = tokens[:, 1:] == said[:, :-1], []
+        """The first share is that of token t+2. Only positions where the target predicts the text up to there are
+        counted: greedy decoding never reaches others."""
+        read, predicted = self._read(tokens)
+        found = self.module(read, self.frozen.lm.project).argmax(-1)
+        own, shares = tokens[:, 1:] == predicted[:, :-1], []
         going = torch.ones_like(own)
-        for i in range(len(self.part)):
+        for i in range(len(self.module)):
             going = going[:, : own.shape[1] - i] & own[:, i:]
             size = going.shape[1]
-            shares.append(matches(found[:, :size, i][going], said[:, 1 + i : 1 + i + size][going]))
+            shares.append(matches(found[:, :size, i][going], predicted[:, 1 + i : 1 + i + size][going]))
         return shares
 
 
 def chained(target: LM, count: int = 3) -> ChainedHeads:
-    """Zero matrices and the target's own norm: at first every head says what the state says."""
+    """Heads with zero matrices and the target's final norm: at first each predicts the token after the state's own."""
     heads = ChainedHeads(target.config.hidden_size, count, float(getattr(target.config, "rms_norm_eps", None) or 1e-6))
     norm = getattr(target.hf.get_decoder().norm, "weight", None)
     if norm is not None and norm.shape == heads.norm_out[0].shape:
@@ -77,5 +79,9 @@ def chained(target: LM, count: int = 3) -> ChainedHeads:
     return heads
 
 
-def medusa(target: LM, count: int = 4) -> MedusaHeads:
-    return MedusaHeads(target.config.hidden_size, count)
+def chained_objective(frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 3) -> HeadsObjective:
+    return HeadsObjective(frozen, chained(frozen.lm, count), labels)
+
+
+def medusa_objective(frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 4) -> HeadsObjective:
+    return HeadsObjective(frozen, MedusaHeads(frozen.lm.config.hidden_size, count), labels)

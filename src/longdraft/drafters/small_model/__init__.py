@@ -1,3 +1,3 @@
-"""TODO."""
+"""A separate small language model as the drafter."""
 
 from __future__ import annotations

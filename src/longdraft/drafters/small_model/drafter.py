@@ -1,4 +1,4 @@
-"""A separate small language model drafts: plain speculative decoding, BudgetDraft, TriForce's innermost level."""
+"""A separate small language model drafts: speculative decoding, BudgetDraft, TriForce's innermost level."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
-SINK = 16  # first tokens of a prompt that are read however long it is: models lean on a text's beginning
-NEAR = 16  # tokens that a row may be behind its root: they run in the root's pass
-GROWTH = 1024  # slots for what is said after the prompt; the cache grows where that is not enough
+SINK = 16  # first tokens of a prompt that are always read: attention relies on them
+NEAR = 16  # at most so many missing tokens of a row run in the root's pass
+GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 
 
 class SmallModelDrafter(Drafter):
-    """Its cache holds a prefix of each row's excerpt; what is missing of it runs in front of the next root.
+    """The drafter's cache holds a prefix of each row's excerpt; missing tokens run in the pass of the next root.
 
-    An excerpt is what the small model reads of a text: the first SINK tokens, the last `tail` of those that are there
-    at the row's first draft, and all that is said later (tail 0: everything). Nothing is read before that draft. A slot
-    of the cache is a place in the excerpt, so what was left out has no slot that a view could show. Positions are
-    places in the excerpt too: only the distance to the first SINK tokens is not that in the text. vocab: the target's,
-    where padding makes it another than the small model's.
+    An excerpt is the part of a sequence that the small model reads: the first SINK tokens, the last `tail` tokens
+    before the row's first draft, and all later tokens (tail 0: the whole sequence). Nothing is read before that draft.
+    Slots and positions of the small model count tokens of the excerpt, so a view cannot select tokens that were left
+    out, and only distances to the first SINK tokens differ from those in the sequence. vocab: the target's vocabulary
+    size, if padding makes it differ from the small model's. Raises InputError if they differ by more than padding.
     """
 
     has_draft_probs = True
@@ -53,9 +53,11 @@ class SmallModelDrafter(Drafter):
                 " trained with the target's tokenizer"
             )
         if tail and policy.captures().rows is not None:
-            raise ValueError("the target's taps name slots of the whole text: a policy that wants them needs tail=0")
+            raise ValueError(
+                "captures of the target refer to slots of the whole sequence: a policy that uses them needs tail=0"
+            )
         self.cache = small.new_cache(0, 0)
-        self._run = 0  # nodes of this round's tree that have keys in scratch
+        self._run = 0  # nodes of the current tree that have keys in scratch slots
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -66,7 +68,7 @@ class SmallModelDrafter(Drafter):
         self._whole_cache = self.small.new_cache(seqs.capacity, slots + 128)
         self._whole_text = seqs.tokens.new_zeros(seqs.capacity, wide)
         self._whole_left = seqs.length.new_zeros(seqs.capacity)
-        self._copied = [0] * len(seqs.length)  # tokens of each excerpt that were copied from the text
+        self._copied = [0] * len(seqs.length)  # tokens of each excerpt that were copied from the sequence
         self._have_rows(seqs)
         self.policy.start(self.small, self._text, self.cache)
 
@@ -86,7 +88,7 @@ class SmallModelDrafter(Drafter):
         self.policy.leave(self.small, self._text, self.cache, row)
 
     def _have_rows(self, seqs: Sequences) -> None:
-        """Use as many rows as there are sequences: excerpts [B,N], and how many tokens each leaves out [B]."""
+        """Select the rows in use: excerpts [B,N], and the number of tokens that each leaves out [B]."""
         rows = len(seqs.length)
         self.cache, self._run = self._whole_cache.first(rows), 0
         self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
@@ -95,11 +97,11 @@ class SmallModelDrafter(Drafter):
         self.cache.length.copy_(torch.minimum(self.cache.length, self._root_of(seqs)))
 
     def _root_of(self, seqs: Sequences) -> Tensor:
-        """[B] the root's place in each excerpt: by the next draft, the cache holds all that is before it."""
+        """[B] the root's position in each excerpt; at the next draft the cache holds all tokens before it."""
         return seqs.length - 1 - self._left
 
     def ready(self, seqs: Sequences) -> None:
-        """Rows that still draft read their prompts, if they have not, and what was said during a long pause."""
+        """Rows that are not done read their prompt if they have not, and tokens committed while drafting was off."""
         places = zip(*(x.tolist() for x in (self.cache.length, seqs.length, self._left, seqs.done)), strict=True)
         for b, (held, length, left, done) in enumerate(places):
             if done:
@@ -111,7 +113,7 @@ class SmallModelDrafter(Drafter):
                 self._read(seqs, b)
 
     def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
-        """Bring row b's excerpt up to its root; it holds what it should before place `at`."""
+        """Extend row b's excerpt up to its root; it is already correct before position `at`."""
         first = min(SINK, length - left)
         if at < first:
             self._text[b, at:first], at = self._known(text[at:first]), first
@@ -119,7 +121,7 @@ class SmallModelDrafter(Drafter):
         self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
-        """Run what row b's cache lacks of its excerpt, all but the root."""
+        """Run the tokens of row b's excerpt that are not in its cache, except the root."""
         row = self.cache.row(b)
         self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
@@ -132,7 +134,7 @@ class SmallModelDrafter(Drafter):
         view = self.policy.view(self.cache)
 
         def step(tree: Tree, start: int) -> Tensor:
-            """Logits [B,W,V] of nodes [start, size); the first pass catches up as well."""
+            """Logits [B,W,V] of nodes [start, size); the first pass also runs missing tokens."""
             if start == 0:
                 logits = self._root(seqs, view)
             else:
@@ -145,28 +147,29 @@ class SmallModelDrafter(Drafter):
         return beam(step, tree, self.widths, seqs, limits, whole)
 
     def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: ChainDraws) -> Tensor:
-        """A chain [B,count] in two calls: the one that catches up, and the rest."""
+        """A chain [B,count] in two calls: the pass that also runs missing tokens, and the rest."""
         first = draws.first(root())
         self._run = draws.count
         return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        """Accepted nodes that have run stay; the deepest one never ran."""
+        """Keep the keys of accepted nodes; the deepest node has none, because it never ran."""
         if self._run:
             steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
             run = ((verdict.path < self._run) & (steps < verdict.count[:, None])).sum(1)
             lacking = self._root_of(seqs) - self.cache.length
             self.cache.keep(verdict.path, torch.minimum(run, lacking).masked_fill(~self._drafted, 0))
-        self._run = 0  # a round that drafts nothing may come next
+        self._run = 0  # the next step may draft nothing
         ahead = self.cache.first(len(seqs.length))
         ahead.length = self._root_of(seqs)
         self.policy.update(ahead, captured)
 
     def _root(self, seqs: Sequences, view: KVView | None) -> Tensor:
-        """Run what was committed since the last round, up to the root -> the root's logits [B,1,V].
+        """Run the tokens committed since the last step, up to the root -> the root's logits [B,1,V].
 
-        Rows that miss less are padded behind their root: nothing real sees that, and drafts overwrite it. A row that is
-        done may miss any number; it comes as far as the others need, and drafts nothing that counts.
+        Rows with fewer missing tokens are padded after their root; no later query attends to the padding, and drafts
+        overwrite it. A row that is done may lack any number of tokens: it runs as many as the other rows need, and its
+        drafts are not used.
         """
         n = self._root_of(seqs) + 1 - self.cache.length
         wide = int(n.masked_fill(seqs.done, 1).max())
@@ -178,7 +181,7 @@ class SmallModelDrafter(Drafter):
         return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """A token that the small model has no embedding for reads as its last one, which is padding as a rule."""
+        """Replace tokens without an embedding in the small model by its last token, which is usually padding."""
         return tokens if self.small.vocab >= self.vocab else tokens.clamp(max=self.small.vocab - 1)
 
     def _fitted(self, logits: Tensor) -> Tensor:
@@ -188,8 +191,8 @@ class SmallModelDrafter(Drafter):
 
 
 def random_lm(target: LM, seed: int) -> LM:
-    """An untrained Llama (Qwen3 beside a Qwen3) that reads at most a tenth of the target's weights a step, or the least
-    that runs."""
+    """An untrained Llama (Qwen3 for a Qwen3 target) that reads at most a tenth of the target's weights per step, or as
+    few as is possible."""
     c, weight = target.config, next(target.hf.parameters())
     layers, most = 2 if c.num_hidden_layers > 2 else 1, target.nbytes() / weight.element_size() / 10
     width = max((d for d in range(16, c.hidden_size + 1, 16) if _cost(d, layers, target.vocab) <= most), default=16)
@@ -218,5 +221,5 @@ def random_lm(target: LM, seed: int) -> LM:
 
 
 def _cost(width: int, layers: int, vocab: int) -> int:
-    """Weights that one step of a small model reads: the head, and per layer 4 projections and an MLP of 3 widths."""
+    """Weights that a small model reads per step: the head, and per layer 4 projections and an MLP of 3 widths."""
     return vocab * width + layers * (4 + 3 * 3) * width**2

@@ -1,22 +1,26 @@
-"""BudgetDraft: a small model learns to draft under any part of its own cache (Algorithm 1)."""
+"""BudgetDraft: a small model learns to draft from any part of its own KV cache (Algorithm 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from longdraft.core.cache import KVCache
+from longdraft.core.options import Positive
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.training.frozen import Frozen, matches, whole_rows
+from longdraft.models.loading import load_lm
+from longdraft.training.data import Corpus
+from longdraft.training.frozen import Frozen, Labels, matches, whole_rows
 from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
@@ -24,8 +28,8 @@ CHUNK = 8
 R = TypeVar("R")
 
 
-def exactly(body: Callable[..., R]) -> Callable[..., R]:
-    """The same without autocast: the cache of the prefix is in the small model's own dtype."""
+def without_autocast(body: Callable[..., R]) -> Callable[..., R]:
+    """The same method without autocast, because the cached prefix is in the small model's own dtype."""
 
     @wraps(body)
     def run(self: BudgetObjective, tokens: Tensor, *args: Any) -> R:
@@ -37,10 +41,10 @@ def exactly(body: Callable[..., R]) -> Callable[..., R]:
 
 @dataclass
 class BudgetObjective:
-    """The prefix is read without gradient; the last `tail` tokens are drafted seeing all of it, and a budget of it.
+    """The prefix is read without gradient; the last `tail` tokens attend to all of it, and to a budget of it.
 
-    The budget's chunks are chosen by the very object that chooses when drafting. share: the weight of the sparse branch
-    (0: the baseline without it). labels: what the target says after each of the last tokens, or the text.
+    The budget's chunks are selected by the policy that is used when drafting. share: the weight of the sparse branch
+    (0: the baseline without it). labels: the target's prediction after each of the last tokens, or the text's next.
     """
 
     frozen: Frozen
@@ -52,8 +56,8 @@ class BudgetObjective:
 
     def __post_init__(self) -> None:
         if self.small.windows:
-            raise InputError("the small model has layers with windows of their own: use one that sees everything")
-        self.part: nn.Module = self.small.hf
+            raise InputError("the small model has layers with sliding windows: use one with full attention")
+        self.module: nn.Module = self.small.hf
 
     @torch.no_grad()
     def _prefix(self, row: Tensor, length: int) -> KVCache:
@@ -64,7 +68,7 @@ class BudgetObjective:
 
     @torch.no_grad()
     def _seen(self, row: Tensor, cache: KVCache, budget: int) -> DynamicCache:
-        """The prefix as Transformers takes it: whole (budget 0), or the chunks that the policy chooses of it."""
+        """The prefix as a cache of Transformers: whole (budget 0), or the chunks that the policy selects."""
         length, view = int(cache.length[0]), None
         if budget:
             policy = Chunks(budget, CHUNK, self.score)
@@ -82,7 +86,7 @@ class BudgetObjective:
         return found
 
     def _logits(self, row: Tensor, prefix: DynamicCache, length: int) -> Tensor:
-        """Of the tokens from `length` on, at their own positions whatever the prefix leaves out -> [C,V]."""
+        """Logits [C,V] of the tokens from `length` on, at their positions in the whole row."""
         hf, tokens = self.small.hf, row[None, length:]
         position = torch.arange(length, len(row), device=row.device)[None]
         mask = torch.ones(1, prefix.get_seq_length() + tokens.shape[1], dtype=torch.long, device=row.device)
@@ -90,13 +94,13 @@ class BudgetObjective:
             return hf(tokens, position_ids=position, attention_mask=mask, past_key_values=prefix).logits[0]
 
     def _labels(self, row: Tensor, length: int) -> Tensor:
-        """row [T+1] -> [C]: what comes after each of tokens length..T-1."""
+        """row [T+1] -> [C]: the label of each of tokens length..T-1."""
         if self.labels == "text":
             return row[length + 1 :]
         state = self.frozen.read(row[None, :-1], states=[self.frozen.last]).states[self.frozen.last]
-        return self.frozen.says(state[:, length:])[0]
+        return self.frozen.predictions(state[:, length:])[0]
 
-    @exactly
+    @without_autocast
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros((), device=tokens.device)
         for row in tokens:
@@ -109,9 +113,9 @@ class BudgetObjective:
                 total = total + weight * cross_entropy(logits.float(), wanted) / len(tokens)
         return total
 
-    @exactly
+    @without_autocast
     def shares(self, tokens: Tensor) -> list[float]:
-        """Not by depth: the first is of all the prefix, the second of the smallest budget."""
+        """Not by depth: the first share is with the whole prefix, the second with the smallest budget."""
         found = []
         for row in tokens:
             length = max(len(row) - 1 - self.tail, 1)
@@ -123,3 +127,22 @@ class BudgetObjective:
             )
             found.append((whole, sparse))
         return [sum(f) / len(f) for f in zip(*found, strict=True)]
+
+
+def objective(
+    frozen: Frozen,
+    corpus: Corpus,
+    small: str = "",
+    labels: Labels = "target",
+    share: Annotated[float, Field(ge=0)] = 0.5,
+    tail: Positive = 256,
+) -> BudgetObjective:
+    """small: the folder of the model to train. share=0: without the sparse branch."""
+    if not small:
+        raise InputError("option small is missing: give -o small=FOLDER, a small model with the target's tokenizer")
+    lm = load_lm(small, "float32", str(frozen.lm.device))
+    if lm.vocab != frozen.lm.vocab:
+        raise InputError(
+            f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}: use a model with the target's tokenizer"
+        )
+    return BudgetObjective(frozen, lm, labels, share, tail)

@@ -1,4 +1,4 @@
-"""One run of a drafter for a frozen target: its text, the loop, held-out acceptance, export."""
+"""One training run of a module against a frozen target: its text, the loop, held-out acceptance."""
 
 from __future__ import annotations
 
@@ -13,71 +13,67 @@ import torch
 from torch import Tensor, nn
 
 from longdraft.core.files import read_json
-from longdraft.drafters import checkpoint as saved
 from longdraft.errors import InputError
 from longdraft.training import checkpoint, data, rows, trainer
 from longdraft.training.frozen import Frozen, implied_length
-from longdraft.training.processes import Team
+from longdraft.training.processes import ALONE, Team
 from longdraft.training.schedule import Plan
-from longdraft.training.trainer import ALONE
 
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
-SHARE = 50  # one document of so many is held out where the target does not say which were kept from it
+HELD_OUT_EVERY = 50  # one document in so many is held out if the target has no list of held-out files
 
 
 class Objective(Protocol):
-    """What a kind of drafter learns: `loss` is a function of weights, tokens and generator alone; `part` is trained."""
+    """What `module` is trained for: `loss` is a function of weights, tokens and generator only."""
 
     @property
-    def part(self) -> nn.Module: ...
+    def module(self) -> nn.Module: ...
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         """tokens [B,S+1] -> a scalar."""
         ...
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """By depth, how often the drafter's first choice is the target's, given tokens [B,S+1] of a text before."""
+        """tokens [B,S+1] of a text -> by depth, how often the drafter's first choice equals the target's."""
         ...
 
 
 def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path) -> tuple[data.Corpus, data.Corpus]:
-    """(training, held-out) tokens under folder/data, made once. What the target never saw stays held out."""
-    home, words = folder / "data", _words(tokenizer)
+    """(training, held-out) tokens, stored under folder/data; files held out from the target stay held out."""
+    home, digest = folder / "data", _vocabulary_digest(tokenizer)
     if not (home / "done").exists():
-        found = data.collect(sources)
-        seen, unseen = _parted(found, Path(str(frozen.lm.hf.name_or_path)) / "holdout.json")
+        seen, unseen = _split(data.collect(sources), Path(str(frozen.lm.hf.name_or_path)) / data.HOLDOUT)
         fast, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
         if eos is None:
-            raise InputError("the target's tokenizer has no end token, which must stand between documents")
+            raise InputError("the target's tokenizer has no end token, which is needed between documents")
         fast.no_truncation()
         for name, documents in (("train", seen), ("heldout", unseen)):
             data.tokenise(documents, fast, eos, frozen.lm.vocab).save(home / name)
-        (home / "done").write_text(words)
-    if (home / "done").read_text() not in ("", words):
-        raise InputError(f"{home} was made by another tokenizer: give another --work, or delete it")
+        (home / "done").write_text(digest)
+    if (home / "done").read_text() not in ("", digest):
+        raise InputError(f"{home} was made with another tokenizer: give another --work, or delete it")
     return data.load(home)
 
 
-def _words(tokenizer: Any) -> str:
-    """A digest of the tokenizer's entries."""
+def _vocabulary_digest(tokenizer: Any) -> str:
     return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
-def _parted(documents: list[data.Document], listed: Path) -> tuple[list[data.Document], list[data.Document]]:
-    """-> (training, held-out) documents: as the target's own list says, else each SHARE-th, else the end of each."""
-    if listed.is_file():
-        return data.split(documents, read_json(listed)["patterns"])
-    if len(documents) >= SHARE:
-        return data.split(documents, [d.name for d in documents[SHARE - 1 :: SHARE]])
+def _split(documents: list[data.Document], holdout: Path) -> tuple[list[data.Document], list[data.Document]]:
+    """-> (training, held-out) documents: by the target's list, else every HELD_OUT_EVERY-th, else the end of each."""
+    if holdout.is_file():
+        return data.split(documents, read_json(holdout)["patterns"])
+    if len(documents) >= HELD_OUT_EVERY:
+        return data.split(documents, [d.name for d in documents[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]])
     ends = [len(d.text) * 19 // 20 for d in documents]
     seen = [replace(d, text=d.text[:end]) for d, end in zip(documents, ends, strict=True)]
     return seen, [replace(d, text=d.text[end:]) for d, end in zip(documents, ends, strict=True)]
 
 
 def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str, Tensor]:
-    """{kind: [rows, length + 1]} of the held-out text, the same at every call; kinds without text are left out."""
+    """{kind: [rows, length + 1]} of the held-out text by seed; kinds of text that are too short are left out."""
     found = {}
-    for kind in data.KINDS:
+    for kind in data.TEXT_KINDS:
         sizes = [n for n, k in zip(np.diff(corpus.groups), corpus.kinds, strict=True) if k == kind]
         length = min(longest, HELD_OUT_LENGTH, max(sizes, default=0) - 1)
         if length >= 16:
@@ -90,31 +86,31 @@ def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str,
 
 @torch.no_grad()
 def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> dict[str, Any]:
-    """Held-out shares by depth and the mean acceptance length they imply, by kind of text; their mean is followed."""
+    """By kind of text, held-out shares by depth and the mean acceptance length they imply; and the mean over kinds."""
     found: dict[str, Any] = {}
-    objective.part.eval()
+    objective.module.eval()
     for kind, text in texts.items():
         tokens = text.to(_device(objective))
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
             shares = objective.shares(tokens)
         found[kind] = {"by_depth": [round(s, 4) for s in shares], "implied_length": round(implied_length(shares), 4)}
-    objective.part.train()
+    objective.module.train()
     lengths = [f["implied_length"] for f in found.values()]
     return found | {"acceptance": sum(lengths) / len(lengths)} if found else {}
 
 
 def _device(objective: Objective) -> torch.device:
-    return next(objective.part.parameters()).device
+    return next(objective.module.parameters()).device
 
 
 @dataclass(frozen=True)
-class Run:
-    """How a run goes: its plan, seed, mixture of text, and when it looks at held-out text and writes a checkpoint."""
+class TrainingRun:
+    """The settings of a run: its plan, seed, mixture of text, and when it is evaluated and saved."""
 
     plan: Plan
     work: Path
     command: str
-    rates: tuple[float, float]  # matrices by Muon, the rest by AdamW
+    rates: tuple[float, float]  # of Muon for matrices, of AdamW for all else
     seed: int = 0
     code: float = 0.65
     bf16: bool = True
@@ -128,7 +124,7 @@ class Run:
     team: Team = ALONE
 
     def train(self, objective: Objective, corpus: data.Corpus, heldout: data.Corpus, settings: dict) -> dict:
-        """-> the state of the trainer; it ends early after `patience` looks at held-out text without a better one."""
+        """-> the trainer's state. Training stops early after `patience` evaluations without improvement (0: never)."""
         texts = held_out_rows(heldout, max(length for length, _ in self.plan.stages))
 
         def loss_of(unit: int) -> Tensor:
@@ -140,7 +136,7 @@ class Run:
                 return objective.loss(tokens, rng)
 
         return trainer.train(
-            objective.part,
+            objective.module,
             loss_of,
             self.plan,
             self.work,
@@ -159,21 +155,14 @@ class Run:
             team=self.team,
         )
 
-    def export(self, kind: str, part: nn.Module, frozen: Frozen, out: Path, facts: dict, tokenizer: Any) -> dict:
-        """Newest checkpoint (with patience: the best on held-out text) -> a drafter's folder in bfloat16, or a whole
-        small model's; -> what training.json says."""
-        kept = self.work / "best" if self.patience and checkpoint.listed(self.work / "best") else None
-        state = checkpoint.load(checkpoint.latest(kept or self.work / "checkpoints"), part, [])
-        record = {"parameters": sum(p.numel() for p in part.parameters()), **facts, **state}
-        part = part.to(torch.bfloat16)
-        if kind in saved.KINDS:
-            saved.save(part, kind, out, frozen.lm, record)
-        else:
-            saved.save_model(part, tokenizer, out, record)
-        return record
+    def finish(self, module: nn.Module) -> dict:
+        """Load the newest checkpoint (with patience: the best on held-out text) into the module -> its state."""
+        best = self.work / "best"
+        kept = best if self.patience and checkpoint.listed(best) else self.work / "checkpoints"
+        return checkpoint.load(checkpoint.latest(kept), module, [])
 
 
 def stale(probes: list[dict], patience: int) -> bool:
-    """Whether the best acceptance lies `patience` looks back (0: never)."""
+    """Whether the last `patience` evaluations did not improve on the best acceptance before them (0: never)."""
     found = [p.get("acceptance", 0.0) for p in probes]
     return patience > 0 and len(found) > patience and max(found[:-patience]) >= max(found[-patience:])

@@ -1,0 +1,64 @@
+"""What the package must know about one kind of drafter with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+from longdraft.drafters.released import Released
+from longdraft.models.lm import LM
+
+
+class Format(Protocol):
+    """How the weights of a kind are stored in a folder. Both methods raise InputError."""
+
+    def save(self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any) -> None:
+        """Write the weights, and `facts` as training.json; the folder is left as it was if anything fails."""
+        ...
+
+    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> Any:
+        """The weights in the target's dtype and on its device."""
+        ...
+
+
+class Importer(NamedTuple):
+    """Reads drafters of this kind that other projects released."""
+
+    fits: Callable[[Released], bool]  # whether names and config show a drafter of this kind
+    read: Callable[[Released, LM], nn.Module]  # raises InputError
+
+
+class Training(NamedTuple):
+    """How `longdraft train COMMAND` trains this kind."""
+
+    command: str
+    help: str
+    objective: Callable[[], Callable[..., Any]]  # imports and returns build(frozen, corpus, **options) -> Objective
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """One kind of drafter with weights: how these are created, stored, imported and trained."""
+
+    name: str  # in a saved drafter's config.json, and what a method's `needs` refers to
+    title: str
+    weights: type  # the class of the weights
+    random: Callable[[LM, int], Any]  # (target, seed) -> untrained weights
+    format: Format
+    importer: Importer | None = None
+    training: Training | None = None
+
+    def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
+        """Write the weights for `load`; `facts` becomes training.json. Raises InputError."""
+        self.format.save(self.name, weights, folder, target, facts, tokenizer)
+
+    def load(self, folder: str, target: LM, any_target: bool = False) -> Any:
+        """The weights in a folder, or in a repository of the Hub, in the target's dtype and on its device.
+
+        any_target: also accept weights that were trained for another target of the same sizes. Raises InputError.
+        """
+        return self.format.load(self.name, folder, target, any_target)
