@@ -84,7 +84,7 @@ def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) 
 
 
 def quiet(threads: int | None) -> None:
-    """The libraries say nothing; torch uses so many threads."""
+    """Silence library logging, and let torch use this number of threads (None: its choice)."""
     hub.set_verbosity_error()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
