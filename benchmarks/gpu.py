@@ -24,7 +24,9 @@ import gpu_parts
 import torch
 from gpu_parts import SEED, Bench, Row, freed, short
 
-from longdraft.engine import records as record
+from longdraft.core import provenance
+from longdraft.engine.record_file import RecordFile
+from longdraft.engine.records import processor
 from longdraft.errors import InputError
 
 Part = tuple[str, str, float, Callable[[], Iterator[Row]]]
@@ -51,7 +53,7 @@ def of_model(b: Bench, name: str) -> Iterator[Part]:
     yield "generate", name, 90, lambda: gpu_parts.generate(b, lm(), "static", b.contexts[0])  # compiles
 
 
-def run(b: Bench, log: record.Log, shared: Row) -> list[Row]:
+def run(b: Bench, log: RecordFile, shared: Row) -> list[Row]:
     """Every part, as far as the time goes -> all records."""
     found: list[Row] = []
 
@@ -110,13 +112,13 @@ def main() -> int:
         return 2
     b = Bench(given.tiny, given.minutes)
     try:
-        log = record.Log(given.out)
+        log = RecordFile(given.out)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    command = shlex.join(["python", "benchmarks/gpu.py", *(record.relative(word) for word in sys.argv[1:])])
-    shared = {"task": "gpu", "device": record.processor(b.device), "dtype": str(b.dtype).removeprefix("torch.")}
-    shared |= {"versions": record.versions() | {"triton": triton_version()}, **record.checkout(), "seed": SEED}
+    command = shlex.join(["python", "benchmarks/gpu.py", *(provenance.relative(word) for word in sys.argv[1:])])
+    shared = {"task": "gpu", "device": processor(b.device), "dtype": str(b.dtype).removeprefix("torch.")}
+    shared |= {"versions": provenance.versions() | {"triton": triton_version()}, **provenance.checkout(), "seed": SEED}
     shared |= {
         "command": command,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -148,10 +148,10 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
 
 
 def test_only_chains_of_fixed_length_have_an_oracle():
-    target, parts = tiny.target("llama"), DrafterWeights(random=True)
-    made = parse("vegas,vegas-reuse,longspec,suffix", [], parts)
+    target, weights = tiny.target("llama"), DrafterWeights(random=True)
+    made = parse("vegas,vegas-reuse,longspec,suffix", [], weights)
     assert [e.chain_depth(target) for e in made] == [7, 0, 0, 0]
-    made = parse("longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], parts)
+    made = parse("longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], weights)
     assert [e.chain_depth(target) for e in made] == [3, 4]
 
 

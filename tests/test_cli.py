@@ -41,6 +41,30 @@ def test_help_is_there_without_torch():
     assert all(name in done.stdout.decode() for name in COMMANDS)
 
 
+def imported(code: str) -> set[str]:
+    """The modules that a new process has imported after this code."""
+    code += "; import sys; print(*sys.modules, file=sys.stderr)"
+    env = {**os.environ, "PYTHONPATH": str(Path(longdraft.__path__[0]).parent)}
+    return set(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stderr.split())
+
+
+@pytest.mark.parametrize("words", [["methods"], ["generate", "hi", "-m", "tiny", "--max-new-tokens", "4"]])
+def test_generating_imports_no_benchmark_and_no_audit(place, words):
+    found = imported(f"from longdraft.cli import main; main({words})")
+    assert "longdraft.methods" in found
+    assert not {name for name in found if name.startswith(("longdraft.bench", "longdraft.audit"))}
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("longdraft ge", "generate"), ("longdraft audit --tol", "--tolerance")])
+def test_shells_complete_commands_and_options(typed, offered):
+    env = {"PYTHONPATH": str(Path(longdraft.__path__[0]).parent), "_LONGDRAFT_COMPLETE": "complete_bash"}
+    env |= {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "longdraft"], env=env | {"PATH": os.environ["PATH"]}, capture_output=True
+    )
+    assert offered in done.stdout.decode().split()
+
+
 def test_a_true_process(place):
     source = str(Path(longdraft.__path__[0]).parent)
     argv = [sys.executable, "-m", "longdraft", "generate", "-m", "tiny", *SHORT, "--json", "--prompt-file", "-"]

@@ -1,6 +1,6 @@
-"""longdraft: long-context decoding several times faster, without changing one token.
+"""longdraft: long-context decoding several times faster, without changing a single token.
 
-The names below are imported when first used, so that `longdraft --help` does not wait for torch.
+Each public name is imported when it is first used, so that `longdraft --help` does not import torch.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from longdraft.methods.spec import MethodSpec
 Entry = MethodSpec | Baseline
 
 
-def parse(names: str, options: list[str], parts: DrafterWeights | None = None) -> list[Entry]:
+def parse(names: str, options: list[str], weights: DrafterWeights | None = None) -> list[Entry]:
     """The entries in the order of `names`; `-o METHOD.KEY=VALUE` is for all of that method. Raises InputError."""
     labels = [word.strip() for word in names.split(",") if word.strip()]
     if not labels:
@@ -29,10 +29,10 @@ def parse(names: str, options: list[str], parts: DrafterWeights | None = None) -
         key, value = pair(rest)
         for label in same:
             given[label].setdefault(key, value)
-    return [_entry(label, given[label], parts or DrafterWeights()) for label in labels]
+    return [_entry(label, given[label], weights or DrafterWeights()) for label in labels]
 
 
-def _entry(label: str, given: dict[str, str], parts: DrafterWeights) -> Entry:
+def _entry(label: str, given: dict[str, str], weights: DrafterWeights) -> Entry:
     name = label.split("@")[0]
     if name in STOCK:
         if given:
@@ -40,4 +40,4 @@ def _entry(label: str, given: dict[str, str], parts: DrafterWeights) -> Entry:
         return Baseline(name)
     if name not in METHODS | CONTROLS:
         raise InputError(f"unknown method {name!r}: choose from {', '.join([*METHODS, *CONTROLS, *STOCK])}")
-    return MethodSpec(label, name, given, parts)
+    return MethodSpec(label, name, given, weights)

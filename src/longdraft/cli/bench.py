@@ -64,8 +64,8 @@ def bench(
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
 
-    parts = DrafterWeights(drafter, random_drafter, seed, "" if shape else model, any_target)
-    chosen, contexts, sampler = parse(methods, option, parts), _contexts(context), Sampler(temperature)
+    weights = DrafterWeights(drafter, random_drafter, seed, "" if shape else model, any_target)
+    chosen, contexts, sampler = parse(methods, option, weights), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
     if task == "anchored" and (shape or accept is not None or batch > 1):

@@ -12,7 +12,7 @@ from longdraft.cli import common
 app = typer.Typer(add_completion=False)
 
 
-def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
+def describe(name: str, method: Any, weights: Any) -> dict[str, Any]:
     """available: the method needs no drafter weights, or there are trained ones beside the target."""
     from longdraft.core.options import allowed
     from longdraft.methods.method import ANY
@@ -28,7 +28,7 @@ def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
             for key, field in method.options.model_fields.items()
         },
         "needs": needs,
-        "available": all(parts.beside(kind) is not None for kind in needs),
+        "available": all(weights.beside(kind) is not None for kind in needs),
     }
 
 
@@ -51,9 +51,9 @@ def methods(
     from longdraft.methods import CONTROLS, METHODS
     from longdraft.methods.drafter_weights import DrafterWeights
 
-    parts = DrafterWeights(model=model)
+    weights = DrafterWeights(model=model)
     found = {
-        kind: [describe(name, method, parts) for name, method in known.items()]
+        kind: [describe(name, method, weights) for name, method in known.items()]
         for kind, known in (("methods", METHODS), ("controls", CONTROLS))
     }
     if as_json:

@@ -22,7 +22,7 @@ class MethodSpec:
     label: str
     name: str
     given: dict[str, str] = field(default_factory=dict)
-    parts: DrafterWeights = field(default_factory=DrafterWeights)
+    weights: DrafterWeights = field(default_factory=DrafterWeights)
 
     def __post_init__(self) -> None:
         self._read: BaseModel = read(self.name, methods.find(self.name).options, self.given, text=True)
@@ -39,7 +39,7 @@ class MethodSpec:
     @property
     def origin(self) -> dict[str, str]:
         """What a record says of the drafter weights."""
-        found = self.parts.origin(methods.find(self.name).needs)
+        found = self.weights.origin(methods.find(self.name).needs)
         return {} if found is None else {"drafter": found}
 
     @property
@@ -50,7 +50,7 @@ class MethodSpec:
     def build(self, target: LM) -> Drafter:
         """A new drafter that drafts as its options say; the drafter weights are loaded once in a run."""
         given = {k: v for k, v in self._read if k != "pace"}
-        return methods.build(self.name, target, self.parts.of(methods.find(self.name).needs, target), **given)
+        return methods.build(self.name, target, self.weights.of(methods.find(self.name).needs, target), **given)
 
     def paced(self, target: LM) -> Drafter:
         """The same drafter, adapted to measured speed if `pace` is set."""

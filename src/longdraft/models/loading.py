@@ -86,7 +86,7 @@ def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) 
 
 
 def quiet(threads: int | None) -> None:
-    """Silence library logging, and set the number of torch's threads."""
+    """Silence library logging, and let torch use this number of threads (None: its choice)."""
     hub.set_verbosity_error()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
