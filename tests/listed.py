@@ -21,7 +21,7 @@ from longdraft.drafters import (
     Sequential,
     SmallModelDrafter,
 )
-from longdraft.drafters.costs import Measured
+from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.methods import METHODS, PARTS
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow

@@ -1,4 +1,4 @@
-"""The target drafts for itself under a view of its own cache."""
+"""Self-speculation: the target drafts for itself under a view of its own KV cache."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import bytes_read
+from longdraft.models.memory_traffic import bytes_read
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 
 class SelfDrafter(Drafter):
-    """Draft keys and values go to the target's own scratch slots, and verification overwrites them."""
+    """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
+
+    widths: nodes per level (a chain of gamma tokens is [1] * gamma).
+    """
 
     has_draft_probs = True
 
@@ -43,14 +46,14 @@ class SelfDrafter(Drafter):
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
-        whole = chain(self.target, seqs.cache, view)
+        native_chain = chain(self.target, seqs.cache, view)
         return beam(
             lambda t, start: self.target(t, seqs.cache, start, view),
             tree,
             self.widths,
             seqs,
             limits,
-            whole and partial(whole, tree.tokens[:, 0], 0),
+            native_chain and partial(native_chain, tree.tokens[:, 0], 0),
         )
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:

@@ -18,7 +18,7 @@ from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import bytes_read
+from longdraft.models.memory_traffic import bytes_read
 from longdraft.errors import InputError
 from longdraft.models.lm import LM, KVView
 from longdraft.views.base import Policy
