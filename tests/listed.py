@@ -22,7 +22,7 @@ from longdraft.drafters import (
     Sequential,
     SmallModelDrafter,
 )
-from longdraft.drafters.costs import Measured
+from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.drafters.kinds import KINDS
 from longdraft.methods import find
 from longdraft.models.lm import LM

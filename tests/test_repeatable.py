@@ -14,16 +14,18 @@ import tiny
 import torch
 from checks import SAMPLERS, SEED, plain
 from listed import BUILD, FROM_TEXT, each_method, full
-from test_pace import Prophet
+from test_adaptive import Prophet
 
 from longdraft import AdaptiveDraft, build, generate, match, reject
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import UNBOUNDED
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
-from longdraft.drafters.adaptive.cost_model import ANY, CostModel
-from longdraft.drafters.costs import LEVEL, NODE, SCORES, Counted, Measured, bytes_read, fitting, keys_read, weights_of
+from longdraft.drafters.adaptive.cost_model import CostModel
+from longdraft.drafters.adaptive.step_costs import LEVEL, NODE, SCORES, Counted, Measured, costs_for
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import bytes_read, keys_read, weights_of
 from longdraft.ops import native
 from longdraft.views import Full, SinkWindow
 
@@ -128,14 +130,14 @@ def test_no_drafter_asks_a_clock(method, monkeypatch):
 @each_drafter
 def test_a_pace_that_asks_the_clock_is_caught(drafter, monkeypatch):
     """The planted fault: seconds are measured whatever verifies."""
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="differ"):
         check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=8)
 
 
 def test_the_clock_changes_the_text_where_it_chooses_the_trees(monkeypatch):
     """The fault is one of the text, not of the trees alone."""
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="the text differs"):
         check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS["lookup"], "greedy", times=8)
 
@@ -158,7 +160,7 @@ def test_under_reject_the_trees_show_in_the_text_of_any_model(monkeypatch):
     lm = half("llama")
     make = lambda t: AdaptiveDraft(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4))  # noqa: E731
     check_repeats(monkeypatch, lm, make, "T=1", reject)
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.fitting", lambda target, tree: Measured())
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="the text differs"):
         check_repeats(monkeypatch, lm, make, "T=1", reject, times=8)
 
@@ -176,9 +178,9 @@ def test_a_clock_that_stands_still_is_no_error():
 def test_what_fits_a_target():
     root = Tree.root(torch.tensor([5]))
     exact, other = tiny.target("llama"), tiny.target("llama-torch")
-    assert exact.exact and isinstance(fitting(exact, root), Measured)
-    assert isinstance(fitting(exact, root.with_draft_probs(0, torch.zeros(1, 1, 96))), Counted)
-    assert not other.exact and isinstance(fitting(other, root), Counted)
+    assert exact.exact and isinstance(costs_for(exact, root), Measured)
+    assert isinstance(costs_for(exact, root.with_draft_probs(0, torch.zeros(1, 1, 96))), Counted)
+    assert not other.exact and isinstance(costs_for(other, root), Counted)
 
 
 def prefilled(lm: LM, *lengths: int) -> Sequences:
@@ -235,7 +237,7 @@ def test_every_drafter_says_what_it_reads(method, monkeypatch):
                 seen.append(inner.reads(seqs, depth) / bytes_read(lm, seqs.cache) / depth)
             return super().end(inner, seqs, tree, depth, captured)
 
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, ANY))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, UNBOUNDED))
     parts = BUILD[method](lm)
     pace = AdaptiveDraft(parts.parts[0].inner if isinstance(parts, Auto) else parts, Spy(lm))
     generate(lm, tiny.prompts(70, 31), pace, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)
@@ -274,7 +276,7 @@ def test_the_depth_follows_what_a_draft_costs_and_brings_by_counts():
 
 def test_bad_drafts_are_put_to_sleep_and_wake_by_counts():
     inner = depths(lambda n: 0, share=1.0)
-    assert len(inner.depths) < 10 and inner.tapped < 20
+    assert len(inner.depths) < 10 and inner.captured < 20
     inner = depths(lambda n: 0 if n < 3 else 7, share=0.1)
     assert inner.depths[-3] == 7
 
@@ -290,13 +292,13 @@ def test_auto_keeps_the_best_by_counts():
 
 def test_a_part_that_goes_on_is_judged_by_its_own_rounds_alone(monkeypatch):
     """The round between two trials drafts nothing: it is no refused draft of the part that comes next."""
-    noted, note = [], CostModel.note
+    noted, add = [], CostModel.add
 
     def spy(self, depth, *rest):
         noted.append(depth)
-        note(self, depth, *rest)
+        add(self, depth, *rest)
 
-    monkeypatch.setattr(CostModel, "note", spy)
+    monkeypatch.setattr(CostModel, "add", spy)
     lm, rows = tiny.target("llama-loops"), plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
     parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
     drafter = Auto([AdaptiveDraft(part, Counted(lm)) for part in parts], rounds=12)

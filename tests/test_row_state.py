@@ -15,7 +15,7 @@ from test_session import REQUESTS, Ends, finish, others, request, session
 
 from longdraft import AdaptiveDraft, match
 from longdraft.drafters import Drafter, Lookup, SmallModelDrafter
-from longdraft.drafters.costs import Measured
+from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.views import Guided
 
 LONG = 48

@@ -1,4 +1,4 @@
-"""Drafters: one kind per file."""
+"""Drafters, one kind per module or package."""
 
 from __future__ import annotations
 

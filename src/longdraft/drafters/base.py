@@ -1,4 +1,4 @@
-"""A drafter grows a tree. Everything else it may say has a default."""
+"""The drafter protocol (only `grow` has no useful default), drafters in sequence, and beam search."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from longdraft.ops import DRAFT
 
 
 class Drafter:
-    """grow never changes what is committed: it may write to scratch slots and to its own state only.
+    """Proposes tokens; never changes committed state. `grow` writes to scratch slots and to the drafter's own state.
 
-    keeps_law: children are draws without replacement from a stored law, as verify=reject needs. observe need not see
-    every round: some may be left out, if the last one before grow is not.
-
-    max_depth: the deepest level that a draft can have, if that is known. is_chain: unless limited, every draft is a
-    chain of max_depth tokens.
+    has_draft_probs: children are drawn without replacement from a distribution stored in the tree, as verify=reject
+    needs. max_depth: the deepest level that a draft can have, if that is known. is_chain: unless limited, every draft
+    is a chain of max_depth tokens.
     """
 
     has_draft_probs = False
@@ -31,47 +29,46 @@ class Drafter:
     is_chain: bool = False
 
     def captures(self) -> CaptureSpec:
-        """What the verify pass must leave behind for observe."""
+        """What the verify pass must capture for `update`."""
         return CaptureSpec()
 
     def rewind(self, seqs: Sequences) -> None:
-        """Caches of its own forget what is not in the text of seqs: a hierarchy takes back what it had drafted."""
+        """Remove from the drafter's own caches what seqs does not contain: a hierarchy takes back its inner drafts."""
 
     def ready(self, seqs: Sequences) -> None:
-        """What must be read before a draft, and may take long: grow does it too, if it was not asked for before."""
+        """Read what a draft needs, such as the prompt, which may take long. `grow` does this if it was not called."""
 
     def start(self, seqs: Sequences) -> None:
-        """Called once, after prefill; an engine that rows enter later calls it while there are none."""
+        """Called once, after prefill; a session, whose rows enter later, calls it before there are any."""
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        """Bytes of weights and keys that the latest draft, so many levels deep, has read: counted, never timed."""
+        """Bytes of weights and keys that the latest draft, `depth` levels deep, has read."""
         return 0
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        """Row `row`, the last one, has been prefilled and joins the others, which go on where they were.
+        """Row `row`, the last one, has been prefilled and joins the others, whose state stays.
 
-        The next round drafts nothing, and observe sees it. By default everything starts anew.
+        The next step drafts nothing, and `update` is called for it. By default, all rows start anew.
         """
         self.start(seqs)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         """Row `row` has left; if it was not the last, the last one has taken its place. seqs: the rows that remain.
 
-        A drafter that overrides this may be asked to draft in the next round: what it learnt of the last rounds must
-        still be there, row by row, or it must draft without it.
+        The next step may draft if this is overridden, so the remaining rows' state must be kept or not be needed.
         """
         self.start(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        """Add nodes to the tree; a tree of one node (no drafts) is fine."""
+        """The tree with drafted nodes added within the limits, or unchanged for no draft."""
         return tree
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        """Called after each commit, the first step's (which drafts nothing) included."""
+        """Called after a step's commit. Steps may be left out, except the last one before a draft."""
 
 
 class Sequential(Drafter):
-    """Drafters in a row, each growing the tree the one before left. At most one may want taps."""
+    """Drafters applied in order to one tree. At most one of them may use captures."""
 
     def __init__(self, *parts: Drafter):
         self.parts = parts
@@ -79,10 +76,10 @@ class Sequential(Drafter):
         self.captures()
 
     def captures(self) -> CaptureSpec:
-        wishes = [w for w in (p.captures() for p in self.parts) if w.rows or w.hidden]
-        if len(wishes) > 1:
-            raise ValueError("two drafters of one tree want taps of the verify pass")
-        return wishes[0] if wishes else CaptureSpec()
+        specs = [spec for spec in (p.captures() for p in self.parts) if spec.rows or spec.hidden]
+        if len(specs) > 1:
+            raise ValueError("at most one drafter of a Sequential may use captures of the verify pass")
+        return specs[0] if specs else CaptureSpec()
 
     def rewind(self, seqs: Sequences) -> None:
         for p in self.parts:
@@ -126,15 +123,17 @@ def beam(
     limits: DraftLimits,
     chain: Callable[[ChainDraws], Tensor] | None = None,
 ) -> Tree:
-    """Grow from the root by cumulative score, widths[i] nodes at depth i+1 (LongSpec sec. 3.3); a chain is [1]*gamma.
+    """The root extended by the nodes of highest cumulative score, widths[i] at depth i+1 (LongSpec sec. 3.3).
 
-    step(tree, start) -> logits [B,W,V] of nodes [start, size). Where a law is kept, each node gets an equal share of
-    its level's width, drawn from its own law, with noise of this round alone: a refused draft may have had a say in
-    this round's law (a guided view), so its noise must not draw from that law again.
-    chain(draws) -> tokens [B,count] below the root, if given: the same for a chain, in one call.
+    step(tree, start) -> logits [B,W,V] of nodes [start, size). chain(draws) -> tokens [B,count], if given, drafts a
+    chain (widths [1]*count) in one call. Raises ValueError if the tree has drafts.
+
+    Where the tree keeps draft probabilities, every node gets an equal number of children, drawn from its own
+    distribution with noise used in this step alone: this distribution may depend on drafts refused before (through a
+    guided view), so the noise that drew them must not be used again.
     """
     if tree.size != 1:
-        raise ValueError("a beam starts from the root alone: put it first")
+        raise ValueError("this drafter starts from the root alone: put it first in a Sequential")
     widths = [min(width, limits.width) for width in list(widths)[: limits.depth]]
     if chain is not None and tree.draft_probs is None and seqs.sampler.bare and widths and set(widths) == {1}:
         drawn = chain(ChainDraws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
@@ -146,7 +145,7 @@ def beam(
         B, W, V = logits.shape
         scores = seqs.sampler.scores(logits, tree, seqs, start, seed)
         if tree.draft_probs is not None:
-            tree = tree.with_draft_probs(start, _law(logits, tree, seqs, start))
+            tree = tree.with_draft_probs(start, _child_probs(logits, tree, seqs, start))
             tokens = scores.topk(min(max(1, width // W), V), -1).indices
             parent = torch.arange(start, start + W, device=tokens.device)[:, None].expand_as(tokens)
             tokens, parent = tokens.reshape(B, -1), parent.reshape(B, -1)
@@ -162,9 +161,9 @@ def beam(
     return tree
 
 
-def _law(logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
-    """The distribution [B,W,V] that a node's children are drawn from: the sampler's, applied to the draft's logits."""
-    law = seqs.sampler.processed(logits, tree, seqs, start)
+def _child_probs(logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
+    """[B,W,V]: the distribution that each node's children are drawn from, the sampler's on the draft's logits."""
+    processed = seqs.sampler.processed(logits, tree, seqs, start)
     if seqs.sampler.temperature == 0:
-        return torch.zeros_like(law).scatter_(-1, law.argmax(-1, keepdim=True), 1.0)
-    return law.softmax(-1)
+        return torch.zeros_like(processed).scatter_(-1, processed.argmax(-1, keepdim=True), 1.0)
+    return processed.softmax(-1)

@@ -1,4 +1,4 @@
-"""TriForce: a draft that is itself drafted and verified, on the target under a view."""
+"""Hierarchical speculation (TriForce): the target under a view drafts, itself sped up by an inner drafter."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import bytes_read
 from longdraft.drafters.step import speculative_step
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy
 
 
 class Hierarchical(Drafter):
-    """Up to gamma tokens, each what the target says under the policy's view: the inner drafts change only their cost.
+    """Drafts gamma tokens, those that the target would generate under the policy's view, whatever the inner drafter is.
 
-    The middle level is the same round as the top's, on copies of the rows and inside a rollback of the target's cache
-    (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless in itself, and the top level is as ever.
-    The inner drafter is told of the middle's verdicts and never of the top's; its caches are taken back to what the top
-    has confirmed, and it catches up from there. One that indexes the text itself would keep what the top refuses: worse
-    drafts, the same text.
+    The middle level runs ordinary decoding steps on copies of the rows, inside a rollback of the target's cache
+    (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless with respect to the view.
+    The inner drafter is updated with the middle level's verdicts only; its caches are rewound to what the top level has
+    confirmed. One that indexes generated tokens keeps refused ones in its index: its drafts get worse, the output stays
+    the same.
     """
 
     is_chain = True
 
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
         self.target, self.policy, self.inner, self.max_depth = target, policy, inner, gamma
-        self._levels: list[int] = []  # how deep the inner drafts of the latest draft were
+        self._inner_depths: list[int] = []  # of the inner drafts for the latest draft
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -50,9 +50,9 @@ class Hierarchical(Drafter):
         self.inner.leave(seqs, row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        """A pass of the middle level for each inner draft, and what the inner drafts read."""
-        middle = len(self._levels) * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
-        return middle + self.inner.reads(seqs, sum(self._levels))
+        """A middle-level pass for each inner draft, and what the inner drafts read."""
+        middle = len(self._inner_depths) * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
+        return middle + self.inner.reads(seqs, sum(self._inner_depths))
 
     def rewind(self, seqs: Sequences) -> None:
         self.inner.rewind(seqs)
@@ -69,10 +69,10 @@ class Hierarchical(Drafter):
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
             view = self.policy.view(seqs.cache)
-            self._levels = []
+            self._inner_depths = []
             while not bool(middle.done.all()):
                 done = speculative_step(self.target, self.inner, middle, view=view)
-                self._levels.append(int(done.tree.depth.max()))
+                self._inner_depths.append(int(done.tree.depth.max()))
         self.inner.rewind(seqs)
         tokens, count = middle.tokens_since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]

@@ -1,4 +1,4 @@
-"""A draft oracle: what a method would gain at a stated acceptance, its own drafting cost included."""
+"""Simulated acceptance: what a method would gain at a stated acceptance length, at its real drafting cost."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 
-GOLDEN = (5**0.5 - 1) / 2  # its multiples spread evenly over a step, for any number of rows
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for any number of rows
 
 
 class Oracle(Drafter):
-    """Does the inner drafter's work, then replaces its chain by the plain output with an error placed so that
-    `accept` drafts a step are accepted on average. A figure of cost, never of acceptance.
+    """Runs the inner drafter, then replaces its chain by plain decoding's tokens followed by wrong ones, so that
+    `accept` drafts per step are accepted on average. For measuring cost, never acceptance.
 
-    Where `accept` is no whole number, each row rounds it up at steps of its own: in a real batch, too, the rows do not
-    all accept the same number at once.
+    A fractional `accept` is rounded up at different steps for different rows: as in a real batch, the rows do not all
+    accept the same number of drafts at once.
     """
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
+        """plain: the output of plain decoding for each prompt."""
         self.inner, self.plain, self.accept, self.steps = inner, plain, accept, 0
         self.max_depth, self.is_chain = inner.max_depth, inner.is_chain
 
@@ -32,18 +33,18 @@ class Oracle(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         self.steps = 0
-        self._texts = list(range(len(seqs.length)))  # which of the plain outputs each row says
-        self._entered = len(self._texts)
+        self._output_of = list(range(len(seqs.length)))  # index of each row's plain output
+        self._entered = len(self._output_of)
         self.inner.start(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         """Rows enter in the order of the plain outputs."""
-        self._texts.append(self._entered)
+        self._output_of.append(self._entered)
         self._entered += 1
         self.inner.enter(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        self._texts = without(self._texts, row)
+        self._output_of = without(self._output_of, row)
         self.inner.leave(seqs, row)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
@@ -57,16 +58,16 @@ class Oracle(Drafter):
         gamma = drafted.size - 1
         if int(drafted.depth.max()) != gamma:
             raise InputError("--accept needs a method that drafts a chain")
-        rows, texts = drafted.tokens.tolist(), [self.plain[i] for i in self._texts]
-        for b, (row, plain, at) in enumerate(zip(rows, texts, (seqs.length - seqs.prompt).tolist(), strict=True)):
-            good = self._good(self._texts[b])
-            for i, token in enumerate(plain[at : at + gamma]):
-                row[i + 1] = token if i < good else int(token == 0)
+        rows = drafted.tokens.tolist()
+        for row, output, at in zip(rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True):
+            right = self._right(output)
+            for i, token in enumerate(self.plain[output][at : at + gamma]):
+                row[i + 1] = token if i < right else int(token == 0)
         self.steps += 1
         tokens = torch.tensor(rows, device=drafted.tokens.device)
         return Tree(tokens, drafted.parent, drafted.depth, drafted.mask, drafted.draft_probs)
 
-    def _good(self, b: int) -> int:
-        """How many drafts of row b are right at this step; over any number of steps the sum is within 1 of the mean."""
-        offset = b * GOLDEN % 1
+    def _right(self, output: int) -> int:
+        """Right drafts at this step of the row with this output; sums over steps are within 1 of the mean's."""
+        offset = output * GOLDEN % 1
         return int((self.steps + 1) * self.accept + offset) - int(self.steps * self.accept + offset)

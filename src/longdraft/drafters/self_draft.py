@@ -1,4 +1,4 @@
-"""The target drafts for itself under a view of its own cache."""
+"""Self-speculation: the target drafts for itself under a view of its own KV cache."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import bytes_read
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy
 
 
 class SelfDrafter(Drafter):
-    """Draft keys and values go to the target's own scratch slots, and verification overwrites them."""
+    """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
+
+    widths: nodes per level (a chain of gamma tokens is [1] * gamma).
+    """
 
     has_draft_probs = True
 

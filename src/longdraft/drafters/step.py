@@ -1,4 +1,4 @@
-"""Draft, verify, commit: one round, at whatever level it is played."""
+"""One decoding step (draft, verify, commit), at the top level or inside a hierarchical drafter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from longdraft.models.lm import LM
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, read once the device has done what it was asked for: a GPU works on after a call has returned."""
+    """Seconds, read after the device has finished its queued work: GPU calls return before that."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
@@ -27,7 +27,7 @@ def clock(device: torch.device) -> float:
 
 @dataclass
 class StepResult:
-    """What one round did: count [B] tokens taken by each row, at most the verdict's."""
+    """What one step did. count [B]: tokens committed to each row, at most the verdict's."""
 
     tree: Tree
     verdict: Verdict
@@ -43,9 +43,9 @@ def speculative_step(
     view: KVView | None = None,
     draft: bool = True,
 ) -> StepResult:
-    """One round on seqs. view: what the verify pass may read (a level below the top verifies under one).
+    """Draft, verify and commit once. view: what the verify pass may read (default: everything).
 
-    Without a draft it is a plain decoding step that also fills the taps.
+    draft=False is a plain decoding step that also captures what the drafter needs.
     """
     begin = clock(target.device)
     tree = Tree.root(seqs.last)

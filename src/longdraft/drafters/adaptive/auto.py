@@ -10,7 +10,6 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
-from longdraft.drafters.adaptive.cost_model import ANY
 from longdraft.drafters.base import Drafter
 
 ENOUGH, BEHIND = 5, 0.8  # rounds of a trial after which a part that expects this share of another's rate is given up
@@ -41,7 +40,7 @@ class Auto(Drafter):
         for part in self.parts:
             part.start(seqs)
         for part in self.parts[1:]:
-            part.ledger.plain, part.plan = self.parts[0].ledger.plain, [(1, ANY)]
+            part.model.plain, part.plan = self.parts[0].model.plain, part.plan[3:]
         self.waiting, self.trying = list(self.parts), True
         self._switch(self.waiting.pop(0))
         self.fresh = False  # the first step drafts nothing anyway
@@ -73,7 +72,7 @@ class Auto(Drafter):
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)
-        if not self.trying or (self.left > 0 and not self.now.asleep and not self._hopeless()):
+        if not self.trying or (self.left > 0 and not self.now.off and not self._hopeless()):
             return
         if self.waiting:
             self._switch(self.waiting.pop(0))
@@ -84,7 +83,7 @@ class Auto(Drafter):
             self._switch(best)
 
     def _rate(self, part: AdaptiveDraft) -> float:
-        return part.ledger.best()[0]
+        return part.model.best()[0]
 
     def _hopeless(self) -> bool:
         """Whether the part at hand has been seen long enough to know that another is far ahead."""

@@ -1,105 +1,116 @@
-"""What rounds of each depth and width have cost and brought so far, and which promises the most."""
+"""Which draft depth and width promises the most tokens per unit of cost, judged by the latest steps."""
 
 from __future__ import annotations
 
 from collections import deque
 
+from longdraft.core.limits import UNBOUNDED
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 
-FADE = 0.97  # what a round's acceptance still counts one round later
-HOPE = 0.7  # of a draft nobody has seen refused yet
-RECENT = 7  # rounds of a shape whose middle one says what it costs
-ANY = 1 << 30  # as wide as the drafter likes
-WIDTHS = (1, 2, 4, 8, ANY)  # nodes at one depth, at most
+FADE = 0.97  # weight of a step's acceptance one draft later
+PRIOR, WEIGHT = 0.7, 2  # acceptance assumed of a draft before any was seen, and the number of drafts it counts as
+RECENT = 7  # steps of one shape whose median is its cost
+WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most
 
 
 class CostModel:
-    """Tokens that a round of each depth and width is expected to bring, and its cost, from the latest rounds alone.
+    """Expected tokens and cost of a decoding step for each draft depth and width, from past steps alone.
 
-    Costs are seconds, or shares of a plain step (costs.py); the names below say seconds for both.
-
-    What a narrower tree would have brought is seen in a wider one: the accepted nodes that are among the first of their
-    depth. A depth never drafted is judged by those that were: its acceptance by the mean over depths, its cost along
-    the line through the two deepest known of its width. A width never drafted is not judged.
+    Cost: for each width, fixed + level * depth, fitted to the depths that were tried; a width that was not tried lies
+    between those that were. Acceptance: per level and width. What a narrower tree would have brought is
+    known from a wider one: the accepted nodes that are among the first of their level.
     """
 
-    def __init__(self) -> None:
-        # by width and depth: drafts accepted, and those whose parent was
-        self.good: dict[int, list[float]] = {w: [] for w in WIDTHS}
-        self.tries: dict[int, list[float]] = {w: [] for w in WIDTHS}
-        self.plain: deque[float] = deque(maxlen=RECENT)
-        self.spent: dict[int, dict[int, deque[float]]] = {}
-        self.widest = 1  # nodes that a depth had
+    def __init__(self, max_depth: int = UNBOUNDED) -> None:
+        self.max_depth = max_depth
+        self.plain: deque[float] = deque(maxlen=RECENT)  # costs of steps without a draft
+        self.costs: dict[int, dict[int, deque[float]]] = {}  # of drafting steps, by width and depth
+        self.accepted: dict[int, list[float]] = {w: [] for w in WIDTHS}  # by width and level
+        self.tried: dict[int, list[float]] = {w: [] for w in WIDTHS}  # drafts whose parent was accepted
+        self.widest = 1  # most nodes that any level had
 
-    def note(self, depth: int, asked: int, width: int, ranks: list[list[int]], seconds: float) -> None:
-        """One round: the tree's depth, depth and width asked for, its time, and by row the accepted nodes' ranks."""
-        shape = self.spent.setdefault(width, {}).setdefault(depth, deque(maxlen=RECENT)) if depth else self.plain
-        shape.append(seconds)
+    def add(self, depth: int, width: int, ranks: list[list[int]], cost: float) -> None:
+        """Record one draft: its depth, the width it was limited to, and each row's accepted nodes (see `ranks`)."""
+        self.costs.setdefault(width, {}).setdefault(depth, deque(maxlen=RECENT)).append(cost)
         for w in WIDTHS[: WIDTHS.index(width) + 1]:
-            accepted = [next((i for i, rank in enumerate(row) if rank >= w), len(row)) for row in ranks]
-            self._accept(self.good[w], self.tries[w], asked, accepted)
+            accepted, tried = self.accepted[w], self.tried[w]
+            counts = [next((i for i, rank in enumerate(row) if rank >= w), len(row)) for row in ranks]
+            accepted += [0.0] * (depth - len(accepted))
+            tried += [0.0] * (depth - len(tried))
+            for level in range(depth):
+                reached, taken = (sum(n >= least for n in counts) for least in (level, level + 1))
+                if reached:
+                    accepted[level] = FADE * accepted[level] + taken / reached
+                    tried[level] = FADE * tried[level] + 1
 
-    def _accept(self, good: list[float], tries: list[float], asked: int, accepted: list[int]) -> None:
-        while len(good) < asked:
-            good.append(0.0)
-            tries.append(0.0)
-        for i in range(asked):
-            reached, taken = (sum(a >= n for a in accepted) for n in (i, i + 1))
-            if reached:
-                good[i] = FADE * good[i] + taken / reached
-                tries[i] = FADE * tries[i] + 1
+    def halve(self) -> None:
+        """Let acceptance seen so far count half as much: it may be out of date."""
+        for levels in (*self.accepted.values(), *self.tried.values()):
+            levels[:] = [n / 2 for n in levels]
 
     @property
     def widths(self) -> list[int]:
-        """Those that differ for this drafter's trees."""
-        return [w for w in WIDTHS if w < self.widest or w == ANY]
+        """The width limits that make a difference to this drafter's trees."""
+        return [w for w in WIDTHS if w < self.widest or w == UNBOUNDED]
 
-    @property
-    def deepest(self) -> int:
-        return max((depth for shapes in self.spent.values() for depth in shapes), default=0)
+    def tokens(self, deepest: int, width: int = UNBOUNDED) -> list[float]:
+        """Expected tokens of a step, bonus token included, for each draft depth 0..deepest."""
+        accepted, tried = self.accepted[width], self.tried[width]
+        mean = (sum(accepted) + WEIGHT * PRIOR) / (sum(tried) + WEIGHT)
+        expected, reached = [1.0], 1.0
+        for level in range(deepest):
+            a, t = (accepted[level], tried[level]) if level < len(tried) else (0.0, 0.0)
+            reached *= (a + mean) / (t + 1)
+            expected.append(expected[-1] + reached)
+        return expected
 
-    def tokens(self, deepest: int, width: int = ANY) -> list[float]:
-        """Expected of a round of each depth 0..deepest, bonus token included."""
-        goods, tried = self.good[width], self.tries[width]
-        mean = (sum(goods) + 2 * HOPE) / (sum(tried) + 2)
-        found, alive = [1.0], 1.0
-        for i in range(deepest):
-            good, tries = (goods[i], tried[i]) if i < len(goods) else (0.0, 0.0)
-            alive *= (good + mean) / (tries + 1)
-            found.append(found[-1] + alive)
-        return found
+    def line(self, width: int = UNBOUNDED) -> tuple[float, float]:
+        """Fixed cost of a drafting step and cost per level: a least-squares fit to the median costs of depths tried.
 
-    def seconds(self, deepest: int, width: int = ANY) -> list[float]:
-        """Of a round of each depth 0..deepest."""
-        shapes = {0: self.plain} if self.plain else {}
-        known = sorted((d, _middle(times)) for d, times in (shapes | self.spent.get(width, {})).items())
-        found, above = [], 0
-        for depth in range(deepest + 1):
-            while above < len(known) - 1 and known[above][0] < depth:
-                above += 1
-            (d1, t1), (d0, t0) = known[above], known[max(above - 1, 0)]
-            line = t1 if d1 == d0 else t0 + (t1 - t0) * (depth - d0) / (d1 - d0)
-            found.append(max(line, known[0][1]))
-        return found
+        Where one depth alone was tried, all that it cost beyond a plain step is attributed to its levels.
+        """
+        if width not in self.costs:
+            low = max((w for w in self.costs if w < width), default=min(self.costs))
+            high = min((w for w in self.costs if w > width), default=max(self.costs))
+            (a, b), (c, d) = self.line(low), self.line(high)
+            low, width, high = (min(w, self.widest) for w in (low, width, high))
+            share = (width - low) / max(high - low, 1)
+            return a + share * (c - a), b + share * (d - b)
+        points = [(depth, median(costs), len(costs)) for depth, costs in self.costs[width].items()]
+        count = sum(n for _, _, n in points)
+        depth, cost = sum(d * n for d, _, n in points) / count, sum(c * n for _, c, n in points) / count
+        steepest = max(cost - median(self.plain), 0) / depth
+        spread = sum(n * (d - depth) ** 2 for d, _, n in points)
+        slope = sum(n * (d - depth) * (c - cost) for d, c, n in points) / spread if spread else steepest
+        level = min(max(slope, 0.0), steepest)
+        return cost - level * depth, level
+
+    def could_pay(self, depth: int, width: int) -> bool:
+        """Whether a draft would be faster than plain decoding if all of it were accepted."""
+        if not self.costs:
+            return True
+        fixed, level = self.line(width)
+        return fixed + level * depth < (depth + 1) * median(self.plain)
 
     def best(self) -> tuple[float, int, int]:
-        """The highest rate, tokens a second, its depth and width: at most twice the deepest tried."""
-        deepest, found = 2 * self.deepest, []
-        for width in self.widths:
-            if width in self.spent or width == ANY:
-                pairs = zip(self.tokens(deepest, width), self.seconds(deepest, width), strict=True)
-                found += [(tokens / seconds, -depth, width) for depth, (tokens, seconds) in enumerate(pairs)]
-        rate, depth, width = max(found)
-        return rate, -depth, width
+        """The highest expected rate (tokens per unit of cost), with its depth and width; (rate, 0, ...) is no draft."""
+        found = [(1 / median(self.plain), 0, UNBOUNDED)]
+        deepest = min(2 * max((d for depths in self.costs.values() for d in depths), default=0), self.max_depth)
+        for width in self.widths if deepest else []:
+            fixed, level = self.line(width)
+            tokens = self.tokens(deepest, width)
+            found += [(tokens[depth] / (fixed + level * depth), depth, width) for depth in range(1, deepest + 1)]
+        return max(found, key=lambda shape: (shape[0], -shape[1]))
 
 
-def _middle(times: deque[float]) -> float:
-    return sorted(times)[(len(times) - 1) // 2]
+def median(costs: deque[float]) -> float:
+    """The lower median."""
+    return sorted(costs)[(len(costs) - 1) // 2]
 
 
 def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
-    """By row, for every accepted draft how many nodes of its depth come before it in the tree."""
+    """By row, for every accepted draft, how many nodes of its level precede it in the tree."""
     counts = verdict.count.tolist()
     if tree.size == int(tree.depth.max()) + 1:
         return [[0] * (n - 1) for n in counts]

@@ -12,10 +12,10 @@ from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import head_size, size_of
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import head_size, size_of
 
 CANDIDATES = 4096  # nodes of a level-by-level tree, limited by the size of its mask
 CHUNK = 128  # tokens that the target reads again in one pass

@@ -18,8 +18,8 @@ from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import head_size, keys_read, size_of
 from longdraft.drafters.glide.block import Glide
+from longdraft.models.memory_traffic import head_size, keys_read, size_of
 from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
 

@@ -16,9 +16,9 @@ from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.costs import bytes_read, head_size, size_of
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import bytes_read, head_size, size_of
 from longdraft.views.base import Policy
 
 NODES = 1024

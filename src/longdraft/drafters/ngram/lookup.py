@@ -1,4 +1,4 @@
-"""Drafts copied from the text itself."""
+"""Prompt lookup: drafts copied from earlier in the same sequence."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
 
-SHORT = 4  # n-grams up to here are indexed; a longer match is looked for where the last SHORT tokens occurred
-TRIES = 128  # so many of these places are looked at, the latest first
+SHORT = 4  # the longest n-grams that are indexed; longer matches are searched where the last SHORT tokens occurred
+TRIES = 128  # occurrences that such a search compares, latest first
 
 
 class _Index:
-    """Where each n-gram of a growing text last ended, for n in 1..min(longest, SHORT), and where those of SHORT tokens
-    ended before: memory in proportion to the text, however long a match may be.
+    """The latest end of each n-gram of a growing sequence, for n in 1..min(longest, SHORT), and the earlier ends of
+    those of SHORT tokens. Memory is proportional to the sequence, however long matches may be.
 
-    An n-gram enters once a token follows it, so the text's own suffix never finds itself.
+    An n-gram is added once a token follows it, so a suffix never matches itself.
     """
 
     def __init__(self, longest: int):
         self.longest, self.text = longest, []
         self.ends: dict[tuple[int, ...], int] = {}
-        self.before: list[int] = []  # at i: where the SHORT tokens that end at i had ended before; 0: nowhere
+        self.before: list[int] = []  # at i: the previous end of the SHORT tokens that end at i; 0: none
 
     def extend(self, tokens: list[int]) -> None:
         for token in tokens:
@@ -39,7 +39,7 @@ class _Index:
             self.text.append(token)
 
     def continuation(self, count: int) -> list[int]:
-        """What followed the latest earlier occurrence of the longest suffix that has one."""
+        """Up to `count` tokens that followed the latest earlier occurrence of the longest suffix that has one."""
         for n in range(min(self.longest, SHORT, len(self.text)), 0, -1):
             at = self.ends.get(tuple(self.text[len(self.text) - n :]))
             if at is not None:
@@ -48,10 +48,10 @@ class _Index:
         return []
 
     def _longest(self, at: int) -> int:
-        """Of the TRIES latest places, from `at` back, where the last SHORT tokens end: that of the longest match."""
+        """Of the TRIES latest ends of the last SHORT tokens, from `at` back: the end of the longest match."""
         text, end, best, length = self.text, len(self.text), at, SHORT - 1
         for _ in range(TRIES):
-            n = SHORT if at > length and text[at - length - 1] == text[end - length - 1] else 0  # 0: it is no longer
+            n = SHORT if at > length and text[at - length - 1] == text[end - length - 1] else 0  # 0: not longer
             while 0 < n < min(self.longest, at) and text[at - n - 1] == text[end - n - 1]:
                 n += 1
             if n > length:
@@ -63,9 +63,9 @@ class _Index:
 
 
 class Lookup(Drafter):
-    """Prompt lookup: the longest suffix (up to n tokens) that occurred before, and the `count` tokens after it.
+    """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens).
 
-    Of suffixes of more than SHORT tokens, the longest among the TRIES latest places.
+    A match of more than SHORT tokens is the longest among the TRIES latest occurrences.
     """
 
     def __init__(self, n: int = 3, count: int = 10):

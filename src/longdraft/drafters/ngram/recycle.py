@@ -1,4 +1,4 @@
-"""Drafts from what verification ranked highest after each token, the last time it met it (Token Recycling)."""
+"""Token Recycling: drafts from the tokens that the latest verification ranked highest after each token."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
 
 RANKS, DEPTH = 8, 6
-# How much a child of each rank is worth beside its parent: with it, 80 nodes fall into depths 8, 21, 25, 19, 6, 1; the
-# published tree of 80, found by search, has 8, 21, 25, 15, 8, 3.
+# Worth of a child of each rank relative to its parent, chosen so that the template resembles the published tree: 80
+# nodes fall into levels of 8, 21, 25, 19, 6, 1; the published tree of 80, found by search, has 8, 21, 25, 15, 8, 3.
 WORTH = [0.35 / (rank + 1) ** 2.3 for rank in range(RANKS)]
 
 
 def template(nodes: int) -> list[tuple[int, int]]:
-    """The `nodes` paths of greatest worth as a tree: (parent, rank), where 0 is the root and i the i-th pair."""
+    """The `nodes` nodes of greatest worth: pairs (parent, rank); parent 0 is the root, i the i-th pair."""
     found: list[tuple[int, int]] = []
     heap = [(-worth, 1, 0, rank) for rank, worth in enumerate(WORTH)]
     heapify(heap)
@@ -35,19 +35,19 @@ def template(nodes: int) -> list[tuple[int, int]]:
 
 
 class Recycle(Drafter):
-    """table [B,V,8]: the tokens that the last logits after each token ranked highest, best first (-1: none known yet).
+    """table [B,V,8]: for each token, the tokens that the latest logits after it ranked highest, best first (-1: none).
 
-    Drafts fill a fixed template, breadth first: a node is its parent's entry of the template's rank (Token Recycling
-    sec. 3). Every verified node updates its token's entry, refused ones too; where a token stands at several nodes, an
-    accepted one counts. A token that was never verified holds what followed it in the prompt, latest first (published:
-    nothing).
+    Drafts fill a fixed template of nodes: a node's token is its parent token's entry of the template's rank (Token
+    Recycling sec. 3). Every verified node, refused or not, updates its token's entry; if a token occurs at several
+    nodes, an accepted one decides. Tokens not verified yet hold what followed them in the prompt, latest first (in the
+    paper: nothing).
     """
 
     def __init__(self, nodes: int = 24):
         self.template, self.max_depth = template(nodes), DEPTH
 
     def start(self, seqs: Sequences) -> None:
-        self.table: Tensor | None = None  # its width is known from the first logits on
+        self.table: Tensor | None = None  # made at the first update: the logits give the vocabulary's size
         self.prompts = [seqs.tokens[b, :n].tolist() for b, n in enumerate(seqs.prompt.tolist())]
 
     def enter(self, seqs: Sequences, row: int) -> None:
@@ -86,10 +86,10 @@ class Recycle(Drafter):
         return tree.add_below_root(known, limits.width)
 
     def _fill(self, b: int, root: int, room: int) -> list[tuple[int, int]]:
-        """The template with this row's tokens: nodes whose parent's entry has none of that rank are left out."""
+        """The template with this row's tokens, without nodes for which the table has no token."""
         assert self.table is not None
         entries: dict[int, list[int]] = {}
-        place, found = {0: (0, root, 0)}, []  # template node -> (number among those found, token, depth)
+        place, found = {0: (0, root, 0)}, []  # template node -> (its index in `found`, token, depth)
         for i, (parent, rank) in enumerate(self.template, 1):
             if parent not in place:
                 continue
@@ -104,7 +104,7 @@ class Recycle(Drafter):
 
 
 def _followers(prompt: list[int], vocab: int) -> Tensor:
-    """[V,8] int32: for each token, those that came after it in the prompt, latest first, without repeats."""
+    """[V,8] int32: for each token, the distinct tokens that followed it in the prompt, latest first; -1 pads."""
     after: dict[int, dict[int, None]] = {}
     for token, following in zip(prompt[-2::-1], prompt[:0:-1], strict=True):
         seen = after.setdefault(token, {})

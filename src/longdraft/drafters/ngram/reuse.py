@@ -1,4 +1,4 @@
-"""TokenSwift's token reutilisation: what often followed a token becomes branches below it."""
+"""TokenSwift's token reutilization: frequent continuations of a drafted token become branches below it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from longdraft.errors import InputError
 from longdraft.ops import DRAFT, gumbel
 
 Gram = tuple[int, ...]
-TOKENS = 1 << 22  # that all n-grams of one text have together, at most: 32 MB of memory
+TOKENS = 1 << 22  # most tokens in all n-grams of one sequence: 32 MB of memory
 
 
 class NGrams:
-    """How often each n-gram of a growing text was seen and where last; beyond `capacity`, the longest unseen goes."""
+    """Count and latest end of the n-grams of a growing sequence: the `capacity` most recently seen ones."""
 
     def __init__(self, n: int, capacity: int):
         self.n, self.capacity = n, capacity
-        self.size, self.tail = 0, deque[int](maxlen=n)  # of the text: how many tokens, and the last n
-        self.seen: OrderedDict[Gram, tuple[int, int]] = OrderedDict()  # n-gram: count, end; the longest unseen first
+        self.size, self.tail = 0, deque[int](maxlen=n)  # tokens seen, and the last n of them
+        self.seen: OrderedDict[Gram, tuple[int, int]] = OrderedDict()  # n-gram: count, end; least recently seen first
         self.after: dict[int, set[Gram]] = {}  # n-grams by their first token
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -48,13 +48,15 @@ class NGrams:
                 del self.after[old[0]]
 
     def best(self, key: int, k: int, seed: int | None = None) -> list[Gram]:
-        """The k most frequent continuations of a token, best first; of equals the latest. seed: k draws without
-        replacement by frequency instead, a function of the seed and of where the text stands."""
+        """The k most frequent continuations of a token, best first, ties broken by recency.
+
+        With a seed: k draws without replacement, by frequency, determined by the seed and the sequence's length.
+        """
         known = self.after.get(key, ())
         if seed is None:
-            chosen = nlargest(k, known, key=lambda g: self.seen[g])  # no two end at one place
+            chosen = nlargest(k, known, key=lambda g: self.seen[g])  # ends differ, so there are no ties
         else:
-            grams = sorted(known, key=lambda g: self.seen[g][1])  # a set has no order to draw by
+            grams = sorted(known, key=lambda g: self.seen[g][1])  # a set has no fixed order
             noise = gumbel(torch.tensor([seed ^ DRAFT]), torch.tensor([[self.size]]), len(grams)).view(-1).tolist()
             ranked = nlargest(k, zip(grams, noise, strict=True), key=lambda pair: log(self.seen[pair[0]][0]) + pair[1])
             chosen = [gram for gram, _ in ranked]
@@ -62,7 +64,7 @@ class NGrams:
 
 
 def add_branches(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
-    """Each row's (node, tokens below it) as a trie: what is there already, drafted or hung, is not repeated."""
+    """Add paths to a tree without repeating nodes that it has. rows: by row, pairs (node, tokens below it)."""
     children = [
         {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)) if parent >= 0}
         for parents, tokens in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True)
@@ -90,16 +92,16 @@ def add_branches(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
 
 
 class Reuse(Drafter):
-    """Below each node at depth `below`: the `topk` most frequent n-grams of the text that begin with its token.
+    """Below each node at depth `below`, adds the sequence's `topk` most frequent n-grams that begin with its token.
 
-    Where the sampler has a penalty, n-grams that end inside its window are not counted yet: the target is made to avoid
-    them (TokenSwift sec. 3.3). choice "random" draws n-grams by frequency instead of taking the most frequent; what is
-    offered then depends on the seed, and what is emitted still does not depend on what is offered.
+    With a repetition penalty, n-grams that end inside its window are not counted yet, because the penalty makes the
+    target avoid them (TokenSwift sec. 3.3). choice="random" draws n-grams by frequency; the drafts then depend on the
+    seed, the output does not. Raises InputError.
     """
 
     def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
         if n < 2:
-            raise InputError(f"option n is {n}: an n-gram is a token and its continuation, so give 2 or more")
+            raise InputError(f"option n is {n}: give 2 or more, the length of a token with its continuation")
         self.n, self.topk, self.below, self.choice = n, topk, below, choice
         self.max_depth = below + n - 1
         self.capacity = min(capacity, TOKENS // n)
@@ -127,6 +129,6 @@ class Reuse(Drafter):
         found: list[list[tuple[int, Gram]]] = []
         for b, row in enumerate(self.rows):
             at = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
-            offers = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in at]
-            found.append([(node, path[:deep]) for node, paths in offers for path in paths][: limits.width])
+            branches = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in at]
+            found.append([(node, path[:deep]) for node, paths in branches for path in paths][: limits.width])
         return add_branches(tree, found)

@@ -1,4 +1,4 @@
-"""Drafts copied from the text, weighed by how often each continuation followed (SuffixDecoding)."""
+"""SuffixDecoding: drafts copied from earlier text, weighted by how often each continuation occurred."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter
 
-LONGEST = 256  # tokens of a text that are looked up again when what is remembered has grown
-NESTED = 64  # in a text that repeats one token, every position ends as many repeats as it has predecessors
+LONGEST = 256  # last tokens of a sequence that are matched again when the memory of earlier outputs has grown
+NESTED = 64  # limits the work per token: in a run of one token, every position ends as many repeats as precede it
 
 
 class Automaton:
-    """A state is a set of substrings with the same end positions; next leads to theirs with one more token.
+    """A suffix automaton: a state is the set of substrings with the same end positions; state 0 is the empty string.
 
-    Built token by token, two states and constant time each. count: how many end positions a state has, kept for the
-    NESTED longest repeated suffixes of every position. State 0 is the empty string.
+    next[s]: token -> the state of those substrings with the token appended. link[s]: the state of the longest suffix
+    with more end positions. count[s]: number of end positions, kept for the NESTED longest repeated suffixes of every
+    position. It is built token by token, with at most two new states and amortised constant time each.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,8 @@ class Automaton:
             new = self.link[new]
 
     def _ending(self, at: int, token: int) -> int:
-        """The state whose longest string is that of `at`, then token; split off a state of longer ones if need be."""
+        """The state whose longest string is that of `at` followed by token; split from a state of longer strings if
+        necessary."""
         found = self.next[at][token]
         if self.length[found] == self.length[at] + 1:
             return found
@@ -62,12 +64,12 @@ class Automaton:
         return copy
 
     def repeated(self) -> tuple[int, int]:
-        """The longest suffix that also ended earlier: its state and length."""
+        """State and length of the longest suffix that occurred earlier."""
         state = max(self.link[self.last], 0)
         return state, self.length[state]
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest suffix of (a string of `state` with this length, then token) that occurs: its state, length."""
+        """State and length of the longest known suffix of: the string of `state` with this length, then token."""
         while state and token not in self.next[state]:
             state = self.link[state]
             length = self.length[state]
@@ -75,9 +77,9 @@ class Automaton:
         return (0, 0) if found is None else (found, length + 1)
 
     def likely(self, state: int, nodes: int, depth: int, min_probability: float) -> list[tuple[int, int]]:
-        """The `nodes` likeliest continuations of a state as a tree: (parent, token), where 0 is the state itself.
+        """The `nodes` likeliest continuations of a state as a tree: pairs (parent, token), parent 0 for the state.
 
-        A continuation's probability is the product of count shares along its path; those below `floor` are left out.
+        A continuation's probability is the product of relative counts along its path, at least min_probability.
         """
         found: list[tuple[int, int]] = []
         heap: list[tuple[float, int, int, int, int]] = []  # -probability, level, parent, token, state
@@ -98,7 +100,7 @@ class Automaton:
 
 
 class Recent:
-    """An automaton over the latest tokens of a stream: at least `most` of them, fewer than twice as many."""
+    """An automaton over the latest tokens of a stream: at least `most`, fewer than 2 * `most`."""
 
     def __init__(self, most: int):
         self.most, self.tokens, self.index, self.seen = most, [], Automaton(), 0
@@ -114,11 +116,11 @@ class Recent:
 
 
 class Suffix(Drafter):
-    """A tree of what followed the longest suffix that occurred before, in this text or, if longer, in earlier ones.
+    """Drafts a tree of what followed the longest suffix that occurred before, in this sequence or in earlier outputs.
 
-    nodes: the largest tree; a match of m tokens is trusted for `factor` * m (SuffixDecoding sec. 3.2). floor: the least
-    probability of a node. most: tokens of the text that are indexed. earlier: tokens of earlier texts' outputs that are
-    remembered (0: none, so that a text's drafts depend on it alone).
+    nodes: most nodes of a tree; a match of m tokens allows `factor` * m (SuffixDecoding sec. 3.2). min_probability: the
+    least probability of a node. most: latest tokens of the sequence that are indexed. earlier: tokens of earlier
+    outputs that are kept (0: none, so that drafts depend on the sequence alone).
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Suffix(Drafter):
     def start(self, seqs: Sequences) -> None:
         if self.memory is not None:
             for output in self.outputs:
-                self.memory.extend([*output, -1 - self.memory.seen])  # a separator that occurs once
+                self.memory.extend([*output, -1 - self.memory.seen])  # a separator that occurs only once
         self.rows = [Recent(self.most) for _ in range(len(seqs.length))]
         self.outputs = [[] for _ in self.rows]
         self.matched = [(0, 0)] * len(self.rows)
@@ -144,19 +146,19 @@ class Suffix(Drafter):
         self.matched.append((0, 0))
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        """The row's output is one of the earlier texts from now on, also for the rows that remain."""
+        """The row's output joins the earlier outputs, also for the rows that remain."""
         output = self.outputs[row]
         self.rows, self.outputs = without(self.rows, row), without(self.outputs, row)
         self.matched = without(self.matched, row)
         if self.memory is not None and output:
             self.memory.extend([*output, -1 - self.memory.seen])
-            self.matched = [self._match(self.memory, text.tokens[-LONGEST:]) for text in self.rows]
+            self.matched = [self._match(self.memory, kept.tokens[-LONGEST:]) for kept in self.rows]
 
     @staticmethod
-    def _match(memory: Recent, text: list[int]) -> tuple[int, int]:
-        """The longest suffix of a text that occurs in what is remembered."""
+    def _match(memory: Recent, tokens: list[int]) -> tuple[int, int]:
+        """State and length of the longest suffix of the tokens that occurs in the memory."""
         found: tuple[int, int] = 0, 0
-        for token in text:
+        for token in tokens:
             found = memory.index.follow(*found, token)
         return found
 
@@ -170,7 +172,7 @@ class Suffix(Drafter):
             row.extend(new)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        if self.memory is not None:  # an output is remembered to its end, whether drafts were asked for or not
+        if self.memory is not None:  # so that outputs are complete, whether or not drafts were made
             self.ready(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
@@ -189,7 +191,7 @@ class Suffix(Drafter):
 
 
 def _without_separators(drafts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Nothing follows the end of an earlier text; what was drafted across it is dropped."""
+    """Drop the separators between earlier outputs and what was drafted after them."""
     place, kept = {0: 0}, []
     for i, (parent, token) in enumerate(drafts, 1):
         if token >= 0 and parent in place:

@@ -19,9 +19,9 @@ from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
-from longdraft.drafters.costs import bytes_read
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this

@@ -1,6 +1,9 @@
-"""Pace: what it chooses at stated costs and acceptance, that plain text costs next to nothing, that it is lossless."""
+"""AdaptiveDraft: its choices at given costs and acceptance, its small overhead where drafts fail, losslessness."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
 
 import pytest
 import tiny
@@ -9,60 +12,61 @@ from checks import SAMPLERS, SEED, check_lossless, plain
 from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
+from longdraft.core.limits import UNBOUNDED
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter
-from longdraft.drafters.adaptive.adaptive_draft import EARLY, LATE, LONG, SHORT, TAPPED
-from longdraft.drafters.adaptive.cost_model import ANY, WIDTHS, CostModel, ranks
-from longdraft.drafters.costs import Measured
+from longdraft.drafters.adaptive.cost_model import CostModel, ranks
+from longdraft.drafters.adaptive.step_costs import Measured
 
 PLAIN = 10.0  # seconds of a step without drafts
 NEW = 400
 
 
 class Prophet(Drafter):
-    """Up to `gamma` drafts, of which the first `good` are plain decoding's own; every tap is asked for."""
+    """Chains of `gamma` tokens at most; the first good(n) of the n-th are plain decoding's. Counts captures."""
 
     def __init__(self, rows: list[list[int]], gamma: int, good):
-        self.rows, self.gamma, self.good = rows, gamma, good
-        self.round, self.tapped, self.depths = 0, 0, []
+        self.rows, self.max_depth, self.good = rows, gamma, good
+        self.drafts, self.captured, self.depths = 0, 0, []
 
     def captures(self):
-        self.tapped += 1
+        self.captured += 1
         return super().captures()
 
     def grow(self, tree, seqs, limits):
-        for d in range(min(self.gamma, limits.depth)):
+        for d in range(min(self.max_depth, limits.depth)):
             n = int(seqs.length[0] - seqs.prompt[0]) + d
             right = self.rows[0][n] if n < len(self.rows[0]) else 0
-            token = right if d < self.good(self.round) else (right + 1) % 96
+            token = right if d < self.good(self.drafts) else (right + 1) % 96
             tree = tree.grow(torch.tensor([[tree.size - 1]]), torch.tensor([[token]]))
-        self.round += 1
+        self.drafts += 1
         self.depths.append(tree.size - 1)
         return tree
 
 
 class Clock:
-    """Seconds that pass: a plain step's, and so much more a draft that the round had."""
+    """Simulated time: PLAIN seconds per step, `fixed` more with a draft, and `each` more per drafted token."""
 
-    def __init__(self, each: float):
-        self.each, self.now, self.pace = each, 0.0, None
+    def __init__(self, each: float, fixed: float = 0.0):
+        self.each, self.fixed, self.now, self.drafter = each, fixed, 0.0, None
 
     def __call__(self) -> float:
-        if self.pace.asked is not None:  # asked at the end of a round
-            self.now += PLAIN + self.each * self.pace.depth
+        depth = self.drafter.depth if self.drafter.asked is not None else None
+        if depth is not None:  # called at the end of a step
+            self.now += PLAIN + self.fixed * (depth > 0) + self.each * depth
         return self.now
 
 
-def run(good, each: float, gamma: int = 7) -> tuple[float, Prophet]:
-    """-> seconds by the clock over those of plain decoding, and what was drafted; costs as stated."""
+def run(good, each: float, fixed: float = 0.0, gamma: int = 7) -> tuple[float, Prophet]:
+    """-> simulated seconds over those of plain decoding, and the inner drafter."""
     [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-    inner, clock = Prophet([row], gamma, good), Clock(each)
-    clock.pace = AdaptiveDraft(inner, Measured(clock))
+    inner, clock = Prophet([row], gamma, good), Clock(each, fixed)
+    clock.drafter = AdaptiveDraft(inner, Measured(clock))
     stats = Stats()
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.pace, **options) == [row]
-    seconds = PLAIN * stats.steps + each * sum(inner.depths)
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.drafter, **options) == [row]
+    seconds = PLAIN * stats.steps + sum(fixed + each * depth for depth in inner.depths if depth)
     return seconds / (PLAIN * stats.emitted), inner
 
 
@@ -81,69 +85,115 @@ def test_text_that_drafts_badly_costs_two_percent_at_most():
     """A draft that costs as much as a plain step and is never right: the worst there is."""
     share, inner = run(lambda n: 0, each=PLAIN)
     assert share < 1.02 and len(inner.depths) < 10
-    assert inner.tapped < 20  # asleep it taps nothing
+    assert inner.captured < 20  # while drafting is off, nothing is captured
 
 
-def test_it_wakes_when_drafts_become_good():
+def test_drafting_is_turned_on_again_when_drafts_become_good():
     share, inner = run(lambda n: 0 if n < 3 else 7, each=1.0)
     assert inner.depths[-3] == 7 and share < 0.75
 
 
-def test_a_pace_that_never_sleeps_is_caught(monkeypatch):
+def test_fixed_costs_are_not_charged_to_every_level():
+    """A draft of one token loses time even when it is right; drafts of seven gain much."""
+    for seed in range(5):
+        share, inner = run(lambda n, seed=seed: 0 if n == seed else 7, each=1.0, fixed=10.0)
+        assert inner.depths[-22:-2] == [7] * 20 and share < 0.55, (seed, share)
+
+
+def test_a_draft_that_finds_nothing_is_no_refusal():
+    """An n-gram drafter that finds little: what it finds is right, so it is asked at every step."""
+    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
+
+    class Rare(Prophet):
+        def grow(self, tree, seqs, limits):
+            return super().grow(tree, seqs, limits if int(seqs.length[0]) % 5 == 0 else limits.within(0))
+
+    inner = Rare([row], 7, lambda n: 7)
+    clock = Clock(1.0)
+    clock.drafter = AdaptiveDraft(inner, Measured(clock))
+    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.drafter, **options) == [row]
+    assert sum(depth > 0 for depth in inner.depths) > 30
+
+
+def test_drafting_that_is_never_turned_off_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (7, ANY))
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (7, UNBOUNDED))
     with pytest.raises(AssertionError):
         test_text_that_drafts_badly_costs_two_percent_at_most()
 
 
-def test_the_ledger_guesses_between_and_beyond():
-    ledger = CostModel()
-    ledger.note(0, 0, ANY, [], 10.0)
-    ledger.note(2, 2, ANY, [[0, 0]], 14.0)
-    assert ledger.seconds(4) == [10.0, 12.0, 14.0, 16.0, 18.0]
+def test_the_cost_model_interpolates_and_extrapolates():
+    model = CostModel(7)
+    model.plain.append(10.0)
+    model.add(2, UNBOUNDED, [[0, 0]], 14.0)
+    assert model.line() == (10.0, 2.0)  # one depth is known: all that it costs beyond a plain step is its levels'
+    model.add(4, UNBOUNDED, [[0, 0]], 15.0)
+    fixed, level = model.line()
+    assert fixed == pytest.approx(13.0) and level == pytest.approx(0.5)
     for _ in range(100):
-        ledger.note(2, 2, ANY, [[0]], 14.0)
-    tokens = ledger.tokens(3)
-    assert tokens[0] == 1.0 and 1.9 < tokens[2] < 2.1 and tokens[3] - tokens[2] < 0.1
-    assert ledger.best()[1:] == (1, ANY)
+        model.add(2, UNBOUNDED, [[0]], 14.0)
+    tokens = model.tokens(3)
+    assert tokens[0] == 1.0 and 1.9 < tokens[2] < 2.1 and tokens[3] - tokens[2] < 0.2
+    assert model.best()[1:] == (1, UNBOUNDED)
+
+
+def test_noise_makes_no_draft_cheaper_than_a_plain_step():
+    model = CostModel(7)
+    model.plain.append(10.0)
+    for depth, cost in ((2, 30.0), (4, 20.0), (6, 25.0)):
+        model.add(depth, UNBOUNDED, [[]], cost)
+    fixed, level = model.line()
+    assert level == 0.0 and fixed == pytest.approx(25.0)
 
 
 @each_method
 @pytest.mark.parametrize("sampler", ["greedy", "T=1 min-p penalty"])
-def test_every_method_is_lossless_at_any_pace(method, sampler, monkeypatch):
-    """Depths, widths, sleep and waking by a plan drawn at random instead of by the clock."""
+def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):
+    """Depths, widths, and steps with and without captures, drawn at random instead of chosen by cost."""
     draws = torch.Generator().manual_seed(3)
 
     def shape(self: AdaptiveDraft) -> tuple[int, int]:
         depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
-        return depth + TAPPED, WIDTHS[min(width, 4)]
+        return depth - 1, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # -1: no draft, but captures
 
     monkeypatch.setattr(AdaptiveDraft, "_shape", shape)
     check_lossless(lambda t: AdaptiveDraft(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
 
 
-@pytest.mark.parametrize("patience", [EARLY, LATE])
-@pytest.mark.parametrize("cost", [0.0, 3.0, 5.0, 1e6])
-def test_a_dear_try_is_followed_by_a_long_sleep(patience, cost):
-    """Up to a limit; and each sleep is longer than the one before, up to another."""
-    pace = AdaptiveDraft(Drafter())
-    pace.ledger, pace.plan, pace.patience, pace.asleep, pace.cost = CostModel(), [], patience, 0, cost
-    pace.ledger.note(0, 0, ANY, [], 1.0)
-    pace.ledger.note(1, 1, ANY, [[]], 9.0)
-    rounds = min(max(int(patience * cost), SHORT), LONG)
-    found = [pace._shape()[0] for _ in range(rounds + 2)]
-    assert found == [0] * rounds + [TAPPED, 1] and pace.patience == min(2 * patience, LATE)
+def test_pauses_grow_with_what_drafting_has_cost():
+    """Each pause is longer than the one before it, and pauses after dear probes are longer than after cheap ones."""
+
+    def pauses(each: float) -> list[int]:
+        steps, grow = [], Prophet.grow
+
+        class Timed(Prophet):
+            def grow(self, tree, seqs, limits):
+                steps.append(int(seqs.length[0]))
+                return grow(self, tree, seqs, limits)
+
+        [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
+        clock = Clock(each)
+        clock.drafter = AdaptiveDraft(Timed([row], 7, lambda n: 0), Measured(clock))
+        options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
+        generate(tiny.target("llama-loops"), tiny.prompts(70), clock.drafter, **options)
+        gaps = [later - earlier for earlier, later in pairwise(steps)]
+        return [gap for gap in gaps if gap > 3]
+
+    cheap, dear = pauses(PLAIN / 10), pauses(PLAIN)
+    assert len(cheap) > 2 and cheap == sorted(cheap) and dear == sorted(dear)
+    assert dear[0] > 2 * cheap[0] and len(dear) < len(cheap)
 
 
 class Bush(Drafter):
     """At every depth `nodes` drafts, of which the right one stands at place `rank`, below the right one before."""
 
     def __init__(self, row: list[int], nodes: int, depth: int, rank: int):
-        self.row, self.nodes, self.depth, self.rank, self.shapes = row, nodes, depth, rank, []
+        self.row, self.nodes, self.max_depth, self.rank, self.shapes = row, nodes, depth, rank, []
 
     def grow(self, tree, seqs, limits):
         below, wide = 0, min(self.nodes, limits.width)
-        for d in range(min(self.depth, limits.depth)):
+        for d in range(min(self.max_depth, limits.depth)):
             n = int(seqs.length[0] - seqs.prompt[0]) + d
             right = self.row[n] if n < len(self.row) else 0
             tokens = [right if i == self.rank else (right + 1 + i) % 96 for i in range(wide)]
@@ -162,13 +212,13 @@ def widths_of(rank: int, each: float) -> list[int]:
     now = [0.0]
 
     def clock() -> float:
-        if pace.asked is not None and inner.shapes:
-            now[0] += PLAIN + each * (inner.shapes[-1][0] * inner.shapes[-1][1] if pace.asked > 0 else 0)
+        if drafter.asked is not None:  # called at the beginning of a step, where it does not matter, and at its end
+            now[0] += PLAIN + each * (prod(inner.shapes[-1]) if drafter.asked > 0 and inner.shapes else 0)
         return now[0]
 
-    pace = AdaptiveDraft(inner, Measured(clock))
+    drafter = AdaptiveDraft(inner, Measured(clock))
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), pace, **options) == [row]
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
     return [wide for _, wide in inner.shapes[-30:]]
 
 
@@ -177,7 +227,7 @@ def test_the_width_follows_where_the_right_drafts_stand():
         assert (found := widths_of(rank, each)).count(best) >= 27, (rank, found)
 
 
-def test_a_ledger_that_overlooks_ranks_is_caught(monkeypatch):
+def test_a_cost_model_that_ignores_ranks_is_caught(monkeypatch):
     """The planted fault: whatever was accepted, a narrower tree would have had it."""
     monkeypatch.setattr(
         "longdraft.drafters.adaptive.adaptive_draft.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count]
@@ -218,7 +268,7 @@ def test_auto_keeps_the_drafter_that_measures_best():
     prophets = [Prophet([row], 7, lambda n, good=good: good) for good in (1, 7, 2)]
     clock, drafter = Clock(1.0), Auto(prophets, rounds=12)
     for part in drafter.parts:
-        part.given = Measured(lambda part=part: (setattr(clock, "pace", part), clock())[1])
+        part.given = Measured(lambda part=part: (setattr(clock, "drafter", part), clock())[1])
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
     assert drafter.now.inner is prophets[1] and not drafter.trying

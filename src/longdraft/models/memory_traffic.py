@@ -1,0 +1,71 @@
+"""Bytes of weights, keys and values that a pass reads: arithmetic, nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from longdraft.core.cache import KVCache
+from longdraft.models.lm import LM
+
+Seen = Callable[[list[int]], list[int]]  # committed slots of each row -> how many of them a pass reads
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of a model's weights: every pass reads `shared`, and of `experts` those that its nodes are routed to."""
+
+    shared: int
+    experts: int = 0
+    each: float = 0.0  # fraction of the experts that one node is routed to
+
+    def read(self, nodes: int) -> float:
+        """Expected bytes that a pass over this many nodes reads, if nodes choose their experts independently."""
+        return self.shared + self.experts * (1 - (1 - self.each) ** nodes)
+
+
+_WEIGHTS: WeakKeyDictionary[LM, Weights] = WeakKeyDictionary()
+
+
+def weights_of(model: LM) -> Weights:
+    """Computed once per model."""
+    if model not in _WEIGHTS:
+        count = model.experts
+        experts = [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
+        size = sum(p.numel() * p.element_size() for p in experts)
+        each = getattr(model.config, "num_experts_per_tok", None) or 1
+        _WEIGHTS[model] = Weights(model.nbytes() - size, size, min(each / count, 1.0) if count else 0.0)
+    return _WEIGHTS[model]
+
+
+def keys_read(model: LM, cache: KVCache, seen: Seen | None = None, layers: Iterable[int] | None = None) -> int:
+    """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a view.
+
+    A sliding-window layer reads its window under any view.
+    """
+    lengths, total = cache.length.tolist(), 0
+    shown = lengths if seen is None else seen(lengths)
+    for layer in cache.layers if layers is None else layers:
+        window = model.windows.get(layer)
+        slots = sum(shown) if window is None else sum(min(n, window) for n in lengths)
+        total += slots * sum(x.shape[0] * x.shape[2] * x.element_size() for x in cache.read(layer, 0))
+    return total
+
+
+def bytes_read(model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = None) -> float:
+    """Bytes that a pass over `nodes` nodes per row reads: the weights once, and each row's keys once."""
+    return weights_of(model).read(nodes * len(cache.length)) + keys_read(model, cache, seen)
+
+
+def size_of(module: nn.Module) -> int:
+    """Bytes of a module's parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def head_size(model: LM) -> int:
+    """Bytes of a model's output matrix."""
+    head = model.hf.get_output_embeddings()
+    return 0 if head is None else size_of(head)
