@@ -142,7 +142,7 @@ def test_any_chunking_of_the_prompt_gives_the_same_text():
         seqs = checks.Sequences.of([prompt], 8, cache, Sampler())
         while not bool(seqs.done.all()):
             tree = checks.Tree.root(seqs.last)
-            seqs.commit(checks.verify.match(tree, lm(tree, cache), seqs))
+            seqs.commit(checks.verify.match(tree, lm(tree, cache), seqs.sampler, seqs))
         assert seqs.tokens[0, 90:].tolist() == want[0]
 
 

@@ -175,11 +175,11 @@ def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
 def test_a_round_that_fails_fails_its_rows_and_no_later_ones(method, monkeypatch):
     rounds = []
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         rounds.append(len(logits))
         if len(rounds) == 3:
             raise MemoryError("no memory for a round")
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     s = session("llama", BUILD[method](tiny.target("llama")), 2, verify=verify)
     for i in (0, 2, 4, 5):
@@ -192,7 +192,7 @@ def test_a_round_that_fails_fails_its_rows_and_no_later_ones(method, monkeypatch
 
 
 def test_an_interrupt_is_passed_on_and_no_request_is_lost():
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         raise KeyboardInterrupt
 
     s = session("llama", verify=verify)
@@ -207,11 +207,11 @@ def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch):
     """Room is counted only once it is there."""
     cache = tiny.target("llama").new_cache(1, 8)
     like = torch.zeros(1, 2, 0, 16)
-    cache._store.room(0, 8, like, like)
+    cache._store.reserve(0, 8, like, like)
     with monkeypatch.context() as mp:
         mp.setattr(torch.Tensor, "new_zeros", lambda *a, **o: (_ for _ in ()).throw(MemoryError()))
         with pytest.raises(MemoryError):
-            cache._store.room(0, 9, like, like)
+            cache._store.reserve(0, 9, like, like)
     assert cache._store.slots == 8
 
 
@@ -260,10 +260,10 @@ def test_stats_are_of_all_rows():
 def test_two_threads_do_not_step_at_once():
     inside, go_on = threading.Event(), threading.Event()
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         inside.set()
         go_on.wait(20)
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     s, events = session("llama", verify=verify), []
     s.submit([5, 6], 1, eos=())
@@ -340,11 +340,11 @@ ACTIONS = st.one_of(
 def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
     rounds, failing = [0], set()
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         rounds[0] += 1
         if rounds[0] in failing:
             raise RuntimeError("planned")
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     lm, ends, asked, cancelled = tiny.target("llama"), Ends(), {}, set()
     s = session("llama", DRAFTERS[drafter](lm), batch, verify=verify)

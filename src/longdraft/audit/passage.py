@@ -13,6 +13,8 @@ from torch import Tensor
 from longdraft.audit.ties import Replay
 from longdraft.bench.run import distinct
 from longdraft.core import verify
+from longdraft.core.rows import Rows
+from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match
@@ -86,12 +88,12 @@ class Unchosen(Exception):
     """A token came out that the target did not choose in the very pass that verified it."""
 
 
-def recounted(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
+def recounted(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
     """verify.match, whatever it has become. What it lets through must be what the target says in this pass, to the bit:
     rounding between passes is no excuse here. Raises Unchosen.
     """
-    verdict = verify.match(tree, logits, seqs)
-    own = seqs.sampler.draw(logits, tree, seqs).gather(1, verdict.path)
+    verdict = verify.match(tree, logits, sampler, rows)
+    own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
     real = torch.arange(own.shape[1], device=own.device) < verdict.count[:, None]
     if bool(((own != verdict.emitted) & real).any()):
         raise Unchosen("a token came out that the target did not choose in the pass that verified it")
@@ -115,10 +117,10 @@ class Passage:
         """Decode plainly; the best tokens and scores of every step."""
         best = []
 
-        def spy(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
-            top = seqs.sampler.scores(logits, tree, seqs)[0, 0].topk(min(KEPT, logits.shape[-1]))
+        def spy(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+            top = sampler.scores(logits, tree, rows)[0, 0].topk(min(KEPT, logits.shape[-1]))
             best.append((top.indices.tolist(), top.values.tolist()))
-            return match(tree, logits, seqs)
+            return match(tree, logits, sampler, rows)
 
         self.runs.sampler, self.runs.seed = run.way.sampler, run.way.seed
         for step in self.runs.decode(verify=spy):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
@@ -65,7 +64,7 @@ class DecodeSession:
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
-        self.sampler, self.seed, self.eos = (sampler or Sampler()).under(Rules.of(target)), seed, eos
+        self.sampler, self.seed, self.eos = (sampler or Sampler()).under(target.rules()), seed, eos
         begin = clock(target.device)
         self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos).cache
         self.prefill_s = clock(target.device) - begin

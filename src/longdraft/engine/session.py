@@ -12,7 +12,6 @@ from typing import Self
 
 import torch
 
-from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.verify import Verifier, match
@@ -74,7 +73,7 @@ class Session:
         self.target, self.slots, self.verify = target, slots, verify
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._places = Places(target, batch, slots, (sampler or Sampler()).under(Rules.of(target)))
+        self._places = Places(target, batch, slots, (sampler or Sampler()).under(target.rules()))
         self._eos = target.end_tokens
         self._started = False  # whether the drafter knows the rows that run
         self._tapped = True  # whether it has seen a round of all of them

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import windows_of
-from longdraft.core.rules import Rules, end_tokens
+from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM, NAME
@@ -37,7 +37,7 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     Weights come from safetensors alone and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device)
-    Rules.of(lm)  # if one is refused, then here, and not when the first text begins
+    lm.rules()  # if one is refused, then here, and not when the first text begins
     where = lm.hf.name_or_path
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
