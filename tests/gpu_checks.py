@@ -145,7 +145,7 @@ class Both:
 def branches(*sizes: int) -> Tree:
     """One tree per row, of so many nodes below the root: node i hangs from i // 2."""
     tree = Tree.root(torch.tensor([5, 6]))
-    return tree.plant([[(i // 2, 7 + 3 * i) for i in range(n)] for n in sizes])
+    return tree.add_below_root([[(i // 2, 7 + 3 * i) for i in range(n)] for n in sizes])
 
 
 def views(layers: int) -> View:

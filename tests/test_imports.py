@@ -66,7 +66,7 @@ def test_the_engine_knows_no_particular_drafter():
 
 
 def test_drafters_know_no_particular_view():
-    """A drafter takes its policy as an argument. (An objective may name the policy that its drafter is trained under.)"""
+    """A drafter takes its policy as an argument; an objective may name the policy that it trains under."""
     found = (pair for pair in imported_by("drafters") if not pair[0].endswith(".objective"))
     none((m, other) for m, other in found if room(other) == "views" and other != "longdraft.views.base")
 
