@@ -126,7 +126,9 @@ class Toy(Drafter):
         self.table = torch.zeros_like(seqs.length)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        step = lambda t, start: self.q[self.table[:, None], t.tokens[:, start:]]  # noqa: E731
+        def step(tree: Tree, start: int) -> Tensor:
+            return self.q[self.table[:, None], tree.tokens[:, start:]]
+
         return self._grow(step, tree, self.widths, seqs, limits)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured) -> None:

@@ -363,7 +363,7 @@ def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(plac
 def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
     """The tolerance excuses each; 0.3 is more than is added to what is drafted."""
     broken.favoured(monkeypatch)
-    monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)
+    monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
     monkeypatch.setattr("longdraft.audit.passage.KEPT", 320)  # more than sixteen tokens score as close as that
     words = ["--method", "vegas", "-o", "min_budget=8", "--temperature", "0", "--tokens", "300", "--tolerance", "0.3"]
     assert command(place, *words, "--json", model="flat") == 1

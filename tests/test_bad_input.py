@@ -36,7 +36,7 @@ BAD = [
     ("generate hi -m tiny --method sd --drafter nowhere", "no model folder"),
     ("generate hi -m tiny --method longspec --drafter tiny", "not in longdraft's layout"),
     ("generate hi -m org/none", "cannot reach the Hub"),
-    ("generate hi -m tiny -o gama=3", "gamma, ratio"),
+    ("generate hi -m tiny -o gama=3", "gamma, keep_ratio"),
     ("generate hi -m tiny -o ratio=nan", "keep_ratio"),
     ("generate hi -m tiny -o gamma", "key=value"),
     ("generate hi -m tiny -o score=best", "logits or weights"),

@@ -45,7 +45,7 @@ def device(monkeypatch) -> list[float]:
         left.clear()
         return now[0]
 
-    for module in ("rounds", "engine", "runs"):
+    for module in ("drafters.step", "engine.generate", "engine.decode_session"):
         monkeypatch.setattr(f"longdraft.{module}.clock", waiting)
     return left
 

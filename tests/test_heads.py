@@ -10,6 +10,7 @@ from structure import check_shape, close
 
 from longdraft import InputError, Sampler, build, stream
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.drafters import Heads, Medusa, Sequential
@@ -96,7 +97,7 @@ def sequences(sampler: Sampler, limit: int = 9, lengths=(20, 7)) -> Sequences:
 def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
     """Recomputed node by node: the penalty counts the node's own path, the noise is that of its position."""
     seqs, logits = sequences(sampler), torch.randn(2, len(counts), 96, generator=torch.Generator().manual_seed(3)) * 3
-    tree = add_product(Tree.root(seqs.last), logits, counts, seqs)
+    tree = add_product(Tree.root(seqs.last), logits, counts, seqs, DraftLimits(seqs.room))
     assert tree.size == 1 + sum(map(sum, counts))
     check_shape(tree)
     for b in range(2):
@@ -117,7 +118,7 @@ def test_children_are_the_top_of_their_parents_own_scores(sampler, counts):
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_no_level_that_could_not_be_used(limit):
     seqs = sequences(Sampler(), limit)
-    tree = add_product(Tree.root(seqs.last), torch.randn(2, 3, 96), cartesian([2, 2, 2]), seqs)
+    tree = add_product(Tree.root(seqs.last), torch.randn(2, 3, 96), cartesian([2, 2, 2]), seqs, DraftLimits(seqs.room))
     assert int(tree.depth.max()) == limit - 1
 
 
@@ -200,5 +201,5 @@ def test_a_penalty_reaches_into_the_tree():
     logits[..., 7], logits[..., 8] = 3.0, 2.9
     for sampler, below in ((Sampler(), 7), (Sampler(penalty=1.5), 8)):
         seqs = Sequences.of([[5], [5, 6]], 9, tiny.target("llama").new_cache(2, 4), sampler)
-        tree = add_product(Tree.root(seqs.last), logits, cartesian([2, 1]), seqs)
+        tree = add_product(Tree.root(seqs.last), logits, cartesian([2, 1]), seqs, DraftLimits(seqs.room))
         assert tree.tokens[:, 1:].tolist() == [[7, 8, below, 7]] * 2

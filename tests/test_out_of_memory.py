@@ -148,7 +148,7 @@ with torch.inference_mode():
     held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + (20 << 20), resource.RLIM_INFINITY))
     try:
-        step(wide, taps=Captures(CaptureSpec(rows="mean", of="weights")))
+        step(wide, captured=Captures(CaptureSpec(rows="mean", of="weights")))
         print("it was enough")
     except MemoryError:
         print("MemoryError")

@@ -69,8 +69,8 @@ def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch
     lm, verifier = half("gpt-oss", False), broken.lenient
     honest = totals(lm, GOOD["vegas"], 40)
     assert (honest["failures"], honest["too_many_ties"]) == (0, False)
-    if "favoured" in fault:
-        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs: tree)  # or the control would be favoured too
+    if "favoured" in fault:  # the control must not be favoured too
+        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
         broken.favoured(monkeypatch)
         verifier = None
     found = totals(lm, GOOD["vegas"], 200, verifier)

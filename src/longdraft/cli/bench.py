@@ -43,7 +43,7 @@ def bench(
     batch: Annotated[int, typer.Option(help="Rows decoded side by side.")] = 1,
     repeat: Annotated[int, typer.Option(help="Turns of every method.")] = 5,
     anchors: Annotated[int, typer.Option(help="Places of task anchored, per text and context.")] = 200,
-    warmup_rounds: Annotated[int, typer.Option(help="Anchored: speculative steps before the measured one.")] = 0,
+    warmup_rounds: Annotated[int, typer.Option("--settle", help="Task anchored: steps before the measured one.")] = 0,
     shape: Annotated[str, typer.Option(help="LAYERSxHIDDEN: random weights and tokens, for cost alone.")] = "",
     accept: Annotated[float | None, typer.Option(help="Accept so many drafts a step, by an oracle.")] = None,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,

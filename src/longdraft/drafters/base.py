@@ -9,7 +9,7 @@ from torch import Tensor
 
 from longdraft.backends.native import Draws
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
+from longdraft.core.limits import UNBOUNDED, DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict
@@ -21,9 +21,14 @@ class Drafter:
 
     keeps_law: children are draws without replacement from a stored law, as verify=reject needs. observe need not see
     every round: some may be left out, if the last one before grow is not.
+
+    max_depth: the deepest level that a draft can have, if that is known. is_chain: unless limited, every draft is a
+    chain of max_depth tokens.
     """
 
     has_draft_probs = False
+    max_depth: int = UNBOUNDED
+    is_chain: bool = False
 
     def captures(self) -> CaptureSpec:
         """What the verify pass must leave behind for observe."""
@@ -70,6 +75,7 @@ class Sequential(Drafter):
 
     def __init__(self, *parts: Drafter):
         self.parts = parts
+        self.max_depth = max(p.max_depth for p in parts)
         self.captures()
 
     def captures(self) -> CaptureSpec:

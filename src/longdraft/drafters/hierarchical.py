@@ -28,8 +28,10 @@ class Hierarchical(Drafter):
     drafts, the same text.
     """
 
+    is_chain = True
+
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
-        self.target, self.policy, self.inner, self.gamma = target, policy, inner, gamma
+        self.target, self.policy, self.inner, self.max_depth = target, policy, inner, gamma
         self._levels: list[int] = []  # how deep the inner drafts of the latest draft were
 
     def captures(self) -> CaptureSpec:
@@ -61,7 +63,7 @@ class Hierarchical(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         left = (
             (seqs.prompt + seqs.limit - seqs.length - 1)
-            .clamp(min=0, max=min(self.gamma, limits.depth))
+            .clamp(min=0, max=min(self.max_depth, limits.depth))
             .masked_fill(seqs.done, 0)
         )
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)

@@ -25,6 +25,7 @@ class Oracle(Drafter):
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
         self.inner, self.plain, self.accept, self.steps = inner, plain, accept, 0
+        self.max_depth, self.is_chain = inner.max_depth, inner.is_chain
 
     def captures(self) -> CaptureSpec:
         return self.inner.captures()

@@ -24,6 +24,7 @@ class SelfDrafter(Drafter):
 
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
         self.target, self.policy, self.widths = target, policy, widths
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()

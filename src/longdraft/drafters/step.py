@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +13,8 @@ from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
+from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM, KVView
-
-if TYPE_CHECKING:
-    from longdraft.drafters.base import Drafter
 
 
 def clock(device: torch.device) -> float:

@@ -30,7 +30,7 @@ class AdaptiveDraft(Drafter):
 
     def __init__(self, inner: Drafter, costs: Costs | None = None):
         self.inner, self.given = inner, costs
-        self.has_draft_probs = inner.has_draft_probs
+        self.has_draft_probs, self.max_depth = inner.has_draft_probs, inner.max_depth
 
     def start(self, seqs: Sequences) -> None:
         self.ledger = CostModel()

@@ -27,6 +27,7 @@ class Auto(Drafter):
         self.parts = [part if isinstance(part, AdaptiveDraft) else AdaptiveDraft(part) for part in parts]
         self.rounds = rounds
         self.has_draft_probs = all(part.has_draft_probs for part in parts)
+        self.max_depth = max(part.max_depth for part in parts)
 
     def rewind(self, seqs: Sequences) -> None:
         for part in self.parts:

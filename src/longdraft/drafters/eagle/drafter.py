@@ -52,6 +52,7 @@ class Eagle(Drafter):
             raise InputError(f"{topk} children of {topk} nodes a level, {levels} times: give a smaller topk or levels")
         self.target, self.block, self.reach = target, block, reach
         self.topk, self.levels, self.nodes = topk, levels, nodes
+        self.max_depth = min(levels + 1, nodes - 1)
         self.layers = block.tapped(target.config.num_hidden_layers)
 
     def captures(self) -> CaptureSpec:

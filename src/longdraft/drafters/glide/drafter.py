@@ -112,6 +112,7 @@ class GlideDrafter(Drafter):
 
     def __init__(self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0):
         self.block, self.widths, self.policy = block, widths, policy or Full()
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.window = window or block.window
         self.native = NativeBlock(block) if fits(block) else None
 

@@ -122,6 +122,7 @@ class Heads(Drafter):
                 f"{len(module)} heads and the model itself draft {len(module) + 1} levels, not {len(widths)}"
             )
         self.target, self.module, self.policy, self.counts = target, module, policy, cartesian(widths)
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -160,6 +161,7 @@ class Medusa(Drafter):
         if len(counts) > len(module):
             raise InputError(f"a tree of depth {len(counts)} needs as many heads; these are {len(module)}")
         self.target, self.module, self.counts = target, module, counts
+        self.max_depth, self.is_chain = len(counts), all(level == [1] for level in counts)
         self._last = target.config.num_hidden_layers
 
     def captures(self) -> CaptureSpec:

@@ -69,7 +69,7 @@ class Lookup(Drafter):
     """
 
     def __init__(self, n: int = 3, count: int = 10):
-        self.n, self.count = n, count
+        self.n, self.count, self.max_depth = n, count, count
 
     def start(self, seqs: Sequences) -> None:
         self.rows = [_Index(self.n) for _ in range(len(seqs.length))]

@@ -44,7 +44,7 @@ class Recycle(Drafter):
     """
 
     def __init__(self, nodes: int = 24):
-        self.template = template(nodes)
+        self.template, self.max_depth = template(nodes), DEPTH
 
     def start(self, seqs: Sequences) -> None:
         self.table: Tensor | None = None  # its width is known from the first logits on

@@ -101,6 +101,7 @@ class Reuse(Drafter):
         if n < 2:
             raise InputError(f"option n is {n}: an n-gram is a token and its continuation, so give 2 or more")
         self.n, self.topk, self.below, self.choice = n, topk, below, choice
+        self.max_depth = below + n - 1
         self.capacity = min(capacity, TOKENS // n)
 
     def start(self, seqs: Sequences) -> None:

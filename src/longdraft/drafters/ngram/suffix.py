@@ -125,6 +125,7 @@ class Suffix(Drafter):
         self, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, most: int = 1 << 16, earlier: int = 0
     ):
         self.nodes, self.factor, self.min_probability, self.most = nodes, factor, min_probability, most
+        self.max_depth = nodes
         self.memory = Recent(earlier) if earlier else None
         self.rows: list[Recent] = []
         self.outputs: list[list[int]] = []

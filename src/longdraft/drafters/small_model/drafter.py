@@ -44,6 +44,7 @@ class SmallModelDrafter(Drafter):
 
     def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
         self.small, self.policy, self.widths, self.tail = small, policy, widths, tail
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):

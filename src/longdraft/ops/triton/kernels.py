@@ -75,7 +75,8 @@ def attend_split(
 ):  # fmt: skip
     """Program (split and tile of rows, key head): q [H,T,D] over keys [split*span, ...) of k [K,S,D], v [K,S,DV] ->
     row `base`+split of lse [K,splits,R], out [K,splits,R,DV]. Row r of a key head is its query head r // T, node r % T.
-    slots [keys]: which slots (PICKED). visible [T,masked]: the last keys. place [T]: row of logits [H,KEPT,keys], or -1.
+    slots [keys]: which slots (PICKED). visible [T,masked]: of the last keys. place [T]: a node's row of logits
+    [H,KEPT,keys], or -1.
     """
     tiles: tl.constexpr = (R + ROWS - 1) // ROWS
     split, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
