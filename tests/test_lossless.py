@@ -11,7 +11,7 @@ from listed import BUILD, FROM_TEXT, ROWS, each_method, each_model, each_rows, e
 
 from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
 from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
-from longdraft.views import Chunks, Full, Guided, RandomPicks, Recents, SinkWindow, SnapKV
+from longdraft.views import Chunks, Full, Guided, RandomSlots, RecentSlots, SinkWindow, SnapKV
 
 
 @each_method
@@ -149,8 +149,8 @@ def test_any_chunking_of_the_prompt_gives_the_same_text():
 REJECTING = {
     "vegas": lambda t: SelfDrafter(t, Guided(0.07, 16), [1] * 4),
     "tree": lambda t: SelfDrafter(t, SinkWindow(4, 0.07, 16), [3, 6]),
-    "random-picks": lambda t: SelfDrafter(t, RandomPicks(0.07, 16), [2, 4]),
-    "recents": lambda t: SelfDrafter(t, Recents(0.07, 16), [1, 1]),
+    "random-picks": lambda t: SelfDrafter(t, RandomSlots(0.07, 16), [2, 4]),
+    "recents": lambda t: SelfDrafter(t, RecentSlots(0.07, 16), [1, 1]),
     "snapkv": lambda t: SelfDrafter(t, SnapKV(0.07, 16), [1] * 4),
     "budgetdraft": lambda t: SmallModelDrafter(t, Chunks(40), [1] * 4),
     "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40), [2, 4]),
