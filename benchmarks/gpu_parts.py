@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen3Config, StaticCache
 
-from longdraft.backends import cuda_graphs as graphs
+from longdraft.backends.attention import NAME
+from longdraft.backends.cuda import CudaBackend
+from longdraft.backends.cuda.static_pass import bucket, head_dim
 from longdraft.bench.shapes import random_model
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.engine import generate as engine
 from longdraft.methods import vegas, vegas_tree
-from longdraft.models.lm import LM, NAME
+from longdraft.models.lm import LM
 from longdraft.ops import noise, reference
 from longdraft.views import View
 
@@ -112,12 +114,12 @@ def tables(b: Bench, k: Tensor, v: Tensor, nodes: int) -> Any:
     def table(*numbers: int) -> Tensor:
         return torch.tensor(numbers, device=b.device)
 
-    S, M = k.shape[2], graphs.bucket(nodes, 16)
+    S, M = k.shape[2], bucket(nodes, 16)
     visible = torch.zeros(1, nodes, M, dtype=torch.uint8, device=b.device)
     visible[0, :, :nodes] = torch.ones(nodes, nodes, device=b.device).tril()
     bounds, depth = table(S - nodes, 0, nodes, 0)[None], torch.arange(nodes, device=b.device)[None]
     cache = table(k.data_ptr(), v.data_ptr(), S, 0)
-    return slots.SlotKeys(cache, torch.zeros_like(bounds), bounds, visible, depth, graphs.bucket(S, 1024))
+    return slots.SlotKeys(cache, torch.zeros_like(bounds), bounds, visible, depth, bucket(S, 1024))
 
 
 def errors(b: Bench) -> Iterator[Row]:
@@ -212,14 +214,14 @@ def model(b: Bench, name: str) -> LM:
         torch.manual_seed(SEED)
         lm = LM(AutoModelForCausalLM.from_config(config, dtype=b.dtype), f"random {name}")
     if b.tiny:
-        lm.native, lm.graphs = None, graphs.GraphStep(lm)
+        lm.backend = CudaBackend(lm.architecture)
     return lm
 
 
 def filled(b: Bench, lm: LM, context: int) -> KVCache:
     """A cache of one row whose keys are random: prefilling 128K tokens would take the time of all else."""
     cache, c = lm.new_cache(1, context + SPARE), lm.config
-    cache.table(context + SPARE, c.num_hidden_layers, c.num_key_value_heads, graphs.head_dim(c), lm.dtype)
+    cache.table(context + SPARE, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), lm.dtype)
     for layer in cache.layers:
         for x in cache.read(layer, 0):
             x.normal_(generator=b.draws)
@@ -250,24 +252,24 @@ def steps(b: Bench, lm: LM, context: int) -> Iterator[Row]:
     calls["draft at 7%"] = lambda: lm(one, cache, view=view)
     calls["verify 8 rows, ends scored"] = lambda: lm(eight, cache, captured=Captures(CaptureSpec("ends", "logits")))
     calls["verify 8 rows, mean weights"] = lambda: lm(eight, cache, captured=Captures(CaptureSpec("mean", "weights")))
-    kept = lm.graphs
+    kept = lm.backend
     for row in b.compare(calls):
-        recorded = [] if kept is None else [p for p in kept.passes.values() if p.graph is not None]
+        recorded = [p for p in kept.passes.values() if p.graph is not None] if isinstance(kept, CudaBackend) else []
         yield row | {"context": context, "graphs": len(recorded)}
-    lm.graphs = None
+    lm.backend = lm.eager
     try:
         for row in b.compare({"plain, no graph": lambda: lm(one, cache)}):
             yield row | {"context": context}
     finally:
-        lm.graphs = kept
-        if kept is not None:
+        lm.backend = kept
+        if isinstance(kept, CudaBackend):
             kept.passes.clear()
 
 
 def generate(b: Bench, lm: LM, kind: str, context: int) -> Iterator[Row]:
     """Transformers' generate on a filled cache: a token's time is what more tokens cost."""
     (few, many), c, times = ((2, 4) if b.tiny else (4, 20)), lm.config, []
-    k = b.draw(1, c.num_key_value_heads, context, graphs.head_dim(c), dtype=lm.dtype)
+    k = b.draw(1, c.num_key_value_heads, context, head_dim(c), dtype=lm.dtype)
     ids = torch.ones(1, context + 1, dtype=torch.long, device=b.device)
 
     def once(count: int) -> float:
@@ -291,17 +293,16 @@ def generate(b: Bench, lm: LM, kind: str, context: int) -> Iterator[Row]:
 def same_text(b: Bench) -> Iterator[Row]:
     """Greedy text in float32: a chain's and a tree's must be plain decoding's, with graphs and without."""
     lm = random_model("2x64" if b.tiny else "4x512", "float32", seed=SEED, vocab=512)
-    lm.native = None
     prompt, count = [[(7 * i) % 500 + 3 for i in range(40 if b.tiny else 600)]], 4 if b.tiny else 96
-    kept = graphs.GraphStep(lm) if b.tiny else lm.graphs
-    lm.graphs = None
+    kept = CudaBackend(lm.architecture) if b.tiny else lm.backend
+    lm.backend = lm.eager
     wanted = engine.generate(lm, prompt, max_new_tokens=count, eos=())
-    lm.graphs = kept
+    lm.backend = kept
     drafters = {
         "plain": None,
         "vegas": vegas(lm, gamma=3, min_budget=16),
-        "vegas-tree": vegas_tree(lm, "2,2", min_budget=16),
+        "vegas-tree": vegas_tree(lm, [2, 2], min_budget=16),
     }
     for name, drafter in drafters.items():
         found = engine.generate(lm, prompt, drafter, max_new_tokens=count, eos=())
-        yield {"method": name, "tokens": count, "equal": found == wanted, "graphs": kept is not None}
+        yield {"method": name, "tokens": count, "equal": found == wanted, "graphs": kept.name == "cuda"}

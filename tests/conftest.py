@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,15 +22,14 @@ settings.register_profile("suite", deadline=None, derandomize=True, database=Non
 settings.load_profile("suite")
 
 
-# Builds that lie elsewhere (tests/asan.py), to be tested instead of the installed ones.
-if folder := os.environ.get("LONGDRAFT_TEST_BUILDS"):
+if folder := os.environ.get("LONGDRAFT_TEST_BUILDS"):  # test these builds (tests/harder.py), not the installed ones
     native.FOLDER = Path(folder)
 RAN, LEFT_OUT = Counter(), Counter()  # tests of each build
 
 
 @pytest.fixture(params=list(native.NEEDS))
 def build(request, monkeypatch):
-    """Each build of the native kernels in its turn, where it runs here; the summary counts them."""
+    """Each build of the native kernels in turn, where it runs on this machine; the summary counts them."""
     if (library := native.opened(request.param)) is None:
         LEFT_OUT[request.param] += 1
         pytest.skip(native.lacking(request.param))
@@ -40,18 +38,23 @@ def build(request, monkeypatch):
     return library
 
 
-def pytest_collection_finish(session) -> None:
-    """A minute's work of one core, in a process of its own: it is done beside the other tests."""
-    if any("interpreted" in getattr(item, "fixturenames", ()) for item in session.items):
-        import test_gpu
-
-        test_gpu.begin()
-
-
 def pytest_sessionfinish(session) -> None:
-    test_gpu = sys.modules.get("test_gpu")
-    if test_gpu is not None and test_gpu.RUNNING is not None:
-        test_gpu.RUNNING.kill()
+    """A worker of pytest-xdist sends what the summary shows to the process that prints it."""
+    if hasattr(session.config, "workeroutput"):
+        import broken
+
+        session.config.workeroutput["tables"] = dict(RAN), dict(LEFT_OUT), broken.CAUGHT
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    import broken
+
+    ran, left_out, caught = getattr(node, "workeroutput", {}).get("tables", ({}, {}, {}))
+    RAN.update(ran)
+    LEFT_OUT.update(left_out)
+    for fault, checks in caught.items():
+        broken.CAUGHT.setdefault(fault, []).extend(checks)
 
 
 def count_builds(terminalreporter) -> None:
@@ -68,10 +71,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     import broken
 
     count_builds(terminalreporter)
-
     if not broken.CAUGHT:
         return
     terminalreporter.section("planted faults, and the checks that caught each")
     width = max(map(len, broken.CAUGHT))
-    for fault, checks in broken.CAUGHT.items():
-        terminalreporter.write_line(f"{fault:<{width}}  {', '.join(checks)}")
+    for fault, checks in sorted(broken.CAUGHT.items()):
+        terminalreporter.write_line(f"{fault:<{width}}  {', '.join(sorted(checks))}")

@@ -11,11 +11,11 @@ import tiny
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longdraft.backends import cuda_graphs as graphs
+from longdraft.backends.cuda import CudaBackend
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.engine import generate as engine
-from longdraft.methods import vegas_tree
+from longdraft.methods import build
 from longdraft.models.lm import LM
 from longdraft.ops import noise, reference
 from longdraft.ops.reference import Segment
@@ -97,8 +97,8 @@ class Both:
 
     def __init__(self, name: str):
         self.lm = LM(tiny.stock(name), name)
-        self.lm.native = None
-        self.step = graphs.GraphStep(self.lm)
+        self.lm.backend = self.lm.eager
+        self.step = CudaBackend(self.lm.architecture)
         self.caches = [self.lm.new_cache(2, 192) for _ in range(2)]
         for cache in self.caches:
             for b, prompt in enumerate(tiny.prompts(*LENGTHS)):
@@ -119,11 +119,11 @@ class Both:
                 self.poison(cache)
         wanted, found = wish(), wish()
         logits = self.lm(tree, self.caches[0], start, view, wanted)
-        self.lm.graphs = self.step
+        self.lm.backend = self.step
         try:
             ours = self.lm(tree, self.caches[1], start, view, found)
         finally:
-            self.lm.graphs = None
+            self.lm.backend = self.lm.eager
         real = tree.parent[:, start:] != PAD
         torch.testing.assert_close(ours[real], logits[real], rtol=1e-4, atol=1e-4)
         for name in ("scores", "states"):
@@ -235,9 +235,12 @@ def lossless() -> None:
     both = Both("llama")
     prompts = tiny.prompts(40, seed=3)
     plain = engine.generate(both.lm, prompts, max_new_tokens=6)
-    both.lm.graphs = both.step
+    both.lm.backend = both.step
     assert engine.generate(both.lm, prompts, max_new_tokens=6) == plain
-    assert engine.generate(both.lm, prompts, vegas_tree(both.lm, widths="2,2", min_budget=8), max_new_tokens=6) == plain
+    assert (
+        engine.generate(both.lm, prompts, build("vegas-tree", both.lm, widths=[2, 2], min_budget=8), max_new_tokens=6)
+        == plain
+    )
 
 
 CHECKS = [attention, gumbel, first_use, passes, captured, features, fixed, lossless]

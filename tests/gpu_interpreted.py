@@ -10,11 +10,12 @@ from pathlib import Path
 import gpu_checks
 import torch
 
-from longdraft.backends import cuda_graphs as graphs
+from longdraft.backends import cuda
+from longdraft.backends.cuda import static_pass
 from longdraft.ops.triton import functions as gpu
 from longdraft.ops.triton import kernels, slots
 
-KERNELS, STEP = Path(kernels.__file__), Path(graphs.__file__)
+KERNELS, STEP = Path(kernels.__file__), Path(static_pass.__file__)
 FAULTS = {
     "the scale is left out": (KERNELS, "* scale\n", "\n", gpu_checks.attention),
     "a masked tail starts one key late": (KERNELS, "tail = n - first", "tail = n - first - 1", gpu_checks.attention),
@@ -35,7 +36,7 @@ FAULTS = {
     "the root is not scored": (KERNELS, "slot <= tl.load", "slot < tl.load", gpu_checks.captured),
     "a pooled row is left out": (KERNELS, "low = 0 if POOLED", "low = 1 if POOLED", gpu_checks.captured),
     "a window forgets the tree": (STEP, "(apart < w)", "(apart <= w)", gpu_checks.features),
-    "a step waits for the host": (STEP, "self.logits =", "out.logits.sum().item(); self.logits =", gpu_checks.fixed),
+    "a step waits for the host": (STEP, "self.logits =", "logits.sum().item(); self.logits =", gpu_checks.fixed),
     "a launch follows the length": (STEP, "bucket(tail, 1024)", "1024 + tail", gpu_checks.fixed),
 }  # fmt: skip
 
@@ -51,7 +52,7 @@ def plant(file: Path, good: str, bad: str, folder: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if file is STEP:
-        gpu_checks.graphs = module
+        cuda.Shape, cuda.StaticPass = module.Shape, module.StaticPass
         return
     for user in (gpu, slots):
         for name in vars(user).keys() & vars(module).keys():
@@ -64,7 +65,7 @@ def main() -> None:
     gpu.PROGRAMS = 4  # each costs the interpreter its time
     slots.BLOCK = 1024
     torch.empty = gpu_checks.poisoned
-    good = {(m, n): v for m in (gpu, slots, gpu_checks) for n, v in vars(m).items() if not n.startswith("__")}
+    good = {(m, n): v for m in (gpu, slots, cuda, gpu_checks) for n, v in vars(m).items() if not n.startswith("__")}
     with torch.inference_mode():
         for check in gpu_checks.CHECKS:
             check()

@@ -1,8 +1,9 @@
-"""The one list of methods that every test of losslessness goes through: adding a method is a line here."""
+"""The one list of methods that the tests of losslessness run through, and the part of each product `make test` runs."""
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Callable
+from itertools import count, product
 
 import pytest
 import tiny
@@ -22,88 +23,119 @@ from longdraft.drafters import (
     SmallModelDrafter,
 )
 from longdraft.drafters.costs import Measured
-from longdraft.methods import METHODS, PARTS
+from longdraft.methods import PARTS, find
 from longdraft.models.lm import LM
 from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
 
-SMALL = {"gamma": "4", "min_budget": "16"}  # a view of 16 slots leaves out most of a prompt of 70
+SMALL = {"gamma": 4, "min_budget": 16}  # a view of 16 slots leaves out most of a prompt of 70
 WIDTHS = [3, 4, 4]
-SWIFT = {"budget": "24", "sink": "4", "widths": "1,3,2,2", "n": "3", "topk": "4"}
-EAGLE = {"topk": "12", "levels": "2", "nodes": "40"}
-GLIDE = {"widths": "3,4,4", "window": "16"}
+SWIFT = {"budget": 24, "sink": 4, "widths": [1, 3, 2, 2], "n": 3, "topk": 4}
+EAGLE = {"topk": 12, "levels": 2, "nodes": 40}
+GLIDE = {"widths": [3, 4, 4], "window": 16}
+RETRIEVAL = {"widths": [2, 3], "min_budget": 16, "chunk": 8, "every": 2}
+
+# Adding a method: one line here, the method's name and options that suit prompts of 70 tokens.
+OPTIONS = {
+    "lookup": {"n": 2, "count": 5},
+    "suffix": {"nodes": 6},
+    "recycle": {"nodes": 12},
+    "sd": {"gamma": 4},
+    "sd-sparse": {"gamma": 4, "budget": 40},
+    "budgetdraft": {"gamma": 4, "budget": 40, "every": 2},
+    "magicdec-stream": SMALL,
+    "magicdec-snapkv": SMALL,
+    "magicdec-quest": SMALL | {"page": 4},
+    "vegas": SMALL,
+    "vegas-tree": {"widths": [3, 4, 4], "min_budget": 16},
+    "specextend": RETRIEVAL,
+    "triforce": {"budget": 24, "window": 12, "sink": 2, "gamma": 5},
+    "medusa": {"widths": [24, 3]},
+    "tokenswift": SWIFT,
+    "eagle2": EAGLE,
+    "eagle3": EAGLE | {"reach": 20},
+    "vegas-reuse": {"gamma": 3, "min_budget": 16, "topk": 4},
+    "longspec": GLIDE,
+    "longspec-chain": {"gamma": 4, "window": 16},
+    "longspec-guided": GLIDE | {"min_budget": 16},
+    "random-picks": SMALL,
+    "recents": SMALL,
+}
 
 
-def untrained(name: str, target: LM, options: dict[str, str]) -> Drafter:
-    """A method whose part has random weights."""
-    return build(name, target, options, PARTS[METHODS[name].needs](target, 1))
+def make(name: str, target: LM, part=None, **options) -> Drafter:
+    """The named method with these options; where it needs weights and is given none, random ones."""
+    needs = find(name).needs
+    if part is None and needs == "glide":
+        part = tiny.taught_glide(target)
+    elif part is None and needs in PARTS:
+        part = PARTS[needs](target, 1)
+    return build(name, target, part, **options)
 
 
 def ticking(drafter: Drafter) -> AdaptiveDraft:
-    """At a pace by a clock that is a second later each time it is asked."""
+    """Measured by a clock that advances by one second at each reading."""
     return AdaptiveDraft(drafter, Measured(count().__next__))
 
 
-# Adding a method: one line here.
-METHODS_UNDER_TEST = [
-    ("lookup", lambda t: build("lookup", t, {"n": "2", "count": "5"})),
-    ("magicdec-stream", lambda t: build("magicdec-stream", t, SMALL)),
-    ("vegas", lambda t: build("vegas", t, SMALL)),
-    ("vegas as published", lambda t: build("vegas", t, SMALL | {"score": "logits", "rows": "ends", "reach": "0"})),
-    ("random-picks", lambda t: build("random-picks", t, SMALL)),
-    ("recents", lambda t: build("recents", t, SMALL)),
-    ("vegas tree", lambda t: SelfDrafter(t, Guided(0.07, 16), WIDTHS)),
-    ("vegas, then lookup", lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [1, 1]), Lookup(2, 4))),
-    ("vegas tree, then lookup", lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [2, 2]), Lookup(1, 3))),
-    ("suffix", lambda t: build("suffix", t, {"nodes": "6"})),
-    ("suffix over texts", lambda t: build("suffix", t, {"nodes": "6", "earlier": "99"})),
-    ("recycle", lambda t: build("recycle", t, {"nodes": "12"})),
-    ("magicdec-quest", lambda t: build("magicdec-quest", t, SMALL | {"page": "4"})),
-    ("quest tree", lambda t: SelfDrafter(t, Quest(0.07, 16, page=4, dense=0), [2, 3])),
-    ("vegas-tree", lambda t: build("vegas-tree", t, {"widths": "3,4,4", "min_budget": "16"})),
-    (
-        "specextend",
-        lambda t: untrained("specextend", t, {"widths": "2,3", "min_budget": "16", "chunk": "8", "every": "2"}),
-    ),
-    ("specextend by itself", lambda t: SelfDrafter(t, Retrieval(0.07, 16, chunk=8, every=2), [1] * 4)),
-    ("triforce", lambda t: untrained("triforce", t, {"budget": "24", "window": "12", "sink": "2", "gamma": "5"})),
-    ("triforce by itself", lambda t: Hierarchical(t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [2]), 4)),
-    ("sd", lambda t: untrained("sd", t, {"gamma": "4"})),
-    ("sd, the end alone", lambda t: untrained("sd", t, {"gamma": "4", "reads": "12"})),
-    ("sd-sparse", lambda t: untrained("sd-sparse", t, {"gamma": "4", "budget": "40"})),
-    ("budgetdraft by itself", lambda t: build("budgetdraft", t, {"gamma": "4", "budget": "40", "every": "2"}, t)),
-    ("budgetdraft by itself, the end alone", lambda t: SmallModelDrafter(t, Chunks(24, every=2), [1] * 4, tail=26)),
-    ("budgetdraft tree", lambda t: SmallModelDrafter(t, Chunks(40, score="last_key"), WIDTHS)),
-    ("budgetdraft tree, then lookup", lambda t: Sequential(SmallModelDrafter(t, Chunks(40), [2, 2]), Lookup(1, 3))),
-    ("magicdec-snapkv", lambda t: build("magicdec-snapkv", t, SMALL)),
-    ("longspec", lambda t: build("longspec", t, GLIDE, tiny.taught_glide(t))),
-    ("longspec-chain", lambda t: build("longspec-chain", t, {"gamma": "4", "window": "16"}, tiny.taught_glide(t))),
-    ("longspec-guided", lambda t: build("longspec-guided", t, GLIDE | {"min_budget": "16"}, tiny.taught_glide(t))),
-    ("longspec, then lookup", lambda t: Sequential(GlideDrafter(tiny.taught_glide(t), [2, 2]), Lookup(1, 3))),
-    ("tokenswift", lambda t: untrained("tokenswift", t, SWIFT)),
-    ("tokenswift by chance", lambda t: untrained("tokenswift", t, SWIFT | {"widths": "2,1,1,1", "choice": "random"})),
-    ("medusa", lambda t: untrained("medusa", t, {"widths": "24,3"})),
-    ("medusa, then lookup", lambda t: Sequential(untrained("medusa", t, {}), Lookup(1, 3))),
-    ("eagle2", lambda t: untrained("eagle2", t, EAGLE)),
-    ("eagle3", lambda t: untrained("eagle3", t, EAGLE | {"reach": "20"})),
-    ("eagle3, then reuse", lambda t: Sequential(untrained("eagle3", t, EAGLE), Reuse(3, 2))),
-    ("vegas-reuse", lambda t: build("vegas-reuse", t, {"gamma": "3", "min_budget": "16", "topk": "4"})),
-    ("vegas tree, then reuse", lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2))),
-    ("auto", lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6)),
-    ("full view", lambda t: SelfDrafter(t, Full(), [1] * 3)),
-]
-BUILD = dict(METHODS_UNDER_TEST)
+# Variants of named methods, compositions that have no name, and `auto` with a clock that repeats.
+COMPOSED: dict[str, Callable[[LM], Drafter]] = {
+    "vegas as published": lambda t: make("vegas", t, **SMALL, score="logits", rows="ends", reach=0),
+    "vegas tree": lambda t: SelfDrafter(t, Guided(0.07, 16), WIDTHS),
+    "vegas, then lookup": lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [1, 1]), Lookup(2, 4)),
+    "vegas tree, then lookup": lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [2, 2]), Lookup(1, 3)),
+    "suffix over texts": lambda t: make("suffix", t, nodes=6, earlier=99),
+    "quest tree": lambda t: SelfDrafter(t, Quest(0.07, 16, page=4, dense=0), [2, 3]),
+    "specextend by itself": lambda t: SelfDrafter(t, Retrieval(0.07, 16, chunk=8, every=2), [1] * 4),
+    "triforce by itself": lambda t: Hierarchical(t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [2]), 4),
+    "sd, the end alone": lambda t: make("sd", t, gamma=4, reads=12),
+    "budgetdraft by itself": lambda t: make("budgetdraft", t, t, gamma=4, budget=40, every=2),
+    "budgetdraft by itself, the end alone": lambda t: SmallModelDrafter(t, Chunks(24, every=2), [1] * 4, tail=26),
+    "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40, score="last_key"), WIDTHS),
+    "budgetdraft tree, then lookup": lambda t: Sequential(SmallModelDrafter(t, Chunks(40), [2, 2]), Lookup(1, 3)),
+    "longspec, then lookup": lambda t: Sequential(GlideDrafter(tiny.taught_glide(t), [2, 2]), Lookup(1, 3)),
+    "tokenswift by chance": lambda t: make("tokenswift", t, **SWIFT | {"widths": [2, 1, 1, 1], "choice": "random"}),
+    "medusa, then lookup": lambda t: Sequential(make("medusa", t), Lookup(1, 3)),
+    "eagle3, then reuse": lambda t: Sequential(make("eagle3", t, **EAGLE), Reuse(3, 2)),
+    "vegas tree, then reuse": lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)),
+    "auto": lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6),
+    "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
+}
+
+
+def named(name: str) -> Callable[[LM], Drafter]:
+    return lambda target: make(name, target, **OPTIONS[name])
+
+
+BUILD = {name: named(name) for name in OPTIONS} | COMPOSED
 FROM_TEXT = {"lookup", "suffix", "suffix over texts", "recycle"}  # random text gives them next to nothing to find
 ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
+
+# `make test` leaves out what is marked `full`: of a product of methods and models it runs every method on the first
+# model and three methods on the others (a view of the target, drafter weights, n-grams); of the samplers two.
+full = pytest.mark.full
+THREE = ("vegas", "longspec", "lookup")
+TWO = ("greedy", "T=1 min-p penalty")
+
+
+def case(*values, id: str, daily: bool):
+    """A parameter set that `make test` runs where it is daily."""
+    return pytest.param(*values, id=id, marks=() if daily else full)
+
+
+def each_method_on(*models: str) -> pytest.MarkDecorator:
+    """Parametrised by the product of these models and all methods."""
+    pairs = product(models, BUILD)
+    cases = [case(m, name, id=f"{m}-{name}", daily=m == models[0] or name in THREE) for m, name in pairs]
+    return pytest.mark.parametrize("model,method", cases)
+
+
+each_method = pytest.mark.parametrize("method", BUILD)
+each_sampler = pytest.mark.parametrize("sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()])
+each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 
 
 def exact(model: str) -> str:
     """The model's name; skips the test where its passes depend on what is computed beside them."""
-    if model.endswith("-bf16") and tiny.target(model).native is None:
+    if model.endswith("-bf16") and tiny.target(model).backend.name != "native":
         pytest.skip("no native step here: bfloat16 is bit for bit the same on that path alone")
     return model
-
-
-each_method = pytest.mark.parametrize("method", BUILD)
-each_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-each_model = pytest.mark.parametrize("model", tiny.MAIN)

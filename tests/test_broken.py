@@ -28,8 +28,8 @@ def full_view(t):
 
 
 def triforce(t):
-    options = {"gamma": "4", "inner": "1", "budget": "24", "sink": "2", "window": "12"}
-    return build("triforce", t, options, random_lm(t, 1))
+    options = {"gamma": 4, "inner": 1, "budget": 24, "sink": 2, "window": 12}
+    return build("triforce", t, random_lm(t, 1), **options)
 
 
 tree_law = partial(check_law, "reject", widths=(3, 6))

@@ -87,7 +87,7 @@ def test_a_wish_that_cannot_be_met_is_one_line(wish, names, monkeypatch):
         native.library()
 
 
-@pytest.mark.parametrize("wish", ["avx512", "avx1024"])
+@pytest.mark.parametrize("wish", ["avx512", pytest.param("avx1024", marks=pytest.mark.full)])
 def test_the_command_line_says_so_and_exits_with_2(wish):
     """In a process of its own: the old code died of an illegal instruction."""
     environment = {**os.environ, "LONGDRAFT_NATIVE": wish, "LONGDRAFT_CPU": "haswell"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
 
 from longdraft import Sampler, Stats
-from longdraft.backends.native import Draws
+from longdraft.backends.native.step import NativeStep
 from longdraft.core.verify import match
 from longdraft.drafters import GlideDrafter, SelfDrafter, SmallModelDrafter, random_glide
 from longdraft.drafters.small_model.drafter import random_lm
@@ -29,18 +31,18 @@ DRAFTERS = {
 def drafts(make, target, sampler, monkeypatch, whole: bool) -> tuple[list, int]:
     """The trees of a few rounds on ragged rows, one of which ends early; how many were drafted in one call."""
     found, calls = [], []
-    run = Draws.run
+    draw_chain = NativeStep.draw_chain
 
     def counted(*args):
         calls.append(1)
-        return run(*args)
+        return draw_chain(*args)
 
     def spy(tree, logits, sampler, rows):
         found.append((tree.tokens.clone(), tree.depth.clone(), tree.mask.clone()))
         return match(tree, logits, sampler, rows)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Draws, "run", counted)
+        patched.setattr(NativeStep, "draw_chain", counted)
         if not whole:
             patched.setattr(Sampler, "bare", False)
         drafter = make(target)
@@ -75,8 +77,12 @@ def test_one_call_drafts_what_node_by_node_does(kind, name, temperature, monkeyp
 def test_other_noise_is_noticed(monkeypatch):
     target = tiny.target("llama")
     good, _ = drafts(DRAFTERS["target"], target, Sampler(1.0), monkeypatch, True)
-    run = Draws.run
-    monkeypatch.setattr(Draws, "run", lambda self, *a: run(Draws(self.count, 1.0, self.seed, self.position + 1), *a))
+    good_draws = NativeStep.draw_chain
+
+    def other_noise(self, model, p, draws, *reach):
+        return good_draws(self, model, p, replace(draws, position=draws.position + 1), *reach)
+
+    monkeypatch.setattr(NativeStep, "draw_chain", other_noise)
     bad, _ = drafts(DRAFTERS["target"], target, Sampler(1.0), monkeypatch, True)
     assert not same(good, bad)
 
@@ -120,6 +126,6 @@ def test_greedy_draws_take_the_first_of_equals():
 def test_where_nothing_is_native_nodes_come_one_by_one(monkeypatch):
     target = tiny.target("llama")
     good, _ = drafts(DRAFTERS["target"], target, Sampler(1.0), monkeypatch, True)
-    monkeypatch.setattr("longdraft.drafters.self_draft.chain", lambda *_: None)
+    monkeypatch.setattr(target.backend, "chain_drafter", lambda *_: None)
     plain, calls = drafts(DRAFTERS["target"], target, Sampler(1.0), monkeypatch, True)
     assert calls == 0 and same(good, plain)

@@ -203,7 +203,7 @@ def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 def typed(model: str, dtype: str) -> LM:
     lm = LM(tiny.stock(model, dtype=getattr(torch, dtype)))
     if model.endswith("-torch"):
-        lm.native = None
+        lm.backend = lm.eager
     return lm
 
 

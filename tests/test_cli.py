@@ -88,7 +88,7 @@ def test_drafts_are_as_deep_as_pays_unless_told(record, cli):
     assert found["pace"] is True and found["equal"]
     assert found["acceptance_per_position"][0] < 1  # some rounds drafted nothing, to know what that costs
     status, _, err = cli("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "-o", "pace=slow")
-    assert status == 2 and "choose on or off" in err and len(err.splitlines()) == 1
+    assert status == 2 and "give on or off" in err and len(err.splitlines()) == 1
 
 
 def test_rows_side_by_side_are_the_rows_alone(record):
@@ -155,7 +155,7 @@ def test_a_part_is_made_once_and_is_the_same_for_the_same_seed(place):
     again = Parts(random=True, seed=1).of("lm", target)
     assert all(torch.equal(a, b) for a, b in zip(small.hf.parameters(), again.hf.parameters(), strict=True))
     with pytest.raises(longdraft.InputError, match="--random-drafter"):
-        longdraft.build("sd", target, {}, Parts().of("lm", target))
+        longdraft.build("sd", target)
 
 
 def test_a_drafter_of_another_tokenizer_is_refused(place, cli):
@@ -247,14 +247,14 @@ def test_end_tokens_come_from_the_model_and_its_tokenizer():
 @pytest.mark.parametrize("as_json", [False, True])
 def test_an_interrupt_prints_what_there_is(cli, record, monkeypatch, as_json):
     whole = record("--prompt-file", "a.txt", "--method", "plain")
-    taken = job.Run.take
+    taken = job.Output.take
 
     def take(self, step):
         taken(self, step)
         if len(self.rows[0]) == 9:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.Run, "take", take)
+    monkeypatch.setattr(job.Output, "take", take)
     argv = ("generate", "-m", "tiny", *SHORT, "--prompt-file", "a.txt", "--method", "plain")
     status, out, err = cli(*argv, *(["--json"] if as_json else []))
     assert status == 130 and "Traceback" not in err
@@ -271,7 +271,13 @@ def test_methods(cli):
     assert status == 0
     by_name = {m["name"]: m for m in found["methods"]}
     assert by_name.keys() >= {"plain", "lookup", "magicdec-stream", "vegas"}
-    assert by_name["vegas"]["options"]["gamma"] == {"type": "int", "default": 7}
+    assert by_name["vegas"]["options"]["gamma"] == {
+        "type": "int",
+        "default": 7,
+        "allowed": "a whole number from 1 to 512",
+    }
+    assert by_name["vegas"]["options"]["pace"] == {"type": "str", "default": "on", "allowed": "on or off"}
+    assert "pace" not in by_name["plain"]["options"]
     assert by_name["vegas"]["available"] is True and by_name["vegas"]["needs"] == []
     assert len(by_name) == 23 and all(m["paper"] and m["does"] for m in found["methods"])
     assert by_name["sd"]["needs"] == ["lm"] and by_name["sd"]["available"] is True

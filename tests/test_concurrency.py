@@ -11,19 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tiny
 import torch
-from listed import untrained
+from listed import BUILD, full
 
-from longdraft import Sampler, build, generate
+from longdraft import Sampler, generate
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
 
 THREADS, ROUNDS, NEW = 4, 50, 12
-METHODS = {
-    "plain": lambda t: None,
-    "vegas": lambda t: build("vegas", t, {"gamma": "4", "min_budget": "16"}),
-    "medusa": lambda t: untrained("medusa", t, {"widths": "4,2"}),
-}
+METHODS = {"plain": lambda t: None, "vegas": BUILD["vegas"], "medusa": BUILD["medusa"]}
 
 
 def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[list[int]]:
@@ -42,7 +38,7 @@ def test_four_threads_give_what_one_gives(model):
     """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
     lm, prompts = tiny.target(model), tiny.prompts(40, 31, 52, 23, 44, 35, 26, 47)
     alone = {name: texts(lm, name, prompts, 1) for name in METHODS}
-    for r in range(ROUNDS if lm.native else 6):  # by torch a round takes seconds
+    for r in range(ROUNDS if lm.backend.name == "native" else 6):  # by torch a round takes seconds
         name = list(METHODS)[r % len(METHODS)]
         assert texts(lm, name, prompts, THREADS) == alone[name], f"round {r}: {name}"
 
@@ -82,7 +78,7 @@ def test_no_module_is_changed_while_it_is_used():
     before, seen = tables(), []
     hook = lm.hf.lm_head.register_forward_pre_hook(lambda *_: seen.append(tables()))
     try:
-        with lm.residuals(Captures(CaptureSpec(hidden=(1,)))):
+        with lm.architecture.capturing(Captures(CaptureSpec(hidden=(1,)))):
             lm.head(torch.zeros(1, lm.config.hidden_size))
     finally:
         hook.remove()
@@ -118,11 +114,10 @@ os.waitpid(child, 0)
 @pytest.mark.parametrize(
     "call",
     [
-        "generate(lm, tiny.prompts(200), max_new_tokens=2)",
-        "lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))",
-        "lm(tree, cache)",
+        pytest.param("generate(lm, tiny.prompts(200), max_new_tokens=2)", id="generate"),
+        pytest.param("lm.prefill(tiny.prompts(200)[0], lm.new_cache(1, 256))", id="prefill", marks=full),
+        pytest.param("lm(tree, cache)", id="a pass", marks=full),
     ],
-    ids=["generate", "prefill", "a pass"],
 )
 def test_a_forked_child_is_told_and_does_not_hang(call):
     """With two threads, as a user has them: one thread alone would not hang."""

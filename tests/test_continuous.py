@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED
-from listed import BUILD, each_method, exact
+from listed import BUILD, each_method_on, exact
 from test_row_state import count_reads
 
 from longdraft import InputError, Stats, generate, match, row_seed, serve
@@ -40,8 +40,7 @@ def some_ends(model: str, sampler: str) -> tuple[int, ...]:
     return tuple({row[i] for row, i in zip(alone(model, sampler), (3, 5, 13), strict=False)})
 
 
-@each_method
-@pytest.mark.parametrize("model", ["llama", "llama-bf16", "qwen3-bf16"])
+@each_method_on("llama", "llama-bf16", "qwen3-bf16")
 def test_every_method_in_places_that_change_hands(model, method):
     """Three places for seven prompts, of which some end early."""
     eos = some_ends(exact(model), "T=1")

@@ -224,9 +224,9 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
         a, b, c = (make(lm, seed).fuse.weight for seed in (SEED, SEED, 2))
         assert torch.equal(a, b) and not torch.equal(a, c)
     with pytest.raises(InputError, match="that or fewer"):
-        build("eagle3", lm, {"topk": "41"}, random_eagle3(lm, 0, 40))
+        build("eagle3", lm, random_eagle3(lm, 0, 40), topk=41)
     with pytest.raises(InputError, match="a smaller topk"):
-        build("eagle2", lm, {"topk": "90", "levels": "9"}, random_eagle2(lm, 0))
-    for options in ({"topk": "0"}, {"levels": "-1"}, {"nodes": "1"}, {"reach": "0"}):
-        with pytest.raises(InputError, match="or more"):
-            build("eagle2", lm, options, random_eagle2(lm, 0))
+        build("eagle2", lm, random_eagle2(lm, 0), topk=90, levels=9)
+    for options in ({"topk": 0}, {"levels": -1}, {"nodes": 1}, {"reach": 0}):
+        with pytest.raises(InputError, match="give a whole number"):
+            build("eagle2", lm, random_eagle2(lm, 0), **options)

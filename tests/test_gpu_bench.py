@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.full
 pytest.importorskip("triton", reason="triton is not installed: nothing of the GPU's can be measured")
 
 ROOT = Path(__file__).parent.parent

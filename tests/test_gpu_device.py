@@ -52,7 +52,7 @@ def test_noise_is_that_of_a_cpu():
 
 DRAFTS = {
     "chain": lambda lm: vegas(lm, gamma=3, min_budget=64),
-    "tree": lambda lm: vegas_tree(lm, "2,3,3", min_budget=64),
+    "tree": lambda lm: vegas_tree(lm, [2, 3, 3], min_budget=64),
 }
 
 
@@ -60,12 +60,12 @@ DRAFTS = {
 def test_a_draft_changes_no_token(lm, prompt, draft):
     plain = engine.generate(lm, prompt, max_new_tokens=64)
     assert engine.generate(lm, prompt, DRAFTS[draft](lm), max_new_tokens=64) == plain
-    assert lm.graphs is not None and any(p.graph is not None for p in lm.graphs.passes.values())
+    assert lm.backend.name == "cuda" and any(p.graph is not None for p in lm.backend.passes.values())
 
 
 def test_graphs_say_what_the_ordinary_path_says(lm, prompt, monkeypatch):
     by_graphs = engine.generate(lm, prompt, max_new_tokens=64)
-    monkeypatch.setattr(lm, "graphs", None)
+    monkeypatch.setattr(lm, "backend", lm.eager)
     assert engine.generate(lm, prompt, max_new_tokens=64) == by_graphs
     monkeypatch.setattr(trial, "kernels", lambda: None)  # all by torch
     assert engine.generate(lm, prompt, max_new_tokens=64) == by_graphs
@@ -74,15 +74,15 @@ def test_graphs_say_what_the_ordinary_path_says(lm, prompt, monkeypatch):
 @torch.no_grad()
 def test_replays_follow_their_inputs(lm):
     """The same shape again and again: other tokens, lengths and taps, each as by the ordinary path."""
-    step, cache = lm.graphs, lm.new_cache(1, 600)
+    backend, eager, cache = lm.backend, lm.eager, lm.new_cache(1, 600)
     lm.prefill(list(range(3, 403)), cache)
     for i in range(6):
         cache.length.fill_(400 - 30 * i)
         tree = Tree.chain(torch.arange(5 * i + 3, 5 * i + 8, device="cuda")[None])
         both = []
-        for lm.graphs in (step, None):
+        for lm.backend in (backend, eager):
             captured = Captures(CaptureSpec("ends", "weights", hidden=(2,)))
             both.append((lm(tree, cache, captured=captured), captured.scores[1], captured.states[2]))
-        lm.graphs = step
+        lm.backend = backend
         for found, wanted in zip(*both, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)

@@ -9,7 +9,7 @@ import torch
 from tiny import stock, target
 
 from longdraft import ops
-from longdraft.backends import cuda_graphs as graphs
+from longdraft.backends.cuda import CudaBackend, StaticPass, is_plain
 from longdraft.core.capture import Captures
 from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
@@ -23,11 +23,11 @@ class Recorder:
     def __init__(self, monkeypatch, fails: bool = False):
         self.done: list[str] = []
         self.lm = LM(stock("llama"), "llama")
-        self.step = graphs.GraphStep(self.lm)
+        self.step = CudaBackend(self.lm.architecture)
         self.step.pool = "a pool"
         self.cache = self.lm.new_cache(1, 4096)
-        monkeypatch.setattr(graphs.StaticPass, "run", lambda p: self.run(p))
-        monkeypatch.setattr(graphs.StaticPass, "capture", lambda p, pool: self.capture(p, fails))
+        monkeypatch.setattr(StaticPass, "run", lambda p: self.run(p))
+        monkeypatch.setattr(StaticPass, "capture", lambda p, pool: self.capture(p, fails))
 
     def run(self, p) -> None:
         self.done.append("run")
@@ -46,8 +46,7 @@ class Recorder:
     def __call__(self, nodes: int = 1, length: int = 100) -> torch.Tensor:
         self.cache.length.fill_(length)
         tree = Tree.chain(torch.ones(1, nodes, dtype=torch.long))
-        position = self.cache.length[:, None] + tree.depth
-        return self.step(tree, self.cache, 0, position, None, Captures())
+        return self.step.forward(tree, self.cache, 0, None, Captures())
 
 
 def test_a_shape_runs_once_then_is_recorded_and_replayed(monkeypatch):
@@ -81,8 +80,8 @@ def test_a_model_that_cannot_be_recorded_runs_on_without(monkeypatch):
 
 
 def test_the_oldest_graphs_go_first(monkeypatch):
-    monkeypatch.setattr(graphs, "KEPT", 2)
     step = Recorder(monkeypatch)
+    step.step.max_graphs = 2
     for nodes in (1, 2, 1, 3):
         step(nodes)
     assert [shape.nodes for shape in step.step.passes] == [1, 3]
@@ -90,12 +89,12 @@ def test_the_oldest_graphs_go_first(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-window", "gemma2-softcap", "phi3", "olmo3"])
 def test_plain_models_fit(name):
-    assert graphs.plain(target(name))
+    assert is_plain(target(name).architecture)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "mixtral", "deepseek"])
 def test_models_whose_experts_the_host_must_know_do_not(name):
-    assert not graphs.plain(target(name))
+    assert not is_plain(target(name).architecture)
 
 
 def test_a_grown_cache_has_a_new_table(monkeypatch):

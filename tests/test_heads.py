@@ -171,20 +171,20 @@ def test_heads_come_first():
 @pytest.mark.parametrize(
     ("method", "part", "options"),
     [
-        ("tokenswift", random_heads, {"widths": "1,3"}),
-        ("tokenswift", random_heads, {"widths": "1,3,x,3"}),
-        ("tokenswift", random_heads, {"widths": "32,32,32,32"}),
-        ("tokenswift", random_heads, {"budget": "16"}),
+        ("tokenswift", random_heads, {"widths": [1, 3]}),
+        ("tokenswift", random_heads, {"widths": [1, 3, "x", 3]}),
+        ("tokenswift", random_heads, {"widths": [32, 32, 32, 32]}),
+        ("tokenswift", random_heads, {"budget": 16}),
         ("tokenswift", random_heads, {"choice": "best"}),
-        ("medusa", random_medusa, {"widths": "2,2,2,2,2"}),
-        ("medusa", random_medusa, {"widths": "0"}),
+        ("medusa", random_medusa, {"widths": [2, 2, 2, 2, 2]}),
+        ("medusa", random_medusa, {"widths": [0]}),
         ("medusa", None, {}),
     ],
 )
 def test_bad_options_are_one_line(method, part, options):
     lm = tiny.target("llama")
     with pytest.raises(InputError) as error:
-        build(method, lm, options, part and part(lm, 0))
+        build(method, lm, part and part(lm, 0), **options)
     assert "\n" not in str(error.value)
 
 

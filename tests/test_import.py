@@ -26,7 +26,7 @@ LM = tiny.target("llama")
 TEXT = tiny.prompts(23)[0]
 RELEASES = {"glide": r.glide, "heads": r.tokenswift, "medusa": r.medusa, "eagle2": r.eagle2, "eagle3": r.eagle3}
 METHOD = {"glide": "longspec", "heads": "tokenswift", "medusa": "medusa", "eagle2": "eagle2", "eagle3": "eagle3"}
-OPTIONS = {"heads": {"budget": "24"}, "medusa": {"widths": "3,2,2,1"}, "eagle2": {"nodes": "9"}}
+OPTIONS = {"heads": {"budget": 24}, "medusa": {"widths": [3, 2, 2, 1]}, "eagle2": {"nodes": 9}}
 
 
 def imported(tmp_path, weights, config, file="model.safetensors", target=LM, anyhow=False):
@@ -142,7 +142,7 @@ def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     made = importers.convert(folder, tmp_path / "out", LM)
     assert made["kind"] == kind and made["dtype"] == "float16"
     part = saved.load(kind, str(tmp_path / "out"), LM)
-    drafter = build(METHOD[kind], LM, OPTIONS.get(kind, {}), part)
+    drafter = build(METHOD[kind], LM, part, **OPTIONS.get(kind, {}))
     prompts = tiny.prompts(40, 33)
     assert generate(LM, prompts, drafter, max_new_tokens=8) == generate(LM, prompts, max_new_tokens=8)
 

@@ -77,12 +77,12 @@ class Counted(LM):
 
     def __init__(self, hf):
         super().__init__(hf)
-        if self.native is not None:
-            self.native.chain = partial(self._chain, self.native.chain)
+        chain_drafter = self.backend.chain_drafter
+        self.backend.chain_drafter = lambda *args: (draft := chain_drafter(*args)) and partial(self._chain, draft)
 
-    def _chain(self, good, *args):
-        self.passes += args[-1].count
-        return good(*args)
+    def _chain(self, draft, first, start, draws):
+        self.passes += draws.count
+        return draft(first, start, draws)
 
     def __call__(self, tree, *a, **k):
         self.passes += 1
@@ -144,7 +144,7 @@ def resized(vocab: int) -> LM:
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_padded_vocabulary_is_cut(sampler):
-    check_full_acceptance(lambda t: build("sd", t, {"gamma": "5"}, resized(104)), 5, "llama", sampler, (70, 31))
+    check_full_acceptance(lambda t: build("sd", t, resized(104), gamma=5), 5, "llama", sampler, (70, 31))
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
@@ -172,7 +172,7 @@ def test_reject_with_another_padding(vocab, widths):
 @pytest.mark.parametrize("vocab", [64, 200])
 def test_another_vocabulary_is_refused(vocab):
     with pytest.raises(InputError, match=f"vocabulary of {vocab} is not the target's of 96") as error:
-        build("sd", tiny.target("llama"), {}, resized(vocab))
+        build("sd", tiny.target("llama"), resized(vocab))
     assert "\n" not in str(error.value)
 
 
@@ -211,7 +211,7 @@ def test_positions_beyond_its_own_are_the_true_ones(model):
 
 def test_positions_it_cannot_have_do_not_stop_it():
     small = short_sighted(32)
-    small.reach = 32  # as of a model with a table of positions
+    small.architecture.reach = 32  # as of a model with a table of positions
     check_lossless(lambda t: SmallModelDrafter(small, SinkWindow(4, 0.07, 16), [1] * 4), "llama", lengths=(70, 20))
 
 
@@ -246,17 +246,17 @@ def test_a_drafter_of_any_kind_is_found_by_name():
     for name in ("sd", "sd-sparse", "budgetdraft"):
         needs = METHODS[name].needs
         assert needs is not None
-        assert isinstance(build(name, target, {"gamma": "2"}, PARTS[needs](target, 0)), Drafter)
+        assert isinstance(build(name, target, PARTS[needs](target, 0), gamma=2), Drafter)
         with pytest.raises(InputError, match=f"{name} needs a drafter"):
             build(name, target)
 
 
 BAD = {
-    "budget": ({"budget": "23"}, "option budget is 23: give 24 or more"),
-    "chunk": ({"chunk": "0"}, "option chunk is 0"),
-    "score": ({"score": "best"}, "choose obs_window or"),
-    "every": ({"every": "-1"}, "option every is -1"),
-    "gamma": ({"gamma": "0"}, "option gamma is 0"),
+    "budget": ({"budget": 23}, "option budget is 23: give 24 or more"),
+    "chunk": ({"chunk": 0}, "option chunk is 0"),
+    "score": ({"score": "best"}, "give obs_window or"),
+    "every": ({"every": -1}, "option every is -1"),
+    "gamma": ({"gamma": 0}, "option gamma is 0"),
 }
 
 
@@ -264,7 +264,7 @@ BAD = {
 def test_bad_options(case):
     options, words = BAD[case]
     with pytest.raises(InputError, match=words):
-        build("budgetdraft", tiny.target("llama"), options, tiny.target("llama"))
+        build("budgetdraft", tiny.target("llama"), tiny.target("llama"), **options)
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,14 +34,13 @@ def test_the_draft_is_what_followed_the_longest_match(text, n, count, cut):
     assert whole.continuation(count) == grown.continuation(count) == continuation(text, n, count)
 
 
-def test_of_too_many_places_the_latest_are_looked_at(monkeypatch):
-    """Beyond TRIES places a match of SHORT tokens still counts, and it is the latest."""
-    monkeypatch.setattr(ngram, "TRIES", 2)
-    index, part = ngram._Index(9), [1, 2, 3, 4]
-    index.extend([7, *part, 8] + [9, *part, 8] * 3 + [7, *part])
-    assert index.continuation(1) == [8] and index._longest(index.ends[tuple(part)]) == index.ends[tuple(part)]
-    monkeypatch.setattr(ngram, "TRIES", 9)
-    assert index._longest(index.ends[tuple(part)]) == 5  # that of the longest match is the oldest
+@pytest.mark.parametrize(("places", "says"), [(3, 5), (1000, 8)])
+def test_of_too_many_places_the_latest_are_looked_at(places, says):
+    """The longest match is the oldest; behind too many shorter ones the latest of these counts."""
+    part = [1, 2, 3, 4]
+    index = ngram._Index(9)
+    index.extend([7, *part, 5] + [9, *part, 8] * places + [7, *part])
+    assert index.continuation(1) == [says]
 
 
 def peak(work) -> int:

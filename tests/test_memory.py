@@ -8,7 +8,9 @@ import tiny
 import torch
 
 from longdraft import load
-from longdraft.models.memory import LINE, align_weights, pages
+from longdraft.models.memory import align_weights, pages
+
+LINE = 64  # bytes of a line of the processor's cache
 
 
 def test_settled_weights_are_the_same_and_aligned():

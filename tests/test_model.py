@@ -14,10 +14,11 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 import longdraft
 from longdraft import InputError, Sampler, build, generate
 from longdraft.backends.architecture import windows_of
+from longdraft.backends.attention import NAME, attention
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models import loading
-from longdraft.models.lm import LM, NAME, _attention
+from longdraft.models.lm import LM
 
 SMALL = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -87,7 +88,7 @@ def test_tapped_logits_are_what_softmax_takes(torch_only):
     config = {**tiny.BASE, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 32}
     torch.manual_seed(0)
     lm = LM(AutoModelForCausalLM.from_config(tiny.LlamaConfig(**config)))
-    lm.native = None if torch_only else lm.native
+    lm.backend = lm.eager if torch_only else lm.backend
     cache, root = lm.new_cache(1, 64), Tree.root(torch.tensor([5]))
     lm.prefill(tiny.prompts(30)[0], cache)
     logits, weights = Captures(CaptureSpec("last", "logits")), Captures(CaptureSpec("last", "weights"))
@@ -164,7 +165,7 @@ def test_an_unknown_attention_argument_is_refused(arguments, words):
     q, module = torch.zeros(1, 2, 2, 4), torch.nn.Linear(1, 1)
     call = {"attention_mask": None, "longdraft": object(), **arguments}
     with pytest.raises(InputError, match=words) as error:
-        _attention(module, q, q, q, **call)
+        attention(module, q, q, q, **call)
     one_line(error)
 
 
@@ -174,7 +175,7 @@ def test_a_model_that_skips_the_interface_is_refused():
     model.model.layers[1].self_attn.config = deepcopy(model.config)  # its own config names another attention
     lm = LM(model)
     model.model.layers[1].self_attn.config._attn_implementation = "eager"
-    lm.native = None
+    lm.backend = lm.eager
     with pytest.raises(InputError, match="2 of 3 layers"):
         lm(Tree.root(torch.tensor([5])), lm.new_cache(1, 8))
 
@@ -190,7 +191,7 @@ def test_the_probe_passes_what_is_right(model):
 @pytest.mark.parametrize("fault", ["scale", "window", "softcap", "sink"])
 def test_the_probe_catches_a_wrong_attention(fault, monkeypatch):
     """Each thing that attention must be told, lost on the way."""
-    good = _attention
+    good = attention
     lost = {"scale": {"scaling": 1.0}, "softcap": {"softcap": None}, "sink": {"s_aux": None}}.get(fault, {})
 
     def bad(*args, **kwargs):
@@ -251,7 +252,7 @@ def test_a_saved_model_loads_and_says_the_same(name, folder):
     assert lm.dtype == torch.float32 and len(prompt) == 15
     options = {"max_new_tokens": 8, "sampler": Sampler(temperature=1.0)}
     want = generate(tiny.target(name), [prompt], **options)
-    assert generate(lm, [prompt], build("vegas", lm, {"min_budget": "4"}), **options) == want
+    assert generate(lm, [prompt], build("vegas", lm, min_budget=4), **options) == want
     assert isinstance(words.decode(want[0]), str)
 
 

@@ -7,6 +7,7 @@ import tiny
 import torch
 
 from longdraft import Sampler, Stats, load, match
+from longdraft.backends.architecture import Architecture
 from longdraft.backends.native import NativeBackend, fits
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
@@ -30,13 +31,13 @@ def bushy(root: Tree) -> Tree:
 
 
 def both_ways(lm: LM, run):
-    """The result of run() by the native step and by Transformers."""
-    kept, lm.native = lm.native, None
+    """The result of run() by the native backend and by Transformers."""
+    kept, lm.backend = lm.backend, lm.eager
     try:
         slow = run()
     finally:
-        lm.native = kept
-    assert lm.native is not None
+        lm.backend = kept
+    assert lm.backend.name == "native"
     return run(), slow
 
 
@@ -126,13 +127,13 @@ def test_every_build_is_right_in_bfloat16():
     for width in (1, 3, 8, 16, 21):
         drafted, found = torch.randint(3, 96, (1, width), generator=torch.Generator().manual_seed(width)), []
         for lm, by_transformers in ((exact, True), (half, True), (half, False)):
-            kept, lm.native = lm.native, None if by_transformers else lm.native
+            kept, lm.backend = lm.backend, lm.eager if by_transformers else lm.backend
             cache = lm.new_cache(1, 1200)
             lm.prefill(prompt, cache)
             captured = Captures(CaptureSpec(rows="mean", of="weights"))
             logits = lm(Tree.chain(drafted), cache, captured=captured)
             found.append([logits.float(), torch.stack(list(captured.scores.values())).float()])
-            lm.native = kept
+            lm.backend = kept
         for truth, theirs, ours in zip(*found, strict=True):
             assert (ours - truth).abs().mean() <= 1.5 * (theirs - truth).abs().mean()
         alone = []
@@ -237,10 +238,10 @@ def test_hooks_that_only_record_leave_a_model_as_it_is():
 def test_a_wrong_weight_shows():
     """The comparison above can fail: a native step over other weights differs."""
     lm = tiny.target("llama")
-    other = NativeBackend(tiny.stock("llama", seed=1), {})
+    other = NativeBackend(Architecture(tiny.stock("llama", seed=1)))
     cache = lm.new_cache(1, 40)
-    tree, at = Tree.root(torch.tensor([5])), torch.zeros(1, 1, dtype=torch.long)
-    assert not torch.allclose(lm(tree, cache), other(tree, cache, 0, at, None, Captures()), atol=1e-2)
+    tree = Tree.root(torch.tensor([5]))
+    assert not torch.allclose(lm(tree, cache), other.forward(tree, cache, 0, None, Captures()), atol=1e-2)
 
 
 def test_uniform_numbers_are_the_same_bits():
@@ -262,7 +263,7 @@ def test_a_block_equals_torch(name, view):
     lm = tiny.target(name)
     seqs = prefill(lm, tiny.prompts(70, 1, 23), 40, Sampler(temperature=1.0), 0, ())
     both = GlideDrafter(random_glide(lm, 3, with_norm=name == "qwen3"), [3, 4, 2], view, window=11)
-    assert both.native is not None
+    assert both.compiled is not None
     both.start(seqs)
     for _ in range(3):
         captured = Captures(both.captures())
@@ -276,9 +277,9 @@ def test_a_block_equals_torch(name, view):
                 tree.mask[:, : start + 3, : start + 3],
             )
             fast = both.logits(part, start, seqs, selected)
-            kept, both.native = both.native, None
+            kept, both.compiled = both.compiled, None
             slow = both.logits(part, start, seqs, selected)
-            both.native = kept
+            both.compiled = kept
             torch.testing.assert_close(fast, slow.float(), rtol=1e-4, atol=1e-4)
         step(lm, both, seqs, match, Stats())
 

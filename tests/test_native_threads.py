@@ -15,8 +15,8 @@ import torch
 from test_native import bushy
 
 from longdraft import Sampler, Stats
-from longdraft.backends.native import Draws, chain
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters import Drafter, SelfDrafter
 from longdraft.engine.decode_session import DecodeSession
@@ -40,7 +40,7 @@ def threads(count: int) -> Iterator[None]:
 
 def lm_of(model: str, dtype: torch.dtype) -> LM:
     lm = LM(tiny.stock(model, dtype=dtype), model)
-    assert lm.native is not None
+    assert lm.backend.name == "native"
     return lm
 
 
@@ -94,9 +94,9 @@ def test_a_drafted_chain(model, dtype):
         with threads(count):
             for seen in (None, view):
                 for temperature in (0.0, 1.0):
-                    step = chain(lm, cache, seen)
+                    step = lm.backend.chain_drafter(cache, seen)
                     assert step is not None
-                    draws = Draws(12, temperature, torch.tensor([3, 4]), cache.length + 1)
+                    draws = ChainDraws(12, temperature, torch.tensor([3, 4]), cache.length + 1)
                     found.append(step(first, 0, draws))
     assert same(found[:4], found[4:])
 

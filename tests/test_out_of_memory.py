@@ -11,8 +11,8 @@ import tiny
 import torch
 
 from longdraft import Sampler
-from longdraft.backends.native import Draws
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters import GlideDrafter, SelfDrafter, random_glide
 from longdraft.engine.generate import generate
@@ -63,9 +63,9 @@ def test_whichever_request_of_a_pass_fails(build, dtype):
     )
     wanted = lm(tree, cache, captured=Captures(CaptureSpec(rows="all", of="weights"))).clone()
     for rows, of in (("all", "weights"), ("mean", "weights"), (None, "logits")):
-        lm.native = type(lm.native)(lm.hf, lm.windows)  # with no room at all
+        lm.backend = type(lm.backend)(lm.architecture)  # with no room at all
         captured = Captures(CaptureSpec(rows=rows, of=of, hidden=(0, 3)))
-        failed = failing_each_in_turn(lm.native.lib, lambda captured=captured: lm(tree, cache, captured=captured))
+        failed = failing_each_in_turn(lm.backend.step.lib, lambda captured=captured: lm(tree, cache, captured=captured))
         assert failed >= (11 if rows else 10)
         assert torch.equal(lm(tree, cache, captured=captured), wanted)
 
@@ -76,12 +76,13 @@ def test_whichever_request_of_a_chain_fails(build):
     lm, (prompt,) = LM(tiny.stock("llama"), "llama"), tiny.prompts(40)
     cache = lm.new_cache(1, 60)
     lm.prefill(prompt, cache)
-    draws = Draws(5, 1.0, torch.tensor([3]), torch.tensor([41]))
+    draws = ChainDraws(5, 1.0, torch.tensor([3]), torch.tensor([41]))
     first = torch.tensor([7])
-    wanted = lm.native.chain(cache, None, lm.reach, first, 0, draws)
-    lm.native = type(lm.native)(lm.hf, lm.windows)
-    assert failing_each_in_turn(lm.native.lib, lambda: lm.native.chain(cache, None, lm.reach, first, 0, draws)) >= 14
-    assert torch.equal(lm.native.chain(cache, None, lm.reach, first, 0, draws), wanted)
+    wanted = lm.backend.chain_drafter(cache, None)(first, 0, draws)
+    lm.backend = type(lm.backend)(lm.architecture)
+    chain = lm.backend.chain_drafter(cache, None)
+    assert failing_each_in_turn(lm.backend.step.lib, lambda: chain(first, 0, draws)) >= 14
+    assert torch.equal(chain(first, 0, draws), wanted)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -111,18 +112,18 @@ def test_generation_fails_in_python_and_then_goes_on(make):
         return GlideDrafter(random_glide(lm), [1] * 3, SinkWindow(2, 0.2, 8), window=8)
 
     def run():
-        lm.native = type(lm.native)(lm.hf, lm.windows)
+        lm.backend = type(lm.backend)(lm.architecture)
         return generate(lm, tiny.prompts(70, 31), drafter(), max_new_tokens=8, sampler=Sampler(1.0), seed=3)
 
     wanted = run()
     for n in (1, 2, 5, 9, 12, 13, 14, 15, 17, 20, 23):
-        lm.native.lib.longdraft_fail(n)
+        lm.backend.step.lib.longdraft_fail(n)
         try:
             assert run() == wanted
         except MemoryError:
             pass
         finally:
-            lm.native.lib.longdraft_fail(0)
+            lm.backend.step.lib.longdraft_fail(0)
         assert run() == wanted
 
 
@@ -135,7 +136,7 @@ from longdraft.core.tree import Tree
 
 torch.set_num_threads(2)
 lm = LM(tiny.stock("llama"), "llama")
-assert lm.native is not None
+assert lm.backend.name == "native"
 rows = 8
 cache, one = lm.new_cache(rows, 8300), Tree.root(torch.full((rows,), 5))
 step = lambda tree, **more: lm(tree, cache, **more)
@@ -169,7 +170,7 @@ def test_a_process_that_may_have_no_more_memory_goes_on():
 
 
 def held(lm: LM) -> int:
-    return lm.native.lib.longdraft_bytes(lm.native.work)
+    return lm.backend.step.lib.longdraft_bytes(lm.backend.step.work)
 
 
 def long_text(lm: LM, rows: int, length: int):

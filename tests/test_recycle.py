@@ -18,7 +18,9 @@ from longdraft.core.limits import DraftLimits
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import Recycle
-from longdraft.drafters.ngram.recycle import DEPTH, RANKS, _followers, template
+from longdraft.drafters.ngram.recycle import _followers, template
+
+RANKS, DEPTH = 8, 6  # followers of a token and levels of the tree, as published
 
 
 def test_the_template_has_the_published_trees_shape():

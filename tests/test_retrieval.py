@@ -111,7 +111,7 @@ def test_in_one_tree_with_a_lookup():
 def test_specextend_taps_the_one_layer_that_it_reads(model):
     """Scores of the others would be a cost that the method does not have."""
     lm, tapped = tiny.target(model), []
-    drafter = build("specextend", lm, {"min_budget": "16"}, random_lm(lm, 1))
+    drafter = build("specextend", lm, random_lm(lm, 1), min_budget=16)
     update = drafter.update
 
     def watched(seqs, tree, verdict, captured):

@@ -9,7 +9,7 @@ import pytest
 import test_session
 import tiny
 import torch
-from listed import BUILD
+from listed import BUILD, FROM_TEXT
 from test_lossless import FULL_BUDGET
 from test_session import REQUESTS, Ends, finish, others, request, session
 
@@ -32,7 +32,7 @@ def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]
                 id = s.submit(tiny.prompts(length, seed=10 * step + n)[0], new, eos=())
                 watched = id if new == LONG else watched
         if step in ENTRIES:
-            s._tapped = False
+            s._captured = False
         chunks += [e.tokens for e in s.step() if e.id == watched]
         step += 1
     return chunks
@@ -49,7 +49,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("method", sorted(set(BUILD) - set(OTHERWISE)))
 def test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method):
     """Round by round the same tokens are accepted as without them: no state is lost, or goes to another row."""
-    lm = tiny.target("llama-loops" if method in ("lookup", "suffix", "recycle") else "llama")
+    lm = tiny.target("llama-loops" if method in FROM_TEXT else "llama")
     alone, beside = (rounds(BUILD[method](lm), busy, lm.name) for busy in (False, True))
     assert beside == alone
     assert max(map(len, alone)) > 1

@@ -13,7 +13,7 @@ import torch
 from checks import SAMPLERS, SEED
 from hypothesis import given
 from hypothesis import strategies as st
-from listed import BUILD, each_method, exact
+from listed import BUILD, each_method, each_method_on, exact
 
 from longdraft import AdaptiveDraft, Event, InputError, Session, Stats, generate, match, reject
 from longdraft.drafters import Drafter, Lookup, SelfDrafter, SmallModelDrafter
@@ -67,8 +67,7 @@ def finish(s: Session, ends: Ends) -> Ends:
     return ends
 
 
-@each_method
-@pytest.mark.parametrize("model", ["llama", "llama-bf16", "mistral-window"])
+@each_method_on("llama", "llama-bf16", "mistral-window")
 def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
     """Requests of different lengths, limits, seeds and ends enter and leave at staggered times."""
     s, ends, ids = session(exact(model), BUILD[method](tiny.target(model))), Ends(), []

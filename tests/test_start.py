@@ -8,11 +8,10 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED, check_full_acceptance
-from listed import BUILD, untrained
+from listed import BUILD, make
 from structure import close
 
 from longdraft import Stats, build
-from longdraft.backends.native import NODES
 from longdraft.core.cache import KVCache, _Store
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sampling import Sampler
@@ -54,7 +53,7 @@ class Spy(LM):
 
 def spy(path: str = "native") -> Spy:
     lm = Spy(tiny.stock("llama"))
-    lm.native = lm.native if path == "native" else None
+    lm.backend = lm.backend if path == "native" else lm.eager
     return lm
 
 
@@ -112,7 +111,7 @@ def test_a_part_of_auto_reads_when_its_turn_comes():
 def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
     """The target runs again for its features: at the first draft, and after a pause no more than `reach` tokens."""
     lm = Spy(tiny.stock("llama"))
-    drafter = untrained(method, lm, {"topk": "4", "levels": "1", "nodes": "8", "reach": "30"})
+    drafter = make(method, lm, topk=4, levels=1, nodes=8, reach=30)
     seqs = prefill(lm, tiny.prompts(200), 300, Sampler(), SEED, ())
     lm.passes.clear()
     drafter.start(seqs)
@@ -310,7 +309,7 @@ def test_a_long_pause_is_caught_up_in_bounded_passes(path, tail):
     found = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
     reading, joint = [p for p in small.passes if p[0] == 1], [p for p in small.passes if p[0] > 1]
     assert sum(nodes for _, nodes, _ in reading) == 1500 + 700
-    assert all(nodes <= NODES if path == "native" else logits == 1 for _, nodes, logits in reading)
+    assert all(nodes <= small.backend.max_nodes if path == "native" else logits == 1 for _, nodes, logits in reading)
     assert all(nodes <= NEAR + 1 for _, nodes, _ in joint)
     check_excerpts(drafter, seqs)
     if not tail:
@@ -329,7 +328,7 @@ def test_a_row_that_is_done_never_widens_a_pass():
     for _ in range(3):
         drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         seqs.length[1] += 1
-    assert max(rows * nodes for rows, nodes, _ in small.passes) <= NODES
+    assert max(rows * nodes for rows, nodes, _ in small.passes) <= small.backend.max_nodes
     assert int(drafter.cache.length[0]) < 100
 
 

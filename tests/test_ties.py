@@ -12,16 +12,17 @@ from broken import plant_verifier
 from test_audit import GOOD, N, run
 
 from longdraft import Sampler
-from longdraft.audit.audit import Audit, Prompt, Way, ways
+from longdraft.audit.audit import Audit
 from longdraft.audit.log import AuditLog, sentences
-from longdraft.audit.ties import FALSE_ALARM, Replay, chance, default_tolerance, most_ties
+from longdraft.audit.plan import Prompt, Way, ways
+from longdraft.audit.ties import FALSE_ALARM, Replay, default_tolerance, most_ties, tail_probability
 from longdraft.models.lm import LM
 from longdraft.ops import native
 
 
 def half(model: str, native: bool) -> LM:
     lm = LM(tiny.stock(model, dtype=torch.bfloat16), model)
-    lm.native = lm.native if native else None
+    lm.backend = lm.backend if native else lm.eager
     return lm
 
 
@@ -107,4 +108,4 @@ def test_the_bound_on_ties():
     assert most_ties(100_000, 1000, 100_000) == 2000  # significance alone would forbid a little more than 1200
     found = [most_ties(720, c, 720) for c in range(100)]
     assert found == sorted(found) and most_ties(720, 720, 720) == 720
-    assert chance(20, 0, 0.5) == pytest.approx(0.5**20) and chance(0, 3, 0.5) == pytest.approx(1)
+    assert tail_probability(20, 0, 0.5) == pytest.approx(0.5**20) and tail_probability(0, 3, 0.5) == pytest.approx(1)

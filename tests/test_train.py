@@ -68,6 +68,7 @@ def run(workplace, capsys):
     return call
 
 
+@pytest.mark.full
 def test_killed_run_resumes_to_the_same_losses(run):
     status, _, err = run("--work whole --out whole-out --contexts=")
     assert status == 0, err

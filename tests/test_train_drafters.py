@@ -174,6 +174,7 @@ ALONE = [sys.executable, "-m"]
 BOTH = [*ALONE, "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "how"), [("medusa", []), ("glide", ["--spread"])])
 def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     line = f"{kind} {QUICK} --steps 4 --accumulate 2 --probe-every 2".split()
@@ -207,7 +208,7 @@ from longdraft.core.tree import Tree
 torch.set_grad_enabled(False)
 team, lm = joined(), load_lm("tiny", "float32")
 tree = Tree.chain(torch.tensor([[5, 6, 7]]))
-whole, lm.native = sum(p.numel() for p in lm.hf.get_decoder().layers.parameters()), None
+whole, lm.backend = sum(p.numel() for p in lm.hf.get_decoder().layers.parameters()), lm.eager
 want = lm(tree, lm.new_cache(1, 3))
 spread(lm, team)
 mine = sum(p.to_local().numel() for p in lm.hf.get_decoder().layers.parameters())
@@ -216,6 +217,7 @@ open(sys.argv[1] + str(team.rank), "w").write(str(same))
 """
 
 
+@pytest.mark.full
 def test_a_spread_target_is_held_once_and_says_the_same(cli, place, tmp_path):
     (tmp_path / "halves.py").write_text(HALVES)
     line = [*BOTH, str(tmp_path / "halves.py"), str(tmp_path / "said")]

@@ -8,7 +8,6 @@ import torch
 from checks import SAMPLERS
 
 from longdraft import Sampler, build, generate
-from longdraft.backends import native as fast
 from longdraft.backends.partition import in_parts
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
@@ -41,11 +40,10 @@ def test_in_parts_leaves_behind_what_one_pass_does(rows):
         cache, captured = lm.new_cache(2, 256), Captures(CaptureSpec(rows=rows, of="logits", hidden=(1, 3)))
         for b, p in enumerate(prompts):
             lm.prefill(p, cache.row(b))
-        position = cache.length[:, None] + tree.depth
-        return step(tree, cache, 0, position, None, captured), captured
+        return step(tree, cache, 0, None, captured), captured
 
-    want, captured = run(lm.native)
-    found, parts = run(lambda *given: in_parts(lm.native, 7, *given))
+    want, captured = run(lm.backend.forward)
+    found, parts = run(lambda *given: in_parts(lm.backend.forward, 7, *given))
     real = tree.parent != -2
     assert torch.equal(found[real], want[real])
     for n, state in captured.states.items():
@@ -67,7 +65,7 @@ def test_lookup_across_the_bound_is_plain_decoding_in_bfloat16(count, sampler):
     lm = LM(tiny.stock("llama", dtype=HALF))
     prompts = [(p * 4)[:150] for p in tiny.prompts(40, 37, 45)]
     plain = generate(lm, prompts, max_new_tokens=60, sampler=sampler, seed=5)
-    drafter = build("lookup", lm, {"n": "1", "count": str(count)})
+    drafter = build("lookup", lm, n=1, count=count)
     assert generate(lm, prompts, drafter, max_new_tokens=60, sampler=sampler, seed=5) == plain
 
 
@@ -84,21 +82,21 @@ def test_a_wide_pass_is_bit_for_bit_a_narrow_one():
     assert torch.equal(whole, torch.cat(steps, 1))
 
 
-def test_by_torch_a_wide_pass_is_not(monkeypatch):
+def test_by_torch_a_wide_pass_is_not():
     """What the test above guards against: without the split the pass leaves the native step."""
     lm = LM(tiny.stock("wide", dtype=HALF))
     text = torch.tensor(tiny.prompts(200))
     with torch.inference_mode():
         whole = lm(Tree.chain(text), lm.new_cache(1, 256))
-        monkeypatch.setattr(lm, "native", None)
+        lm.backend = lm.eager
         assert not torch.equal(whole, lm(Tree.chain(text), lm.new_cache(1, 256)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_guided_tree_wider_than_the_bound(temperature, monkeypatch):
+def test_a_guided_tree_wider_than_the_bound(temperature):
     """Scores of all parts guide the next draft."""
     lm = LM(tiny.stock("llama", dtype=HALF))
-    monkeypatch.setattr(fast, "NODES", 16)
+    lm.backend.max_nodes = 16
     prompts, sampler = tiny.prompts(70, 31, 90), Sampler(temperature=temperature)
     plain = generate(lm, prompts, max_new_tokens=40, sampler=sampler)
     drafter = Sequential(SelfDrafter(lm, Guided(0.07, 16), [1, 1, 1]), Reuse(4, 12))

@@ -115,7 +115,7 @@ def target(name: str) -> LM:
     plain = name.removesuffix("-bf16")
     lm = LM(stock(plain, dtype=torch.float32 if plain == name else torch.bfloat16), name)
     if plain.endswith("-torch"):
-        lm.native = None
+        lm.backend = lm.eager
     return lm
 
 

@@ -1,8 +1,10 @@
-"""What longdraft asks of a Transformers model besides its forward pass, without changing a module in use."""
+"""What every backend needs of a Transformers model. No module in use is ever changed."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -10,38 +12,91 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from longdraft.backends.attention import NAME, AttentionPass
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
+from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 
+ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 
-def listen(hf: Any) -> threading.local:
-    """Make the model's layers and final norm hand what enters them to the calling thread's `taps`, if it has set any.
 
-    The hooks stay, so that no thread changes the modules while another runs them.
+class Architecture:
+    """A Transformers model whose layers call longdraft's attention function.
+
+    windows {layer: window}: layers that see only the latest tokens. positions: how many the model was trained on.
+    reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
     """
-    listening, body = threading.local(), hf.get_decoder()
 
-    def catch(n: int) -> Any:
+    def __init__(self, hf: Any):
+        hf.set_attn_implementation(NAME)
+        self.hf, self.config = hf, hf.config.get_text_config()
+        self._requested = hook_hidden_states(hf)
+        self.windows = windows_of(hf.config)
+        self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
+        self.reach = 1 << 30 if rotates(hf) else self.positions
+        self.experts = experts_of(self.config)
+
+    def position(self, tree: Tree, start: int, cache: KVCache) -> Tensor:
+        """[B,W] positions of nodes [start, size)."""
+        return (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
+
+    def run(
+        self, attention: AttentionPass, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits` nodes, 0: all).
+
+        Raises InputError where not every layer calls attention.attend.
+        """
+        with self.capturing(captured):
+            out = self.hf(
+                input_ids=tokens, position_ids=position, use_cache=False, logits_to_keep=logits, longdraft=attention
+            )
+        if attention.calls != self.config.num_hidden_layers:
+            used = f"{attention.calls} of {self.config.num_hidden_layers} layers use the attention interface"
+            raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
+        return out.logits
+
+    @contextmanager
+    def capturing(self, captured: Captures) -> Iterator[None]:
+        """Store the hidden states that captured.spec requests of passes in this thread."""
+        before = getattr(self._requested, "captured", None)
+        self._requested.captured = captured
+        try:
+            yield
+        finally:
+            self._requested.captured = before
+
+
+def hook_hidden_states(hf: Any) -> threading.local:
+    """Hooks that store what enters the layers and the final norm in the `captured` of the calling thread, if it is set.
+
+    The hooks stay registered, so that no thread changes the modules while another one runs them.
+    """
+    requested, body = threading.local(), hf.get_decoder()
+
+    def hook_of(n: int) -> Any:
         def hook(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-            captured = getattr(listening, "captured", None)
+            captured = getattr(requested, "captured", None)
             if captured is not None and n in captured.spec.hidden:
                 captured.states[n] = args[0] if args else kwargs["hidden_states"]
 
         return hook
 
-    for n, place in enumerate([*body.layers, body.norm]):
-        place.register_forward_pre_hook(catch(n), with_kwargs=True)
-    return listening
+    for n, module in enumerate([*body.layers, body.norm]):
+        module.register_forward_pre_hook(hook_of(n), with_kwargs=True)
+    return requested
 
 
-class _Headed(torch.nn.Module):
-    """In place of a decoder: hands on the state [1,N,d] that it is given, as if its layers had made it."""
+class _NoLayers(torch.nn.Module):
+    """Takes the place of a decoder and returns the state [1,N,d] that it is given."""
 
     def forward(self, *args: Any, longdraft_state: Tensor, **kwargs: Any) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=longdraft_state)
 
 
 def without_layers(hf: Any) -> Any:
-    """A model that shares hf's modules but for its decoder, in whose place stands _Headed. hf itself is not changed."""
+    """A model that shares hf's modules except its decoder, which _NoLayers replaces. hf itself is not changed."""
     body = hf.get_decoder()
     path = next(name for name, module in hf.named_modules() if module is body).split(".")
     top = here = _shallow(hf)
@@ -49,12 +104,12 @@ def without_layers(hf: Any) -> Any:
         below = _shallow(here._modules[name])
         here._modules[name] = below
         here = below
-    here._modules[path[-1]] = _Headed()
+    here._modules[path[-1]] = _NoLayers()
     return top
 
 
 def _shallow(module: Any) -> Any:
-    """The same module with a table of submodules of its own."""
+    """A copy of the module with its own table of the same submodules."""
     twin = copy(module)
     twin._modules = dict(module._modules)
     return twin
@@ -63,8 +118,8 @@ def _shallow(module: Any) -> Any:
 def windows_of(config: Any) -> dict[int, int]:
     """{layer: window} of the layers that see only the latest tokens, read from the config.
 
-    Not from the attention argument: some architectures put the window in their mask alone. Raises InputError on layer
-    types that are not attention over keys and values.
+    The attention argument is not enough: some architectures put the window in their mask alone. Raises InputError for
+    layer types that are not attention over keys and values.
     """
     c = config.get_text_config()
     types = getattr(c, "layer_types", None)
@@ -80,13 +135,13 @@ def windows_of(config: Any) -> dict[int, int]:
     return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
 
 
-def rotates(hf: Any, ropes: set[str]) -> bool:
-    """Whether all positions are rotations of these kinds, which any number gives, also beyond those trained on."""
+def rotates(hf: Any) -> bool:
+    """Whether all positions are rotations of these kinds, so that the model accepts any position."""
     kinds = getattr(getattr(hf.get_decoder(), "rotary_emb", None), "rope_type", None)
-    return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ropes
+    return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES
 
 
 def experts_of(config: Any) -> int:
-    """How many experts a layer chooses from; 0 where it has none."""
+    """How many experts a layer selects from; 0 where it has none."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return next((n for name in names if (n := getattr(config, name, None))), 0)

@@ -1,45 +1,40 @@
-"""A pass over more nodes than a step takes at once, as several passes that each see the nodes before them."""
+"""A pass over more nodes than a backend computes at once, as several passes that each see the nodes before them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.kv_view import KVView
 from longdraft.core.tree import PAD, Tree
 
 
 def in_parts(
-    step: Callable[..., Tensor],
+    forward: Callable[..., Tensor],
     size: int,
     tree: Tree,
     cache: KVCache,
     start: int,
-    position: Tensor,
-    view: Any,
+    view: KVView | None,
     captured: Captures,
 ) -> Tensor:
-    """What step(tree, cache, start, position, view, taps) leaves behind, by passes of at most `size` nodes.
+    """What forward(tree, cache, start, view, captured) computes, by passes of at most `size` nodes.
 
     Parents come before children, so the keys that a part's nodes need are in scratch by then.
     """
-    logits, scores, states = (
-        [],
-        Scores(captured.spec.rows, _kept(captured, tree)),
-        {n: [] for n in captured.spec.hidden},
-    )
+    spec = captured.spec
+    scores = Scores(spec.rows, None if spec.rows is None else spec.kept(tree))
+    logits, states = [], {n: [] for n in spec.hidden}
     for part in _parts(tree, start, size):
-        asked = Captures(_spec(captured.spec, scores.nodes(part)))
-        logits.append(
-            step(part.tree, cache, part.begin, position[:, part.begin - start : part.end - start], view, asked)
-        )
-        scores.add(part, asked.scores)
-        for n, found in asked.states.items():
+        own = Captures(_spec(spec, scores.nodes(part)))
+        logits.append(forward(part.tree, cache, part.begin, view, own))
+        scores.add(part, own.scores)
+        for n, found in own.states.items():
             states[n].append(found)
     captured.scores, captured.states = scores.merged, {n: torch.cat(found, 1) for n, found in states.items()}
     return torch.cat(logits, 1)
@@ -65,13 +60,9 @@ def _parts(tree: Tree, start: int, size: int) -> Iterator[Part]:
         )
 
 
-def _kept(captured: Captures, tree: Tree) -> Tensor | None:
-    return None if captured.spec.rows is None else captured.spec.kept(tree)
-
-
 @dataclass(frozen=True)
 class PartSpec(CaptureSpec):
-    """The whole pass's request, except that its query nodes [B,R] are given by their index in the part."""
+    """The whole pass's request, with the query nodes [B,R] given by their index in the part."""
 
     nodes: Tensor | None = None
 
@@ -86,9 +77,9 @@ def _spec(whole: CaptureSpec, nodes: Tensor | None) -> PartSpec:
 
 
 class Scores:
-    """Scores {layer: [B,R,K|1,S]} of a whole pass's query nodes, put together from those of its parts.
+    """Scores {layer: [B,R,K|1,S]} of a whole pass's query nodes, merged from those of its parts.
 
-    rows and kept [B,R] are the whole pass's Captures.rows and Captures.kept.
+    rows and kept [B,R] are CaptureSpec.rows and CaptureSpec.kept of the whole pass.
     """
 
     def __init__(self, rows: str | None, kept: Tensor | None):
@@ -96,7 +87,7 @@ class Scores:
         self._weight: Tensor | None = None  # [B] nodes averaged so far
 
     def nodes(self, part: Part) -> Tensor | None:
-        """The part's query nodes [B,R], by their place in the part; None where it has none."""
+        """The part's query nodes [B,R], by their index in the part; None where it has none."""
         if self.kept is None:
             return None
         if self.rows in ("all", "mean"):
@@ -116,7 +107,7 @@ class Scores:
             self.merged = {n: torch.where(here, s, self.merged.get(n, s)) for n, s in scores.items()}
 
     def _average(self, part: Part, scores: dict[int, Tensor]) -> None:
-        """A part counts as often as it has real nodes."""
+        """Weight each part by its number of real nodes."""
         count = _real(part)[0].sum(1)
         before = torch.zeros_like(count) if self._weight is None else self._weight
         self._weight = before + count
@@ -128,7 +119,7 @@ class Scores:
 
 
 def _real(part: Part) -> tuple[Tensor, Tensor]:
-    """Which of the part's nodes are real [B,R]; and their places, the last real one's in place of padding."""
+    """Which of the part's nodes are real [B,R]; and their indices, with the last real one's in place of padding."""
     real = part.tree.parent[:, part.begin :] != PAD
     place = torch.arange(real.shape[1], device=real.device).expand_as(real)
     last = torch.where(real, place, 0).amax(1, keepdim=True)

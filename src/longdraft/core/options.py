@@ -1,17 +1,98 @@
-"""A method's options: what they are, and checks of them that raise InputError in words that name the option."""
+"""The options of a function: its parameters that have a default, checked by pydantic against their annotations.
+
+A bad option raises InputError: one line that names the option and says what would be right.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from longdraft.errors import InputError
 
-MOST = {"gamma": 512, "inner": 512, "count": 512, "levels": 512, "n": 512, "nodes": 1024, "topk": 1024}  # of a tree
+MAX_DEPTH, MAX_NODES = 512, 1024  # of a draft tree: more could not pay with any model
 
-ANY = "any"  # a method that takes what parts there are, as {kind: part}, and does without
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
+Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+def _widths(value: Any) -> tuple[int, ...]:
+    """Numbers, or text like "4,16,16", as a tuple."""
+    widths = tuple(int(w) for w in (value.split(",") if isinstance(value, str) else value))
+    if not widths or min(widths) < 1 or sum(widths) > MAX_NODES:
+        raise ValueError
+    return widths
+
+
+Widths = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_widths),
+    PlainSerializer(lambda widths: widths if isinstance(widths, str) else ",".join(map(str, widths))),
+    Field(description=f"nodes per depth, each 1 or more and together {MAX_NODES} or less, like 4,16,16"),
+]
+
+
+@cache
+def declared(function: Callable[..., Any]) -> type[BaseModel]:
+    """A pydantic model with one field per option of the function."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in parameters if p.default is not p.empty}
+    return create_model(function.__name__, __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
+
+
+def read(owner: str, model: type[BaseModel], given: Mapping[str, Any], text: bool = False) -> BaseModel:
+    """Every option of `model`, at its default where it is not given; text: the values are words. Raises InputError."""
+    known = model.model_fields
+    for key in given.keys() - known.keys():
+        raise InputError(f"{owner} has no option {key!r}: its options are {', '.join(known) or 'none'}")
+    try:
+        return model.model_validate(given, strict=not text)
+    except ValidationError as failure:
+        key = str(failure.errors()[0]["loc"][0])
+        value = given[key] if text else repr(given[key])
+        raise InputError(f"option {key} is {value}: give {allowed(known[key])}") from None
+
+
+def allowed(field: FieldInfo) -> str:
+    """The values that an option takes, in words."""
+    if field.description:
+        return field.description
+    if get_origin(field.annotation) is Literal:
+        return " or ".join(get_args(field.annotation))
+    kind = "a whole number" if field.annotation is int else "a number"
+    low = next((x for x in field.metadata if isinstance(x, (Ge, Gt))), None)
+    high = next((x.le for x in field.metadata if isinstance(x, Le)), None)
+    if isinstance(low, Gt):
+        return f"{kind} above {low.gt}" + (f", {high} at most" if high is not None else "")
+    if low is None:
+        return kind
+    return f"{kind} of {low.ge} or more" if high is None else f"{kind} from {low.ge} to {high}"
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    """`key=value` words as a dictionary."""
+    return dict(pair(word) for word in words)
+
+
+def pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not key or not equals or not value:
+        raise InputError(f"option {word!r} has no value: give KEY=VALUE, like gamma=5")
+    return key, value
+
+
+# For the training objectives, until they use `declared` and `read`.
 
 
 @dataclass(frozen=True)
@@ -34,17 +115,6 @@ class Method:
         return {p.name: (hints[p.name], p.default) for p in parameters}
 
 
-def pairs(options: list[str]) -> dict[str, str]:
-    """`key=value` words as a dictionary."""
-    found = {}
-    for word in options:
-        key, equals, value = word.partition("=")
-        if not key or not equals or not value:
-            raise InputError(f"-o {word!r} sets no option: give key=value, like gamma=5")
-        found[key] = value
-    return found
-
-
 def typed(name: str, method: Method, key: str, value: str) -> Any:
     """An option's text as what the method takes."""
     if key not in method.options:
@@ -59,35 +129,9 @@ def typed(name: str, method: Method, key: str, value: str) -> Any:
 
 
 def at_least(low: int, **values: int) -> None:
-    """And, of what sizes a draft, no more than any model could gain from."""
     for key, value in values.items():
         if value < low:
             raise InputError(f"option {key} is {value}: give {low} or more")
-        if value > MOST.get(key, value):
-            raise InputError(f"option {key} is {value}: give {MOST[key]} or less")
-
-
-def share(**values: float) -> None:
-    for key, value in values.items():
-        if not 0 < value <= 1:
-            raise InputError(f"option {key} is {value}: give a share above 0 and up to 1")
-
-
-def above_zero(**values: float) -> None:
-    for key, value in values.items():
-        if not 0 < value < float("inf"):
-            raise InputError(f"option {key} is {value}: give a number above 0")
-
-
-def tree(**values: str) -> list[int]:
-    """One option's text, like "4,16,16", as nodes per depth."""
-    [(key, value)] = values.items()
-    words = [w.strip() for w in value.split(",")]
-    if not all(w.isascii() and w.isdigit() and int(w) for w in words):
-        raise InputError(f"option {key} is {value!r}: give whole numbers of 1 or more with commas, like 4,16,16")
-    if sum(map(int, words)) > 1024:
-        raise InputError(f"option {key} is {value!r}: give numbers that add up to 1024 or less")
-    return [int(w) for w in words]
 
 
 def one_of(choices: tuple[str, ...], **values: str) -> None:

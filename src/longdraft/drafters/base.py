@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from longdraft.backends.native import Draws
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
 from longdraft.core.limits import UNBOUNDED, DraftLimits
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
@@ -124,7 +124,7 @@ def beam(
     widths: Sequence[int],
     seqs: Sequences,
     limits: DraftLimits,
-    chain: Callable[[Draws], Tensor] | None = None,
+    chain: Callable[[ChainDraws], Tensor] | None = None,
 ) -> Tree:
     """Grow from the root by cumulative score, widths[i] nodes at depth i+1 (LongSpec sec. 3.3); a chain is [1]*gamma.
 
@@ -137,7 +137,7 @@ def beam(
         raise ValueError("a beam starts from the root alone: put it first")
     widths = [min(width, limits.width) for width in list(widths)[: limits.depth]]
     if chain is not None and tree.draft_probs is None and seqs.sampler.bare and widths and set(widths) == {1}:
-        drawn = chain(Draws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
+        drawn = chain(ChainDraws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
         return Tree.chain(torch.cat([tree.tokens, drawn], 1))
     seed = None if tree.draft_probs is None else (seqs.seed ^ DRAFT) + (seqs.length << 32)
     start, total = 0, torch.zeros_like(tree.tokens, dtype=torch.float32)

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from longdraft.backends.architecture import experts_of
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
 from longdraft.core.sequences import Sequences
@@ -104,7 +103,7 @@ _WEIGHTS: WeakKeyDictionary[LM, Weights] = WeakKeyDictionary()
 def weights_of(model: LM) -> Weights:
     """Looked up once for each model."""
     if model not in _WEIGHTS:
-        count = experts_of(model.config)
+        count = model.experts
         experts = [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
         size = sum(p.numel() * p.element_size() for p in experts)
         each = getattr(model.config, "num_experts_per_tok", None) or 1

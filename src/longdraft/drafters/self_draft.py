@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from longdraft.backends.native import chain
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
@@ -43,14 +42,14 @@ class SelfDrafter(Drafter):
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
-        whole = chain(self.target, seqs.cache, view)
+        chain = self.target.backend.chain_drafter(seqs.cache, view)
         return beam(
             lambda t, start: self.target(t, seqs.cache, start, view),
             tree,
             self.widths,
             seqs,
             limits,
-            whole and partial(whole, tree.tokens[:, 0], 0),
+            chain and partial(chain, tree.tokens[:, 0], 0),
         )
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:

@@ -1,9 +1,8 @@
-"""Where a number comes from: code, versions, machine, command. And the file that records are kept in."""
+"""Where a measured number comes from: code, versions, machine and command."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shlex
@@ -20,14 +19,12 @@ import torch
 import transformers
 
 from longdraft.core.cache import KVCache
-from longdraft.core.files import parse
-from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.ops.threads import are_pinned
 from longdraft.version import __version__
 
-TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # environment variables that change how fast things run
+TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # prefixes of environment variables that affect speed
 
 
 def versions() -> dict[str, str]:
@@ -40,7 +37,7 @@ def versions() -> dict[str, str]:
 
 
 def checkout() -> dict[str, Any]:
-    """git_sha and git_dirty of the checkout this package runs from; None where it is installed without one."""
+    """git_sha and git_dirty of the checkout that this package runs from; None if it runs from no checkout."""
     package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str | None:
@@ -57,7 +54,7 @@ def checkout() -> dict[str, Any]:
 
 
 def processor(device: torch.device | str = "cpu") -> str:
-    """The model name of the processor that computes."""
+    """The model name of the processor or GPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -68,12 +65,12 @@ def processor(device: torch.device | str = "cpu") -> str:
 
 
 def command() -> str:
-    """This run's command line; absolute paths are cut to what says something elsewhere."""
+    """The command line of this process, without the parts of paths that only mean something on this machine."""
     return shlex.join(["longdraft", *(relative(word) for word in sys.argv[1:])])
 
 
 def relative(word: str) -> str:
-    """A path below the working directory relative to it, any other absolute path by its name, all else as it is."""
+    """A path below the working directory becomes relative to it, another absolute path its last name."""
     if not os.path.isabs(word):
         return word
     try:
@@ -83,7 +80,7 @@ def relative(word: str) -> str:
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
-    """Of the safetensors in the model's folder, in order of name; None without a folder or where they are many."""
+    """Hash of the safetensors files in the model's folder; None without such files or above `limit` bytes."""
     files = sorted(Path(lm.hf.name_or_path).glob("*.safetensors")) if lm.hf.name_or_path else []
     if not files or sum(f.stat().st_size for f in files) > limit:
         return None
@@ -94,14 +91,15 @@ def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
 
 
 def provenance(lm: LM, seed: int) -> dict[str, Any]:
-    """What all records of a run share; `run` tells runs apart."""
+    """Fields that all records of a run share; `run` is unique to it."""
     return {
         "model": relative(lm.name),
         "weights_sha256": weights_sha256(lm),
         "dtype": str(lm.dtype).removeprefix("torch."),
-        "native": lm.native is not None,
+        "backend": lm.backend.name,
+        "native": lm.backend.name == "native",
         "exact": lm.exact,
-        "kernels": native.name_of(lm.native.lib) if lm.native is not None else None,
+        "kernels": lm.backend.kernels,
         "device": processor(lm.device),
         "threads": torch.get_num_threads(),
         "pinned": are_pinned(),
@@ -117,9 +115,9 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
 
 @cache
 def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: int = 7) -> float:
-    """GB/s at which this machine reads `size` bytes: the best of several. Measured once for each size.
+    """GB/s at which this machine reads `size` bytes, the best of several tries, measured once per size.
 
-    Ask for what a step reads: of less memory, more is in the processor's own.
+    Pass the number of bytes that a decoding step reads: a smaller buffer would fit better into the processor's caches.
     """
     buffer, lib = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device), native.library()
     times = []
@@ -134,58 +132,5 @@ def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: in
 
 
 def bytes_per_step(lm: LM, cache: KVCache, length: float, batch: int) -> int:
-    """What one plain decoding step must read: the weights once, and each row's keys and values."""
+    """Bytes that one step of plain decoding reads: the weights once, and the keys and values of each row."""
     return lm.nbytes() + batch * cache.nbytes(round(length))
-
-
-class Log:
-    """Records as JSON lines, each written when it is known; without a path they are dropped."""
-
-    def __init__(self, path: Path | None):
-        self.path, self._sizes, self._end = path, [], 0
-        if path is not None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.open("ab").close()
-            except OSError as error:
-                raise InputError(f"cannot write {path} ({error.strerror}): give another --out") from None
-
-    def append(self, record: dict[str, Any]) -> None:
-        if self.path is None:
-            return
-        line = (json.dumps(record) + "\n").encode()
-        with self.path.open("ab") as f:
-            f.write(line)
-            self._end = f.tell()
-        self._sizes.append(len(line))
-
-    def amend(self, records: list[dict[str, Any]]) -> None:
-        """Write the newest records again, now that all is known; not if somebody else has written since."""
-        if self.path is None or self.path.stat().st_size != self._end:
-            return
-        old = self._sizes[len(self._sizes) - len(records) :]
-        del self._sizes[len(self._sizes) - len(records) :]
-        os.truncate(self.path, self._end - sum(old))
-        for record in records:
-            self.append(record)
-
-
-def load(paths: list[Path]) -> list[dict[str, Any]]:
-    """All records of the files. Raises InputError that names file and line."""
-    records = []
-    for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {path} ({error}): give files that longdraft bench --out wrote") from None
-        for i, line in enumerate(lines, 1):
-            try:
-                record = parse(line) if line.strip() else None
-            except ValueError:
-                raise InputError(f"{path}, line {i}: not JSON; give files that longdraft bench --out wrote") from None
-            if record is None:
-                continue
-            if not isinstance(record, dict) or not {"task", "method", "context"} <= record.keys():
-                raise InputError(f"{path}, line {i}: not a bench record (it lacks task, method or context)")
-            records.append(record)
-    return records

@@ -1,229 +1,34 @@
-"""Named systems as expressions over the parts. Adding one: a file, a function and a line here, a line in the tests."""
+"""Named methods: each is one function that builds a drafter from the parts. A new one is a function and a line here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from longdraft.core.options import ANY, Method, above_zero, at_least, one_of, share, tree, typed
-from longdraft.drafters import (
-    Auto,
-    Drafter,
-    Eagle,
-    Glide,
-    GlideDrafter,
-    Heads,
-    Lookup,
-    Medusa,
-    Recycle,
-    Reuse,
-    SelfDrafter,
-    Sequential,
-    SmallModelDrafter,
-    Suffix,
-)
-from longdraft.drafters.eagle.block import EagleBlock
-from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
+from longdraft.core.options import declared, read
+from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.errors import InputError
+from longdraft.methods.auto import auto
 from longdraft.methods.controls import CONTROLS as CONTROLS
 from longdraft.methods.drafter_weights import PARTS as PARTS
-from longdraft.methods.small_models import budgetdraft, sd, triforce
+from longdraft.methods.drafter_weights import Parts
+from longdraft.methods.method import ANY, Method
+from longdraft.methods.model_free import lookup, plain, recycle, suffix
+from longdraft.methods.self_speculative import (
+    magicdec_quest,
+    magicdec_snapkv,
+    magicdec_stream,
+    vegas,
+    vegas_reuse,
+    vegas_tree,
+)
+from longdraft.methods.small_models import budgetdraft, sd, specextend, triforce
+from longdraft.methods.trained import eagle, longspec, longspec_chain, longspec_guided, medusa, tokenswift
 from longdraft.models.lm import LM
-from longdraft.views import Guided, Partial, Quest, Retrieval, SinkWindow, SnapKV
-from longdraft.views.retrieval import last_layer
-
-
-def plain(target: LM) -> Drafter:
-    """One token per step: the baseline of every figure."""
-    return Drafter()
-
-
-def lookup(target: LM, n: int = 3, count: int = 10) -> Drafter:
-    """Continue the latest earlier occurrence of the text's last tokens (up to n of them) by `count` tokens."""
-    at_least(1, n=n, count=count)
-    return Lookup(n, count)
-
-
-def suffix(target: LM, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, earlier: int = 0) -> Drafter:
-    """A tree of what most often followed the longest suffix that occurred before: up to factor * its length, or nodes.
-
-    earlier: how many tokens of earlier texts' outputs are searched too.
-    """
-    at_least(1, nodes=nodes)
-    at_least(0, earlier=earlier)
-    share(min_probability=min_probability)
-    above_zero(factor=factor)
-    return Suffix(nodes, factor, min_probability, earlier=earlier)
-
-
-def recycle(target: LM, nodes: int = 24) -> Drafter:
-    """A fixed tree filled with what the target last ranked highest after each token (published: 80 nodes)."""
-    at_least(1, nodes=nodes)
-    return Recycle(nodes)
-
-
-def magicdec_stream(
-    target: LM, gamma: int = 7, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256
-) -> Drafter:
-    """The target drafts gamma tokens seeing the first `sink` tokens and the latest: ratio of the context in all."""
-    at_least(1, gamma=gamma, min_budget=min_budget)
-    at_least(0, sink=sink)
-    share(keep_ratio=keep_ratio)
-    return SelfDrafter(target, SinkWindow(sink, keep_ratio, min_budget), [1] * gamma)
-
-
-def magicdec_snapkv(target: LM, gamma: int = 7, keep_ratio: float = 0.07, min_budget: int = 256) -> Drafter:
-    """The target drafts gamma tokens seeing what the prompt's last queries attended to: ratio of the prompt in all."""
-    at_least(1, gamma=gamma, min_budget=min_budget)
-    share(keep_ratio=keep_ratio)
-    return SelfDrafter(target, SnapKV(keep_ratio, min_budget), [1] * gamma)
-
-
-def magicdec_quest(
-    target: LM, gamma: int = 7, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16
-) -> Drafter:
-    """The target drafts gamma tokens, each seeing the pages its own query could like best: ratio of the context."""
-    at_least(1, gamma=gamma, min_budget=min_budget, page=page)
-    share(keep_ratio=keep_ratio)
-    return SelfDrafter(target, Quest(keep_ratio, min_budget, page), [1] * gamma)
-
-
-def vegas(
-    target: LM,
-    gamma: int = 7,
-    keep_ratio: float = 0.07,
-    min_budget: int = 256,
-    score: str = "weights",
-    rows: str = "mean",
-    reach: int = 8,
-) -> Drafter:
-    """The target drafts gamma tokens seeing what the last verification's queries scored highest.
-
-    As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
-    """
-    at_least(1, gamma=gamma)
-    at_least(0, reach=reach)
-    one_of(("mean", "ends"), rows=rows)
-    return SelfDrafter(target, _guided(keep_ratio, min_budget, score, rows, reach), [1] * gamma)
-
-
-def _guided(keep_ratio: float, min_budget: int, score: str, rows: str = "mean", reach: int = 8) -> Guided:
-    at_least(1, min_budget=min_budget)
-    share(keep_ratio=keep_ratio)
-    one_of(("logits", "weights"), score=score)
-    return Guided(keep_ratio, min_budget, score, rows, reach)
-
-
-def vegas_tree(
-    target: LM, widths: str = "3,4,4,4", keep_ratio: float = 0.07, min_budget: int = 256, score: str = "weights"
-) -> Drafter:
-    """vegas drafting a tree, `widths` nodes per depth."""
-    return SelfDrafter(target, _guided(keep_ratio, min_budget, score), tree(widths=widths))
-
-
-def specextend(
-    target: LM,
-    small: LM,
-    widths: str = "4,8,8,8",
-    keep_ratio: float = 0.07,
-    min_budget: int = 256,
-    chunk: int = 32,
-    every: int = 4,
-) -> Drafter:
-    """A small model that reads all drafts a tree, seeing chunks that the target's last accepted token attended to."""
-    at_least(1, min_budget=min_budget, chunk=chunk, every=every)
-    share(keep_ratio=keep_ratio)
-    policy = Retrieval(keep_ratio, min_budget, chunk, every, last_layer(target))
-    return SmallModelDrafter(small, policy, tree(widths=widths), target.vocab)
-
-
-def longspec(target: LM, block: Glide, widths: str = "4,16,16,16,16", window: int = 0) -> Drafter:
-    """A block that reads the target's cache drafts a tree, `widths` nodes per depth (window 0: as it was trained)."""
-    at_least(0, window=window)
-    return GlideDrafter(block, tree(widths=widths), window=window)
-
-
-def longspec_chain(target: LM, block: Glide, gamma: int = 5, window: int = 0) -> Drafter:
-    """A block that reads the target's cache drafts a chain of gamma tokens (window 0: as it was trained)."""
-    at_least(1, gamma=gamma)
-    at_least(0, window=window)
-    return GlideDrafter(block, [1] * gamma, window=window)
-
-
-def longspec_guided(
-    target: LM,
-    block: Glide,
-    widths: str = "4,16,16,16,16",
-    window: int = 0,
-    keep_ratio: float = 0.01,
-    min_budget: int = 1024,
-    score: str = "weights",
-) -> Drafter:
-    """longspec whose block reads only what the last verification scored highest: its cost is that of floor slots."""
-    at_least(0, window=window)
-    return GlideDrafter(block, tree(widths=widths), _guided(keep_ratio, min_budget, score), window)
-
-
-def vegas_reuse(
-    target: LM,
-    gamma: int = 4,
-    keep_ratio: float = 0.07,
-    min_budget: int = 256,
-    score: str = "weights",
-    n: int = 4,
-    topk: int = 8,
-) -> Drafter:
-    """Vegas, and below its first token the `topk` n-grams that most often began with that token, in one tree."""
-    at_least(1, topk=topk)
-    at_least(2, n=n)
-    return Sequential(vegas(target, gamma, keep_ratio, min_budget, score), Reuse(n, topk))
-
-
-def medusa(target: LM, heads: MedusaHeads, widths: str = "sparse") -> Drafter:
-    """Heads on the last verified state guess the tokens after the next; widths per depth, or the sparse tree of 63."""
-    return Medusa(target, heads, SPARSE if widths == "sparse" else cartesian(tree(widths=widths)))
-
-
-def tokenswift(
-    target: LM,
-    heads: ChainedHeads,
-    budget: int = 4096,
-    sink: int = 16,
-    widths: str = "1,3,3,3",
-    n: int = 4,
-    topk: int = 20,
-    choice: str = "count",
-) -> Drafter:
-    """The target under a partial cache of `budget` slots gives a token, chained heads the next; n-grams join below."""
-    at_least(0, sink=sink)
-    at_least(sink + 1, budget=budget)
-    at_least(2, n=n)
-    at_least(1, topk=topk)
-    one_of(("count", "random"), choice=choice)
-    return Sequential(Heads(target, heads, Partial(budget, sink), tree(widths=widths)), Reuse(n, topk, 1, choice))
-
-
-def eagle(target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512) -> Drafter:
-    """A layer on the target's states grows a tree by its likeliest nodes and keeps the best, `nodes` with the root."""
-    at_least(1, topk=topk, reach=reach)
-    at_least(0, levels=levels)
-    at_least(2, nodes=nodes)
-    return Eagle(target, block, topk, levels, nodes, reach)
-
-
-def auto(target: LM, parts: dict[str, Any], rounds: int = 16) -> Drafter:
-    """What the target's folder offers, and what needs no part, each tried for `rounds` rounds; the best goes on."""
-    at_least(1, rounds=rounds)
-    built = {"glide": longspec_guided, "budget": budgetdraft, "heads": tokenswift}
-    own = [build(target, parts[kind], **AUTO.get(kind, {})) for kind, build in built.items() if kind in parts]
-    return Auto([*own, vegas(target), vegas_reuse(target), suffix(target)], rounds)
-
-
-AUTO = {"glide": {"widths": "4,2,2,2,2"}}  # fewer nodes than its default: a CPU verifies some ten for little
-
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
 METHODS = {
-    "plain": Method(plain, "autoregressive decoding"),
+    "plain": Method(plain, "autoregressive decoding", adaptive=False),
     "lookup": Method(lookup, "Prompt Lookup Decoding (Saxena 2023)"),
     "suffix": Method(suffix, "SuffixDecoding (Oliaro et al. 2024)"),
     "recycle": Method(recycle, "Token Recycling (Luo et al. 2024)"),
@@ -245,7 +50,7 @@ METHODS = {
     "longspec": Method(longspec, LONGSPEC, needs="glide"),
     "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),
     "longspec-guided": Method(longspec_guided, f"ours: {LONGSPEC} under a view as in Vegas", needs="glide"),
-    "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY),
+    "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY, adaptive=False),
 }
 
 
@@ -257,17 +62,21 @@ def find(name: str) -> Method:
     return known[name]
 
 
-def build(name: str, target: LM, options: dict[str, str] | None = None, part: Any = None) -> Drafter:
-    """The drafter of a named method; options as text, typed by the method's own signature. Raises InputError.
+def build(name: str, target: LM, drafter: Any = None, *, adaptive: bool = False, **options: Any) -> Drafter:
+    """The drafter of a named method with these options (`longdraft methods` lists them). Raises InputError.
 
-    part: the weights of a method that needs some (Method.needs).
+    drafter: the drafter weights of a method that needs some, loaded or as a folder. adaptive: wrap it in AdaptiveDraft.
     """
     method = find(name)
-    given = {k: typed(name, method, k, v) for k, v in (options or {}).items()}
+    given = dict(read(name, declared(method.build), options))
+    if isinstance(drafter, str | Path):
+        drafter = Parts(str(drafter)).of(method.needs, target)
     if method.needs is None:
-        return method.build(target, **given)
-    if part is None and method.needs == ANY:
-        part = {}
-    if part is None:
+        made = method.build(target, **given)
+    elif method.needs == ANY:
+        made = method.build(target, drafter or {}, **given)
+    elif drafter is None:
         raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
-    return method.build(target, part, **given)
+    else:
+        made = method.build(target, drafter, **given)
+    return AdaptiveDraft(made) if adaptive and method.adaptive else made

@@ -1,24 +1,23 @@
-"""What a guided choice of keys must beat: methods that see as many, chosen without a thought."""
+"""Controls: methods that read as many cache slots as vegas, selected without looking at attention."""
 
 from __future__ import annotations
 
-from longdraft.core.options import Method, at_least, share
+from longdraft.core.options import Depth, NotNegative, Positive, Share
 from longdraft.drafters import Drafter, SelfDrafter
+from longdraft.methods.method import Method
 from longdraft.models.lm import LM
 from longdraft.views import RandomSlots, RecentSlots
 
 
-def random_picks(target: LM, gamma: int = 7, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0) -> Drafter:
-    """Control: the target drafts seeing random slots, as many as vegas picks."""
-    at_least(1, gamma=gamma, min_budget=min_budget)
-    share(keep_ratio=keep_ratio)
+def random_picks(
+    target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256, seed: NotNegative = 0
+) -> Drafter:
+    """Control: the target drafts and reads randomly selected slots, as many as vegas reads."""
     return SelfDrafter(target, RandomSlots(keep_ratio, min_budget, seed), [1] * gamma)
 
 
-def recents(target: LM, gamma: int = 7, keep_ratio: float = 0.07, min_budget: int = 256) -> Drafter:
-    """Control: the target drafts seeing the latest slots alone, as many as vegas picks."""
-    at_least(1, gamma=gamma, min_budget=min_budget)
-    share(keep_ratio=keep_ratio)
+def recents(target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256) -> Drafter:
+    """Control: the target drafts and reads only the latest slots, as many as vegas reads."""
     return SelfDrafter(target, RecentSlots(keep_ratio, min_budget), [1] * gamma)
 
 

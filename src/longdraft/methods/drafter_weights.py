@@ -11,13 +11,13 @@ from typing import Any
 from transformers.utils.hub import cached_file
 
 from longdraft.core.files import parse, read_json
-from longdraft.core.options import ANY
 from longdraft.drafters import checkpoint as saved
 from longdraft.drafters.eagle.block import random_eagle2, random_eagle3
 from longdraft.drafters.glide.block import random_glide
 from longdraft.drafters.heads.drafter import random_heads, random_medusa
 from longdraft.drafters.small_model.drafter import random_lm
 from longdraft.errors import InputError
+from longdraft.methods.method import ANY
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED, DTYPES, load_lm
 

@@ -1,62 +1,74 @@
-"""Methods whose drafter is a separate small model, which reads no more of a long prompt than pays."""
+"""Methods whose drafter is a separate small model, which reads only part of a long prompt."""
 
 from __future__ import annotations
 
-from longdraft.core.options import at_least, one_of
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from longdraft.core.options import Depth, NotNegative, Positive, Share, Widths
 from longdraft.drafters import Drafter, Hierarchical, SmallModelDrafter
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.views import Chunks, Full, SinkWindow
-from longdraft.views.prompt_selection import SCORERS
+from longdraft.views import Chunks, Full, Retrieval, SinkWindow
+from longdraft.views.retrieval import last_layer
 
 
-def sd(target: LM, small: LM, gamma: int = 7, reads: int = 2048) -> Drafter:
-    """A small model drafts gamma tokens and sees all it reads: a prompt's first 16 and last `reads` tokens (0: all)."""
-    at_least(1, gamma=gamma)
-    at_least(0, reads=reads)
+def sd(target: LM, small: LM, gamma: Depth = 7, reads: NotNegative = 2048) -> Drafter:
+    """A small model drafts gamma tokens and reads the prompt's first 16 and last `reads` tokens (0: all of it)."""
     return SmallModelDrafter(small, Full(), [1] * gamma, target.vocab, reads)
 
 
 def budgetdraft(
     target: LM,
     small: LM,
-    gamma: int = 7,
-    budget: int = 256,
-    chunk: int = 8,
-    score: str = "obs_window",
-    every: int = 0,
-    reads: int = 2048,
+    gamma: Depth = 7,
+    budget: Positive = 256,
+    chunk: Positive = 8,
+    score: Literal["obs_window", "last_query_mean_key", "last_key"] = "obs_window",
+    every: NotNegative = 0,
+    reads: NotNegative = 2048,
 ) -> Drafter:
-    """A small model drafts gamma tokens and sees `budget` slots of the prompt, the best chunks, and what came after.
+    """A small model drafts gamma tokens and attends to the best chunks of the prompt (`budget` slots) and new tokens.
 
-    every: picks anew every so many rounds (0: never). reads: the chunks are of the prompt's first 16 tokens and so many
-    last ones, at least the budget; the small model reads no others (0: all).
+    every: select chunks again after this many decoding steps (0: never). reads: the small model reads only the prompt's
+    first 16 and last `reads` tokens, at least `budget`, and chunks are selected among these (0: the whole prompt).
     """
-    at_least(1, gamma=gamma, chunk=chunk)
-    at_least(3 * chunk, budget=budget)
-    at_least(0, every=every, reads=reads)
-    one_of(tuple(SCORERS), score=score)
+    if budget < 3 * chunk:
+        raise InputError(f"option budget is {budget}: give {3 * chunk} or more, three chunks")
     policy = Chunks(budget, chunk, score, every=every)
     return SmallModelDrafter(small, policy, [1] * gamma, target.vocab, reads and max(reads, budget))
+
+
+def specextend(
+    target: LM,
+    small: LM,
+    widths: Widths = (4, 8, 8, 8),
+    keep_ratio: Share = 0.07,
+    min_budget: Positive = 256,
+    chunk: Positive = 32,
+    every: Positive = 4,
+) -> Drafter:
+    """A small model that reads the whole prompt drafts a tree; it attends to chunks that the target attended to."""
+    policy = Retrieval(keep_ratio, min_budget, chunk, every, last_layer(target))
+    return SmallModelDrafter(small, policy, list(widths), target.vocab)
 
 
 def triforce(
     target: LM,
     small: LM,
-    gamma: int = 6,
-    inner: int = 2,
-    budget: int = 1024,
-    sink: int = 16,
-    window: int = 256,
-    reads: int = 1024,
+    gamma: Depth = 6,
+    inner: Depth = 2,
+    budget: Annotated[int, Field(ge=24)] = 1024,
+    sink: NotNegative = 16,
+    window: Positive = 256,
+    reads: NotNegative = 1024,
 ) -> Drafter:
-    """The target drafts gamma tokens under `budget` slots of the prompt, `inner` at a time, which a small model drafts
-    for it seeing `window` slots (published: budget 4096, 1 at a time).
+    """The target drafts gamma tokens over `budget` slots of the prompt; a small model drafts for it, `inner` at a time.
 
-    reads: the small model reads the prompt's first 16 tokens and so many last ones, at least what it may see (0: all).
+    The small model attends to `sink` and `window` slots (published: budget 4096, inner 1). reads: it reads the prompt's
+    first 16 and last `reads` tokens, at least `window` (0: the whole prompt).
     """
-    at_least(1, gamma=gamma, inner=inner, window=window)
-    at_least(0, sink=sink, reads=reads)
-    at_least(24, budget=budget)
     policy = SinkWindow(sink, 0.0, window)
     drafter = SmallModelDrafter(small, policy, [1] * inner, target.vocab, reads and max(reads, window))
     return Hierarchical(target, Chunks(budget, 8, "last_query_mean_key"), drafter, gamma)

@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import windows_of
+from longdraft.backends.attention import NAME
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
-from longdraft.models.lm import LM, NAME
+from longdraft.models.lm import LM
 from longdraft.models.memory import align_weights
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 

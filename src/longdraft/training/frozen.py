@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
+from longdraft.backends.attention import NAME
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.models.lm import LM, NAME
+from longdraft.models.lm import LM
 from longdraft.training import losses
 
 
@@ -58,7 +59,7 @@ class Frozen:
     ) -> Seen:
         """tokens, position [B,S] -> the states after these many layers (as CaptureSpec.hidden), the keys of `layer`."""
         captured, cache = Captures(CaptureSpec(hidden=tuple(states))), DynamicCache()
-        with whole_rows(self.lm), self.lm.residuals(captured):
+        with whole_rows(self.lm), self.lm.architecture.capturing(captured):
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
                 position_ids=position,

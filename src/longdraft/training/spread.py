@@ -19,7 +19,7 @@ def spread(lm: LM, team: Team) -> None:
     """
     if team.size == 1:
         raise InputError("--spread shares the target out among processes, and there is one: start several by torchrun")
-    lm.known, lm.native = fingerprint(lm), None  # afterwards no process has whole weights to read
+    lm.known, lm.backend = fingerprint(lm), lm.eager  # afterwards no process has whole weights to read
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (team.size,))
     body = lm.hf.get_decoder()

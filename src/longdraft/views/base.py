@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.kv_view import KVView
 from longdraft.core.sequences import without
-from longdraft.models.lm import LM, KVView
+from longdraft.models.lm import LM
 from longdraft.ops import Compact, Segment, refill
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class View:
     copied: what this view has copied into them; None where nothing is selected.
     """
 
+    indexable: ClassVar[bool] = True
     indices: Tensor
     tail_start: Tensor
     layers: dict[int, int] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,11 +53,12 @@ class Pages:
 
 @dataclass
 class QuestView:
-    """Selects pages by the query of each pass, so it has no fixed list of slots.
+    """Not indexable: each query selects its own pages. counts: full pages of each row; selected: how many are read.
 
-    counts: each row's full pages; selected: how many of them a query reads. Slots after the last full page are shown.
+    Slots after the last full page are always shown.
     """
 
+    indexable: ClassVar[bool] = False
     tail_start: Tensor
     counts: list[int]
     selected: list[int]

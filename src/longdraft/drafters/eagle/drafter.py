@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.backends.native import NODES
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.limits import DraftLimits
@@ -19,6 +18,7 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 CANDIDATES = 4096  # whose ancestors fit a mask
+CHUNK = 128  # tokens that the target reads again in one pass
 
 
 def chosen(tree: Tree, nodes: Tensor) -> Tree:
@@ -92,15 +92,11 @@ class Eagle(Drafter):
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
         if n - int(self.first[b] + self.own.length[b]) > self.reach:  # what lies further back is not worth it
             self.first[b], self.own.length[b] = n - self.reach, 0
-        fed, found = n - int(self.first[b] + self.own.length[b]), []
-        wanted = 1 if self.target.native is None else 0  # the native step gives all logits or none of its speed
+        fed = n - int(self.first[b] + self.own.length[b])
         with row.reopen(fed):
-            for part in seqs.tokens[b : b + 1, n - fed : n].split(NODES, 1):
-                captured = Captures(self.captures())
-                self.target(Tree.chain(part), row, captured=captured, logits=wanted)
-                row.length += part.shape[1]
-                found.append(self._states(captured))
-        self._feed(torch.cat(found, 1), seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
+            passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
+        features = torch.cat([self._states(captured) for captured in passes], 1)
+        self._feed(features, seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
         """Append pairs features [B',A,d], tokens [B',A], of which count are real, to the cache of these rows."""

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.backends.native import Draws, copied
-from longdraft.backends.native_glide import NativeBlock, fits
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.kv_view import KVView
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
@@ -20,7 +20,6 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.costs import head_size, keys_read, size_of
 from longdraft.drafters.glide.block import Glide
-from longdraft.models.lm import KVView
 from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
 
@@ -114,7 +113,7 @@ class GlideDrafter(Drafter):
         self.block, self.widths, self.policy = block, widths, policy or Full()
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.window = window or block.window
-        self.native = NativeBlock(block) if fits(block) else None
+        self.compiled = block.host.target.backend.compile_block(block)
 
     def captures(self) -> CaptureSpec:
         return replace(self.policy.captures(), only=self.block.host.layer)  # no other layer is read
@@ -145,17 +144,17 @@ class GlideDrafter(Drafter):
         chain = self.chain(tree, seqs, view)
         return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, limits, chain)
 
-    def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[Draws], Tensor] | None:
-        """Drafting a chain in one call, where the block's native step does it."""
-        if self.native is None or not copied(view):
+    def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[ChainDraws], Tensor] | None:
+        """Drafts a chain in one call; None where the block is not compiled."""
+        if self.compiled is None or not self.compiled.supports(view):
             return None
-        return partial(self.native.chain, tree, self.ring, seqs.cache, view)
+        return partial(self.compiled.draft_chain, tree, self.ring, seqs.cache, view)
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""
         position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
-        if self.native is not None and copied(view):
-            return self.native(tree, start, position, self.ring, seqs.cache, view)
+        if self.compiled is not None and self.compiled.supports(view):
+            return self.compiled.forward(tree, start, position, self.ring, seqs.cache, view)
         return self.block(
             tree.tokens[:, start:],
             position,

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from longdraft.backends.native import NODES, Draws, chain
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.kv_view import KVView
 from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import Tree
@@ -20,13 +21,12 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.costs import bytes_read
 from longdraft.errors import InputError
-from longdraft.models.lm import LM, KVView
+from longdraft.models.lm import LM
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
 SINK = 16  # first tokens of a prompt that are read however long it is: models lean on a text's beginning
 NEAR = 16  # tokens that a row may be behind its root: they run in the root's pass
-CHUNK = 1024  # nodes of a pass that reads, where there is no native step
 GROWTH = 1024  # slots for what is said after the prompt; the cache grows where that is not enough
 
 
@@ -119,17 +119,9 @@ class SmallModelDrafter(Drafter):
         self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
-        """Run what row b's cache lacks of its excerpt, all but the root, in passes of bounded width.
-
-        The native step takes as many nodes as NODES at once; elsewhere wider passes are faster, and give the logits of
-        their last node alone.
-        """
-        row, native = self.cache.row(b), self.small.native is not None
-        missing = self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])]
-        for part in missing.split(NODES if native else CHUNK, 1):
-            if part.shape[1]:
-                self.small(Tree.chain(part), row, logits=0 if native else 1)
-                row.length += part.shape[1]
+        """Run what row b's cache lacks of its excerpt, all but the root."""
+        row = self.cache.row(b)
+        self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
@@ -148,13 +140,13 @@ class SmallModelDrafter(Drafter):
             self._run = tree.size
             return self._fitted(logits)
 
-        rest = chain(self.small, self.cache, view) if self.small.vocab == self.vocab else None
+        rest = self.small.backend.chain_drafter(self.cache, view) if self.small.vocab == self.vocab else None
         whole = rest and partial(self._whole, partial(step, tree, 0), rest)
         return beam(step, tree, self.widths, seqs, limits, whole)
 
-    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: Draws) -> Tensor:
+    def _whole(self, root: Callable[[], Tensor], rest: Callable[..., Tensor], draws: ChainDraws) -> Tensor:
         """A chain [B,count] in two calls: the one that catches up, and the rest."""
-        first = draws.one(root())
+        first = draws.first(root())
         self._run = draws.count
         return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
 

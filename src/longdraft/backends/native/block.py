@@ -1,4 +1,4 @@
-"""LongSpec's block in one native call, beside a target whose step is native (ops/native/step.cpp)."""
+"""LongSpec's block in one native call, over the cache of a target whose step is native (ops/native/step.cpp)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.native import Draws, Pins, sized
+from longdraft.backends.native.step import NativeStep, Pins, sized
 from longdraft.core.cache import KVCache
+from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.kv_view import KVView, is_indexable
 from longdraft.core.tree import Tree
-from longdraft.drafters.glide.block import Glide
 from longdraft.ops import native
 
 OWN, CROSS = 1, 2  # kinds of layers: types.h
 
 
 class NativeBlock:
-    """Computes what Glide.forward computes, activations in float32, and leaves the nodes' keys behind the ring."""
+    """Computes what the block's own forward computes, with activations in float32; step: its target's.
 
-    def __init__(self, block: Glide):
-        self.block, self._pins = block, Pins()
-        self.step: Any = block.host.target.native
+    block: a Glide, by its modules (drafters/glide/block.py). The nodes' keys and values are left behind the ring.
+    """
+
+    def __init__(self, step: NativeStep, block: Any):
+        self.step, self.block, self._pins = step, block, Pins()
         whole, pins, none = self.step.model, self._pins, native.Linear(None, None, 0, 0)
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
@@ -41,7 +44,10 @@ class NativeBlock:
             self.layers,
         )  # fmt: skip
 
-    def __call__(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
+    def supports(self, view: KVView | None) -> bool:
+        return is_indexable(view)
+
+    def forward(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
         """Nodes [start, size), position [B,W], over a ring and the target's cache, under a view -> logits [B,W,V]."""
         step = self.step
         B, W = position.shape
@@ -56,9 +62,9 @@ class NativeBlock:
             step.lib.longdraft_step(self.model, p, step.work, step.half)
         return logits
 
-    def chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: Draws) -> Tensor:
-        """A chain below the tree's root, in one call -> its tokens [B,count]. The ring holds the keys of all but the
-        last, as after a call for each."""
+    def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: ChainDraws) -> Tensor:
+        """A chain below the tree's root, in one call -> its tokens [B,count]. Behind the ring are then the keys of all
+        but the last, as after one call per token."""
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
         sized(
@@ -70,12 +76,12 @@ class NativeBlock:
         p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
         self._keys(p, draws.count, ring, cache, view)
         p.seen = seen.data_ptr()
-        drawn = draws.run(self.step, self.model, p)
+        drawn = self.step.draw_chain(self.model, p, draws)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
         return drawn
 
     def _keys(self, p: native.Pass, nodes: int, ring: Any, cache: KVCache, view: Any) -> None:
-        """Say where keys and values lie: the ring's, with room for so many nodes, and the target's."""
+        """Fill in where keys and values are: the ring's, with room for `nodes` nodes, and the target's."""
         step, layer = self.step, self.block.host.layer
         ring.room(nodes)
         if {ring.k.dtype, ring.v.dtype} != {step.dtype} or ring.v.shape != ring.k.shape or len(ring.k) != p.rows:
@@ -93,9 +99,9 @@ class NativeBlock:
             p.tail_start, p.indices = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 
 
-def fits(block: Glide) -> bool:
-    """Whether the native step computes this block: its target's is native, of the same dtype, and has no window."""
+def block_fits(step: NativeStep, block: Any) -> bool:
+    """Whether NativeBlock computes this block: of the step's dtype, and over a layer that sees every key."""
     host = block.host
-    if host.target.native is None or host.window is not None or not host.rotated or block.dtype != host.target.dtype:
+    if host.window is not None or not host.rotated or block.dtype != step.dtype:
         return False
     return host.value_dim == host.dim and block.gate_proj.out_features % 16 == 0

@@ -1,0 +1,124 @@
+"""Draw docs/images/speedup.svg from benchmarks/records, or check that it shows what the records contain.
+
+python docs/figures.py            # needs matplotlib
+python docs/figures.py --check    # exit status 1 if the plotted numbers are not those of the records
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import sys
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+FIGURE = ROOT / "docs" / "images" / "speedup.svg"
+FILES = ("2026-11-21-start-counted.jsonl", "2026-11-22-builds.jsonl")
+METHODS = ("vegas", "longspec-guided", "budgetdraft", "vegas-reuse", "suffix", "medusa", "auto")
+# Panel -> label -> cell: text, temperature, context, kernel build (records that name no build are AVX-512).
+PANELS = {
+    "Code and book, sampled (T=1)": {
+        "code 16K": ("code", 1.0, 16384, "avx512"),
+        "code 32K": ("code", 1.0, 32768, "avx512"),
+        "book 16K": ("book", 1.0, 16384, "avx512"),
+        "book 32K": ("book", 1.0, 32768, "avx512"),
+    },
+    "Code, greedy (repetitive output)": {
+        "16K": ("code", 0.0, 16384, "avx512"),
+        "32K": ("code", 0.0, 32768, "avx512"),
+    },
+    "Text that drafts badly (T=1)": {
+        "noise 512": ("noise.txt", 1.0, 512, "avx512"),
+        "noise 4K": ("noise.txt", 1.0, 4096, "avx512"),
+        "greek 512": ("greek.txt", 1.0, 512, "avx512"),
+        "greek 4K": ("greek.txt", 1.0, 4096, "avx512"),
+    },
+    "AVX2 build, code, 32K": {
+        "T=1": ("code", 1.0, 32768, "avx2"),
+        "greedy": ("code", 0.0, 32768, "avx2"),
+    },
+}
+
+Cell = tuple[str, float, int, str]
+
+
+def speedups() -> dict[Cell, dict[str, list[float]]]:
+    """By cell and method: [median, least, most] of tokens/s over the median of plain decoding in the same run."""
+    found: dict[Cell, dict[str, list[float]]] = {}
+    for file in FILES:
+        lines = (ROOT / "benchmarks" / "records" / file).read_text(encoding="utf-8").splitlines()
+        for record in map(json.loads, lines):
+            if record["task"] == "speed" and "oracle" not in record:
+                cell = (record["text_name"], record["temperature"], record["context"], record.get("kernels", "avx512"))
+                found.setdefault(cell, {}).setdefault(record["method"], []).append(record["tokens_per_s"])
+    return {
+        cell: {m: _summary([x / median(rates["plain"]) for x in rates[m]]) for m in rates}
+        for cell, rates in found.items()
+    }
+
+
+def _summary(values: list[float]) -> list[float]:
+    return [round(x, 6) for x in (median(values), min(values), max(values))]
+
+
+def plotted() -> str:
+    """The numbers of the figure as JSON; the SVG carries them as its description."""
+    known = speedups()
+    panels = {
+        title: {label: {m: known[cell][m] for m in METHODS if m in known[cell]} for label, cell in cells.items()}
+        for title, cells in PANELS.items()
+    }
+    return json.dumps(panels)
+
+
+def stored(svg: str) -> str:
+    """The description in an SVG that `draw` wrote."""
+    found = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.S)
+    return html.unescape(found[1]) if found else ""
+
+
+def draw(data: str, path: Path) -> None:
+    """One panel for each entry of PANELS: a dot is a median of five runs, a line the range from least to most."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "longdraft", "svg.fonttype": "none", "font.size": 9})
+    figure, rows = plt.subplots(2, 2, figsize=(9, 6.4), sharex=True, sharey=True, layout="constrained")
+    for axes, (title, cells) in zip(rows.flat, json.loads(data).items(), strict=True):
+        axes.axvspan(0.5, 1, color="#f6d5d0", lw=0)
+        axes.axvline(1, color="#b03020", lw=1)
+        for i, (label, found) in enumerate(cells.items()):
+            at = {m: METHODS.index(m) + 0.16 * (i - (len(cells) - 1) / 2) for m in found}
+            for m, (_, least, most) in found.items():
+                axes.plot([least, most], [at[m], at[m]], color=f"C{i}", lw=1.2, alpha=0.7)
+            axes.plot([found[m][0] for m in found], [at[m] for m in found], "o", color=f"C{i}", ms=4.5, label=label)
+        axes.set_title(title, fontsize=10)
+        axes.set_yticks(range(len(METHODS)), METHODS)
+        axes.grid(axis="x", alpha=0.3)
+        axes.legend(loc="upper right", fontsize=8)
+    axes.set_xlim(0.5, 4)
+    axes.invert_yaxis()
+    figure.supxlabel("Speedup over plain decoding (1 = no gain; shaded = slower)")
+    figure.savefig(path, metadata={"Date": None, "Creator": "docs/figures.py", "Description": data})
+    # matplotlib ends some lines with a space, which pre-commit would remove
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
+
+
+def main(words: list[str]) -> int:
+    data = plotted()
+    if words != ["--check"]:
+        draw(data, FIGURE)
+        print(f"wrote {FIGURE.relative_to(ROOT)}")
+        return 0
+    same = FIGURE.exists() and stored(FIGURE.read_text(encoding="utf-8")) == data
+    print("the figure is from the records" if same else "the figure is not from the records: run docs/figures.py")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""The protocol of backends: how a forward pass is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
+from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.kv_view import KVView
+from longdraft.core.tree import Tree
+
+ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start, draws) -> tokens [B,count]
+
+
+class Backend(Protocol):
+    """Computes the passes of one model. `eager` can do everything and defines what is right.
+
+    exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed beside it.
+    max_nodes: the most nodes of one call of `forward`. kernels: the name of its compiled kernels, if it has a choice.
+    """
+
+    name: str
+    exact: bool
+    max_nodes: int
+    kernels: str | None
+
+    def supports(self, view: KVView | None, logits: int = 0) -> bool:
+        """Whether `forward` can compute a pass under this view with logits of the last `logits` nodes (0: all)."""
+        ...
+
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        """Run nodes [start, size) of a tree whose earlier nodes sit in scratch -> logits [B,W,V].
+
+        Their keys and values are written to slots length+start and on; what captured.spec requests is stored in it.
+        """
+        ...
+
+    def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
+        """A function that drafts a chain in one call; None where each node needs a call of `forward`.
+
+        It runs `first` as node `start` and every drawn token but the last.
+        """
+        ...
+
+    def compile_block(self, block: Any) -> BlockStep | None:
+        """Computes LongSpec's block (its modules: drafters/glide/block.py) over the model's cache; None: it cannot."""
+        ...
+
+
+class BlockStep(Protocol):
+    """A draft block beside the model. ring: the block's own keys and values (drafters/glide/drafter.py)."""
+
+    def supports(self, view: KVView | None) -> bool:
+        """Whether the block can be computed under this view of the model's cache."""
+        ...
+
+    def forward(
+        self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: KVView | None
+    ) -> Tensor:
+        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay in the ring."""
+        ...
+
+    def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: KVView | None, draws: ChainDraws) -> Tensor:
+        """A chain below the tree's root, in one call -> its tokens [B,count]; keys of all but the last stay."""
+        ...

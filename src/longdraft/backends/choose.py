@@ -1,0 +1,20 @@
+"""Which backend computes a model's passes: decided here and nowhere else."""
+
+from __future__ import annotations
+
+from longdraft.backends import cuda, native
+from longdraft.backends.base import Backend
+from longdraft.backends.eager import Eager
+from longdraft.backends.stock import refuse
+
+
+def choose(eager: Eager) -> Backend:
+    """The fastest backend that computes the model which `eager` computes.
+
+    Raises InputError for a model whose shapes contradict each other: then no backend can run it.
+    """
+    model = eager.architecture
+    refuse(model.hf, model.windows)
+    if native.fits(model.hf, model.windows):
+        return native.NativeBackend(model)
+    return cuda.CudaBackend(model) if cuda.fits(model) else eager

@@ -1,0 +1,172 @@
+"""A forward pass in fixed buffers, whose launches do not depend on lengths: it can be recorded as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from longdraft.backends.architecture import Architecture
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import Tree
+from longdraft.errors import InputError
+
+NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}  # each takes eight launches; ours takes one
+
+
+def head_dim(config: Any) -> int:
+    """The width of a head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+@contextmanager
+def fused(hf: Any) -> Iterator[None]:
+    """Run each of the model's norms in one launch; they make up many of a small pass's launches."""
+    from longdraft.ops.triton import functions as gpu
+
+    norms = [m for m in hf.modules() if type(m).__name__ in NORMS]
+    for m in norms:
+        m.forward = lambda x, m=m: gpu.rms_norm(x, m.weight, m.variance_epsilon)
+    try:
+        yield
+    finally:
+        for m in norms:
+            del m.forward
+
+
+def bucket(n: int, least: int) -> int:
+    """The next power of two, so that a new graph is needed only when what it reads has doubled; 0 stays 0."""
+    return max(least, 1 << (n - 1).bit_length()) if n else 0
+
+
+def padded(nodes: int) -> int:
+    """The number of nodes that a pass over `nodes` nodes is padded to: few sizes serve trees of many sizes."""
+    step = 1 if nodes <= 8 else 8 if nodes <= 64 else 16
+    return -(-nodes // step) * step
+
+
+class Shape(NamedTuple):
+    """What a graph is recorded for; a pass of another shape needs another graph.
+
+    tree, keys, selected: the most nodes of a tree, slots and selected slots of a row. kept: rows of scores. of, split,
+    only: as in CaptureSpec. normal: the tensors are no inference tensors.
+    """
+
+    rows: int
+    nodes: int
+    tree: int
+    keys: int
+    selected: int
+    kept: int
+    pooled: bool
+    of: str
+    split: bool
+    only: int | None
+    hidden: tuple[int, ...]
+    normal: bool
+
+    @staticmethod
+    def of_pass(tree: Tree, nodes: int, tail: int, selected: int, spec: CaptureSpec, keep: Tensor | None) -> Shape:
+        """For a pass over `nodes` of the tree's nodes that reads at most `tail` slots and `selected` keys of a row."""
+        pooled, nodes, scores = spec.rows == "mean", padded(nodes), (False, "", False, None)
+        kept = 0 if keep is None else nodes if spec.rows in ("all", "mean") else keep.shape[1]
+        if kept:
+            scores = (pooled, spec.of, spec.split, spec.only)
+        sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(selected, 64))
+        return Shape(*sizes, kept, *scores, tuple(spec.hidden), not torch.empty(0).is_inference())
+
+
+class StaticPass:
+    """A forward pass in fixed buffers: their contents change its results, never its launches."""
+
+    def __init__(self, model: Architecture, shape: Shape):
+        self.model, self.shape, self.calls = model, shape, 0
+        B, W, M, L, device = shape.rows, shape.nodes, shape.tree, model.config.num_hidden_layers, model.hf.device
+
+        def zeros(*sizes: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(*sizes, dtype=dtype, device=device)
+
+        self.tokens, self.position, self.own_depth = zeros(B, W), zeros(B, W), zeros(B, W)
+        self.depth, self.visible = zeros(B, M), zeros(B, W, M, dtype=torch.uint8)
+        self.bounds, self.cache, self.indices = zeros(B, 4), zeros(L, 4), zeros(L, B, 4)
+        self.keep, self.spec = zeros(B, shape.kept), CaptureSpec(hidden=shape.hidden)
+        self.graph: Any = None
+        self.used = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Release a run's outputs. A graph's outputs must stay, since replays write to them."""
+        self.logits: Tensor | None = None
+        self.scores: Tensor | None = None
+        self.states: dict[int, Tensor] = {}
+
+    def load(self, tree: Tree, start: int, position: Tensor, length: Tensor) -> None:
+        """Copy one call's inputs, except its view, to the buffers. Padding nodes keep old values: they are not read."""
+        W, T = position.shape[1], tree.size
+        self.tokens[:, :W] = tree.tokens[:, start:]
+        self.position[:, :W] = position
+        self.own_depth[:, :W] = tree.depth[:, start:]
+        self.depth[:, :T] = tree.depth
+        self.visible[:, :W, :T] = tree.mask[:, start:]
+        self.bounds[:, 0] = length
+        self.bounds[:, 1].fill_(start)
+        self.bounds[:, 2].fill_(T)
+
+    def capture(self, pool: Any) -> None:
+        """Record the launches of a run as a graph. One run must come before, which builds every kernel."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.run()
+        self.graph = graph
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """From the buffers to logits [B,W,V], scores [L,B,R,columns,keys] and states {n: [B,W,d]}."""
+        s, model, self.calls = self.shape, self.model, 0
+        apart = self.own_depth[:, :, None] - self.depth[:, None]
+        self.near = {w: self.visible * (apart < w) for w in set(model.windows.values())}
+        if s.kept:
+            columns, layers = model.config.num_key_value_heads if s.split else 1, range(model.config.num_hidden_layers)
+            scored = [i for i in layers if i not in model.windows and s.only in (None, i)]
+            self.scored = {layer: i for i, layer in enumerate(scored)}
+            rows = 1 if s.pooled else s.kept
+            self.scores = torch.empty(len(scored), s.rows, rows, columns, s.keys, device=self.keep.device)
+            same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)  # a node may be kept twice
+            self.place = same.int().argmax(1).where(same.any(1), -1).int()
+        captured = Captures(self.spec)
+        with fused(model.hf):
+            logits = model.run(self, self.tokens, self.position, captured)
+        self.logits = logits
+        self.states = captured.states
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None
+    ) -> Tensor:
+        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes -> [B,W,H,D]."""
+        from longdraft.ops.triton import slots
+
+        dtype = self.model.hf.dtype
+        if {q.dtype, k.dtype, v.dtype} != {dtype}:
+            raise InputError(f"attention runs in {q.dtype}, the model in {dtype}: set LONGDRAFT_GRAPHS=0")
+        s, window = self.shape, self.model.windows.get(layer, 0)
+        keys = min(s.keys, bucket(window + s.tree, 1)) if window else s.keys
+        visible = self.near[window] if window else self.visible
+        reach = slots.SlotKeys(
+            self.cache[layer], self.indices[layer], self.bounds, visible, self.own_depth, keys,
+            0 if window else s.selected, window,
+        )  # fmt: skip
+        slots.write(k, v, reach.cache, self.bounds)
+        at = self.scored.get(layer) if s.kept else None
+        if at is None:
+            return slots.attend(q, k.shape[1], reach, scale, softcap, sink)[0]
+        assert self.scores is not None
+        out, total, logits = slots.attend(q, k.shape[1], reach, scale, softcap, sink, self.place, s.kept)
+        assert logits is not None
+        slots.average(
+            logits, total, self.keep, self.place, self.bounds, s.of == "weights", s.pooled,
+            self.scores[at],
+        )  # fmt: skip
+        return out

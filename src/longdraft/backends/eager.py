@@ -1,0 +1,107 @@
+"""The backend that runs Transformers' own modules. It can do everything and defines what is right."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft import ops
+from longdraft.backends.architecture import Architecture
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
+from longdraft.core.kv_view import KVView
+from longdraft.core.tree import Tree
+
+
+class Eager:
+    """Transformers' forward, with attention over a KVCache in place of its own."""
+
+    name, exact, max_nodes = "eager", False, sys.maxsize
+    kernels: str | None = None
+
+    def __init__(self, architecture: Architecture):
+        self.architecture = architecture
+
+    def supports(self, view: KVView | None, logits: int = 0) -> bool:
+        return True
+
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        model, tokens = self.architecture, tree.tokens[:, start:]
+        visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
+        kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
+        p = Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, model.windows)
+        return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
+
+    def chain_drafter(self, cache: KVCache, view: KVView | None) -> None:
+        return None
+
+    def compile_block(self, block: Any) -> None:
+        return None
+
+
+@dataclass
+class Pass:
+    """What attention needs to know of one forward pass over nodes [start, size) of a tree."""
+
+    cache: KVCache
+    begin: list[int]  # committed length of each row
+    start: int
+    depth: Tensor  # [B,size]
+    visible: list[Tensor | None]  # per row [W,size]; None where a node sees all of them
+    kept: list[list[int]]  # per row, the query nodes whose scores are captured
+    view: KVView | None
+    captured: Captures
+    windows: dict[int, int]
+    calls: int = 0
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv]."""
+        self.cache.write(layer, k, v, [n + self.start for n in self.begin])
+        size, rows, spec = self.start + q.shape[2], [], self.captured.spec
+        scored = spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
+        for b in range(len(q)):
+            keep = self.kept[b] if scored else None
+            found = ops.attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
+            if scored:
+                self.capture(layer, b, found)
+            rows.append(found.out)
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+    def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
+        """The keys that row b's queries q [H,W,D] may read in this layer."""
+        (k, v), n, end = self.cache.read(layer, b), self.begin[b], self.begin[b] + size
+        window = self.windows.get(layer)
+        if window is not None:
+            low = max(0, n - window + 1)  # the first key that any node may see
+            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, size, window))]
+        if self.view is not None:
+            return self.view.segments(layer, b, k, v, end, self.visible[b], q)
+        return [ops.Segment(k[:, :end], v[:, :end], self.visible[b])]
+
+    def _near(self, b: int, low: int, size: int, window: int) -> Tensor:
+        """[W,end-low] keys within a window of each node's own position."""
+        n, depth = self.begin[b], self.depth[b]
+        position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
+        near = (n + depth[self.start :])[:, None] - position < window
+        if (mask := self.visible[b]) is not None:
+            near[:, n - low :] &= mask
+        return near
+
+    def capture(self, layer: int, b: int, found: ops.Attended) -> None:
+        """Store the mean over heads of row b's scores [H,R,S], for the slots up to the root."""
+        spec, scores = self.captured.spec, self.captured.scores
+        kept = found.logits if spec.of == "logits" else found.weights
+        assert kept is not None
+        end, most = self.begin[b] + 1, max(self.begin) + 1
+        columns = len(self.cache.read(layer, b)[0]) if spec.split else 1
+        mean = kept[..., :end].float().view(columns, -1, kept.shape[1], end).mean(1).transpose(0, 1)
+        mean = mean.mean(0, keepdim=True) if spec.rows == "mean" else mean
+        if layer not in scores:
+            scores[layer] = mean.new_full((len(self.begin), *mean.shape[:2], most), float("-inf"))
+        scores[layer][b, ..., :end] = mean

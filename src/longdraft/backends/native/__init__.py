@@ -1,0 +1,71 @@
+"""The CPU backend: a decoding step of a Llama-like model in one C++ call."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.backends import stock
+from longdraft.backends.architecture import ROPES, Architecture
+from longdraft.backends.base import ChainDrafter
+from longdraft.backends.native.block import NativeBlock, block_fits
+from longdraft.backends.native.step import NativeStep
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures
+from longdraft.core.kv_view import KVView, is_indexable
+from longdraft.core.tree import Tree
+from longdraft.ops import native
+
+HEAD_DIMS = {16, 32, 64, 96, 128, 256}  # that the kernels are compiled for
+
+
+def fits(hf: Any, windows: dict[int, int]) -> bool:
+    """Whether the native step computes this model: its family, shape, dtype and device."""
+    c = hf.config
+    if not stock.is_stock(hf) or native.library() is None:
+        return False
+    rope = getattr(hf.model.rotary_emb, "rope_type", "default")
+    same = {(p.dtype, p.device.type) for p in hf.parameters()}
+    return (
+        same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
+        and hf.model.layers[0].self_attn.head_dim in HEAD_DIMS
+        and c.vocab_size >= 16
+        and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
+        and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
+        and rope in ROPES
+        and all(isinstance(w, int) for w in windows.values())
+    )
+
+
+class NativeBackend:
+    """Computes what the Transformers forward computes, with activations in float32.
+
+    A node's numbers do not depend on the nodes and rows computed beside it: a verify pass along a chain is bit for bit
+    plain decoding. The kernels read the model's own weights, which must not be moved or changed.
+    """
+
+    name, exact = "native", True
+    max_nodes = 128  # wider passes are split; prefill runs eagerly, which is faster there
+
+    def __init__(self, architecture: Architecture):
+        self.architecture = architecture
+        self.step = NativeStep(architecture.hf, architecture.windows)
+        self.kernels: str | None = native.name_of(self.step.lib)
+
+    def supports(self, view: KVView | None, logits: int = 0) -> bool:
+        return not logits and is_indexable(view)
+
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        """Logits are float32."""
+        return self.step(tree, cache, start, self.architecture.position(tree, start, cache), view, captured)
+
+    def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
+        return partial(self.step.chain, cache, view, self.architecture.reach) if is_indexable(view) else None
+
+    def compile_block(self, block: Any) -> NativeBlock | None:
+        return NativeBlock(self.step, block) if block_fits(self.step, block) else None

@@ -1,0 +1,88 @@
+"""Methods whose drafter has weights trained for the target and reads the target's hidden states or KV cache."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from longdraft.core.options import MAX_DEPTH, Depth, Nodes, NotNegative, Positive, Share, Widths
+from longdraft.drafters import Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
+from longdraft.drafters.eagle.block import EagleBlock
+from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
+from longdraft.errors import InputError
+from longdraft.methods.self_speculative import NGram, Score
+from longdraft.models.lm import LM
+from longdraft.views import Guided, Partial
+
+
+def longspec(
+    target: LM,
+    block: Glide,
+    widths: Widths = (4, 16, 16, 16, 16),
+    window: NotNegative = 0,
+    gamma: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 0,
+) -> Drafter:
+    """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
+
+    window: slots of its own cache that the block attends to (0: as it was trained). gamma: draft a chain of this many
+    tokens instead of a tree (0: a tree).
+    """
+    return GlideDrafter(block, [1] * gamma or list(widths), window=window)
+
+
+def longspec_chain(target: LM, block: Glide, gamma: Depth = 5, window: NotNegative = 0) -> Drafter:
+    """A block that attends to the target's KV cache drafts a chain of gamma tokens (window 0: as it was trained)."""
+    return GlideDrafter(block, [1] * gamma, window=window)
+
+
+def longspec_guided(
+    target: LM,
+    block: Glide,
+    widths: Widths = (4, 16, 16, 16, 16),
+    window: NotNegative = 0,
+    keep_ratio: Share = 0.01,
+    min_budget: Positive = 1024,
+    score: Score = "weights",
+) -> Drafter:
+    """Like longspec, but the block reads only the slots that the last verification scored highest."""
+    return GlideDrafter(block, list(widths), Guided(keep_ratio, min_budget, score), window)
+
+
+SparseOrWidths = Annotated[Widths | Literal["sparse"], Field(description="sparse, or nodes per depth like 4,2,2")]
+
+
+def medusa(target: LM, heads: MedusaHeads, widths: SparseOrWidths = "sparse") -> Drafter:
+    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes."""
+    return Medusa(target, heads, SPARSE if widths == "sparse" else cartesian(list(widths)))
+
+
+def tokenswift(
+    target: LM,
+    heads: ChainedHeads,
+    budget: Positive = 4096,
+    sink: NotNegative = 16,
+    widths: Widths = (1, 3, 3, 3),
+    n: NGram = 4,
+    topk: Nodes = 20,
+    choice: Literal["count", "random"] = "count",
+) -> Drafter:
+    """The target drafts one token over `budget` slots of its cache, chained heads the next ones; n-grams join below."""
+    if budget <= sink:
+        raise InputError(f"option budget is {budget}: give {sink + 1} or more, one more than sink")
+    return Sequential(Heads(target, heads, Partial(budget, sink), list(widths)), Reuse(n, topk, 1, choice))
+
+
+def eagle(
+    target: LM,
+    block: EagleBlock,
+    topk: Nodes = 10,
+    levels: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 7,
+    nodes: Annotated[int, Field(ge=2, le=1024)] = 60,
+    reach: Positive = 512,
+) -> Drafter:
+    """A layer on the target's hidden states grows a tree and keeps its likeliest `nodes` nodes, the root included.
+
+    reach: how many of the latest tokens the layer attends to.
+    """
+    return Eagle(target, block, topk, levels, nodes, reach)
