@@ -103,7 +103,7 @@ def test_bad_arguments_are_named():
     assert torch.is_grad_enabled()
 
 
-BAD = {1: ([], "no tokens"), 3: ([5, 99], "prompt token 99"), 4: ([5] * 150, "a row has 160"), 5: (["x"], "numbers")}
+BAD = {1: ([], "no tokens"), 3: ([5, 99], "prompt token 99"), 4: ([5] * 150, "a row has 160"), 5: (["x"], "token ids")}
 
 
 @pytest.mark.parametrize("kind", [list, iter])

@@ -182,6 +182,6 @@ def test_reject_runs_sampled_and_repeats(method):
 
 def test_reject_wants_a_drafter_that_keeps_its_law():
     lm = tiny.target("llama")
-    with pytest.raises(InputError, match="use match"):
+    with pytest.raises(InputError, match="use verify=match"):
         generate(lm, tiny.prompts(9), Lookup(), verify=reject)
     assert generate(lm, tiny.prompts(9), Drafter(), verify=reject, max_new_tokens=2)

@@ -91,13 +91,13 @@ def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
         ({"prompt": []}, "no tokens"),
         ({"prompt": [5, 96]}, "prompt token 96 is not in the model's vocabulary of 96"),
         ({"prompt": [-1]}, "prompt token -1"),
-        ({"prompt": ["5"]}, "lists of token numbers"),
-        ({"prompt": [1.5]}, "lists of token numbers"),
+        ({"prompt": ["5"]}, "lists of token ids"),
+        ({"prompt": [1.5]}, "lists of token ids"),
         ({"prompt": [5] * 200}, "200 prompt tokens and 5 new ones need 205 slots, and a row has 160"),
         ({"prompt": [5] * 510}, "exceed the model's 512 positions"),
         ({"prompt": [5], "max_new_tokens": 0}, "max-new-tokens is 0"),
         ({"prompt": [5], "seed": 1 << 63}, "63 bits"),
-        ({"prompt": [5], "eos": [None]}, "lists of token numbers"),
+        ({"prompt": [5], "eos": [None]}, "lists of token ids"),
     ],
 )
 def test_a_bad_request_is_refused_and_the_others_go_on(asked, words):
@@ -115,7 +115,7 @@ def test_bad_sessions_are_refused():
     for asked, words in (
         ({"batch": 0}, "batch is 0"),
         ({"slots": 1}, "slots is 1"),
-        ({"drafter": Lookup(), "verify": reject}, "use match"),
+        ({"drafter": Lookup(), "verify": reject}, "use verify=match"),
     ):
         with pytest.raises(InputError, match=words):
             Session(lm, **asked)
