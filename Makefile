@@ -4,15 +4,16 @@ TORCH_INDEX ?=# an extra package index to take torch from, such as that of its C
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
-.PHONY: help setup demo test test-all lint fix bench clean
+.PHONY: help setup demo test test-all lint fix docs bench clean
 help:
 	@echo "make demo    a long prompt by plain decoding, vegas and lookup, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
-	@echo "make lint    ruff and pyright; make fix mends what ruff can"
+	@echo "make lint    ruff, pyright, and whether the figure is from the records; make fix corrects what ruff can"
+	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   the published figures, into runs/ (hours)"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
 
@@ -48,13 +49,19 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python docs/figures.py --check
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY)
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

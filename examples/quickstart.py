@@ -1,4 +1,4 @@
-"""Decode a 4,096-token prompt plainly and with vegas, and compare the two outputs."""
+"""Decode a 2,048-token prompt plainly and with vegas, and compare the two outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longdraft import Stats, build, generate, load
 BOOK = Path(longdraft.__file__).parent / "assets" / "text" / "great-expectations.txt"
 
 target, tokenizer = load("bundled", dtype="float32")  # or a folder, or a Hub id
-prompt = tokenizer(BOOK.read_text(encoding="utf-8"))["input_ids"][:4096]
+prompt = tokenizer(BOOK.read_text(encoding="utf-8"))["input_ids"][2048:4096]
 
 outputs = {}
 for method in ("plain", "vegas"):

@@ -141,7 +141,7 @@ def wrong_position(mp: MonkeyPatch) -> None:
         return replace(tree, depth=tree.depth - late.long())
 
     mp.setattr(Tree, "grow", grow)
-    mp.setattr("longdraft.drafters.self_draft.chain", lambda *_: None)  # node by node
+    mp.setattr("longdraft.backends.native.NativeBackend.chain_drafter", lambda *_: None)  # node by node
 
 
 def sees_sibling(mp: MonkeyPatch) -> None:

@@ -97,9 +97,9 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
     ),
     "a tokenizer that is a model": (
         [edit("tokenizer_config.json", tokenizer_class="AutoModelForCausalLM")],
-        "which is no tokenizer",
+        "which is not a tokenizer",
     ),
-    "a tokenizer that is a number": ([edit("tokenizer_config.json", tokenizer_class=7)], "which is no tokenizer"),
+    "a tokenizer that is a number": ([edit("tokenizer_config.json", tokenizer_class=7)], "which is not a tokenizer"),
     "an adapter": (
         [
             edit(
@@ -118,10 +118,13 @@ CASES: dict[str, tuple[list[Change], str | None]] = {
     "gptq": ([config(quantization_config={"quant_method": "gptq", "bits": 4})], "quantised (gptq)"),
     "an unknown quantisation": ([config(quantization_config={"quant_method": "evil"})], "quantised (evil)"),
     "an odd quantisation": ([config(quantization_config=[1])], "cannot load"),
-    "weights above": ([shards("../../x.safetensors")], "must name *.safetensors of the model's own folder"),
-    "weights at the root": ([shards("/tmp/x.safetensors")], "must name *.safetensors of the model's own folder"),
-    "pickled weights": ([shards("x.bin")], "must name *.safetensors of the model's own folder"),
-    "weights of no name": ([shards(None)], "must name *.safetensors of the model's own folder"),
+    "weights above": ([shards("../../x.safetensors")], "may only name *.safetensors files in the model's own folder"),
+    "weights at the root": (
+        [shards("/tmp/x.safetensors")],
+        "may only name *.safetensors files in the model's own folder",
+    ),
+    "pickled weights": ([shards("x.bin")], "may only name *.safetensors files in the model's own folder"),
+    "weights of no name": ([shards(None)], "may only name *.safetensors files in the model's own folder"),
     "a deep config": ([write("config.json", DEEP)], "cannot load"),
     "a list for a config": ([write("config.json", "[1, 2]")], "cannot load"),
     "a deep index": ([write("model.safetensors.index.json", DEEP)], "nested too deeply"),

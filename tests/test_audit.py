@@ -16,8 +16,9 @@ from test_broken import APART, triforce
 from test_broken import PLANTED as EVERY
 
 from longdraft import InputError, Sampler, match
-from longdraft.audit.audit import Audit, Prompt, Way, ways, windows
+from longdraft.audit.audit import Audit
 from longdraft.audit.log import AuditLog, sentences
+from longdraft.audit.plan import Prompt, Way, ways, windows
 from longdraft.audit.ties import Replay
 from longdraft.cli import main
 from longdraft.core.verify import Verdict
@@ -363,7 +364,7 @@ def test_the_command_fails_on_too_many_ties(place, capsys, monkeypatch):
         ("--method sd", "--random-drafter"),
         ("--method sd --random-drafter --drafter m", "one of them"),
         ("--method nope", "plain, lookup"),
-        ("-o gamma=513", "512 or less"),
+        ("-o gamma=513", "from 1 to 512"),
         ("--tolerance -1", "0 or more"),
         ("--tolerance nan", "0 or more"),
         ("--tokens 9999999", "positions"),

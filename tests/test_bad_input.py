@@ -37,7 +37,7 @@ BAD = [
     ("generate hi -m tiny --method longspec --drafter tiny", "not in longdraft's layout"),
     ("generate hi -m org/none", "cannot reach the Hub"),
     ("generate hi -m tiny -o gama=3", "gamma, keep_ratio"),
-    ("generate hi -m tiny -o ratio=nan", "keep_ratio"),
+    ("generate hi -m tiny -o keep_ratio=nan", "keep_ratio"),
     ("generate hi -m tiny -o gamma", "KEY=VALUE"),
     ("generate hi -m tiny -o score=best", "logits or weights"),
     ("generate hi -m tiny --temperature -1", "0 (greedy) or more"),

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 from longdraft.bench import averages, inputs, report, shapes
+from longdraft.bench.selection import parse
 from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
-from longdraft.cli.bench import app
+from longdraft.cli import main
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
-from longdraft.engine import records as record
+from longdraft.engine import record_file as record
+from longdraft.engine.records import relative
 from longdraft.errors import InputError
-from longdraft.methods import spec as entries
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.spec import MethodSpec
 
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
 KEYS |= {"mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device"}
@@ -51,14 +56,21 @@ def folder(tmp_path_factory) -> Path:
     return where
 
 
-def run(folder: Path, *words: str):
-    return CliRunner().invoke(app, ["bench", "-m", str(folder), "--dtype", "float32", *words])
+def run(*words: str) -> SimpleNamespace:
+    """status, and what was printed."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words)
+    return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue())
+
+
+def bench(folder: Path, *words: str) -> SimpleNamespace:
+    return run("bench", "-m", str(folder), "--dtype", "float32", *words)
 
 
 def measure(folder: Path, out: Path, *words: str) -> list[dict]:
-    file = ["--prompt-file", str(folder / "prompt.txt")]
-    result = run(folder, *file, "--out", str(out), *words)
-    assert result.exit_code == 0, (result.output, result.exception)
+    result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), "--out", str(out), *words)
+    assert result.status == 0, result.err
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -105,8 +117,7 @@ def test_the_report_says_where_equality_is_not_promised(speed):
 
 
 def test_the_report_rebuilds_the_medians(speed, tmp_path):
-    result = CliRunner().invoke(app, ["report", str(speed), "--out", str(tmp_path)])
-    assert result.exit_code == 0
+    assert run("report", str(speed), "--out", str(tmp_path)).status == 0
     text = (tmp_path / "report.md").read_text()
     records = record.load([speed])
     for context in (64, 96):
@@ -128,8 +139,8 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
     """On random weights of a shape, K drafts of gamma, up to what the last step cuts off."""
     out = tmp_path / "records.jsonl"
     words = ["bench", "--shape", "2x64", "--accept", "2.5", "--methods", "vegas", "--context", "300", "--repeat", "1"]
-    result = CliRunner().invoke(app, [*words, "--max-new-tokens", "120", "--dtype", "float32", "--out", str(out)])
-    assert result.exit_code == 0, (result.output, result.exception)
+    result = run(*words, "--max-new-tokens", "120", "--dtype", "float32", "--out", str(out))
+    assert result.status == 0, result.err
     vegas = next(r for r in record.load([out]) if r["method"] == "vegas")
     assert vegas["oracle"] == 2.5
     assert vegas["equal"]
@@ -137,15 +148,16 @@ def test_an_oracle_accepts_what_it_is_told(tmp_path):
 
 
 def test_only_chains_of_fixed_length_have_an_oracle():
-    made = entries.parse("vegas,vegas-reuse,longspec,suffix", [])
-    assert [e.gamma for e in made] == [7, None, None, None]
-    [chain] = entries.parse("longspec-guided", ["longspec-guided.widths=1,1,1"])
-    assert chain.gamma == 3
+    target, parts = tiny.target("llama"), DrafterWeights(random=True)
+    made = parse("vegas,vegas-reuse,longspec,suffix", [], parts)
+    assert [e.chain_depth(target) for e in made] == [7, 0, 0, 0]
+    made = parse("longspec-guided,longspec", ["longspec-guided.widths=1,1,1", "longspec.gamma=4"], parts)
+    assert [e.chain_depth(target) for e in made] == [3, 4]
 
 
 def test_oracle_and_real_acceptance_stand_apart(speed, tmp_path):
     records = record.load([speed])
-    oracle = [{**r, "oracle": 3.0} for r in records]
+    oracle = [{**r, "oracle": 3.0, "draft_depth": 4} for r in records]
     found = report.sections(records + oracle)
     assert len(found) == 2
     assert "real acceptance" in found[0].title
@@ -182,19 +194,19 @@ def test_controls_differ_from_a_view_of_everything(folder, tmp_path):
 
 def test_sampled_anchors_under_a_full_view_accept_everything(folder, tmp_path):
     words = ["--task", "anchored", "--methods", "vegas@keep_ratio=1", "--context", "64", "--anchors", "10"]
-    found = measure(folder, tmp_path / "records.jsonl", *words, "--temperature", "1", "--settle", "1")
+    found = measure(folder, tmp_path / "records.jsonl", *words, "--temperature", "1", "--warmup-rounds", "1")
     assert found[0]["mean_acceptance_length"] == 8
 
 
 @pytest.mark.parametrize("name", ["vegas", "lookup", "recents"])
 def test_an_anchor_leaves_the_cache_as_plain_feeding_would(name):
     target, tokens = tiny.target("llama"), tiny.prompts(200)[0]
-    entry = entries.MethodSpec(name, name, SMALL if name != "lookup" else {})
-    job = TeacherForced([entry], [], [64], every=8)
+    entry = MethodSpec(name, name, SMALL if name != "lookup" else {})
+    job = TeacherForced(target, [entry], [], [64], every=8)
     want = target.new_cache(1, 256)
     for cache, seen in walk(target, tokens, 64, 5, job.every):
-        first = accepted_at(target, entry.build(target), cache, seen, job, seed=0)
-        again = accepted_at(target, entry.build(target), cache, seen, job, seed=0)
+        first = accepted_at(job, entry.build(target), cache, seen, seed=0)
+        again = accepted_at(job, entry.build(target), cache, seen, seed=0)
         assert first == again
         want.length.zero_()
         with torch.inference_mode():
@@ -210,25 +222,25 @@ def test_an_anchor_leaves_the_cache_as_plain_feeding_would(name):
 def test_an_anchor_counts_what_the_engine_accepts():
     """One speculative step of the engine from the same prompt gives as many tokens as the anchor says, and one."""
     target, prompt = tiny.target("llama"), tiny.prompts(90, seed=3)[0]
-    entry = entries.MethodSpec("recents", "recents", SMALL)
-    job = TeacherForced([entry], [], [90])
+    entry = MethodSpec("recents", "recents", SMALL)
+    job = TeacherForced(target, [entry], [], [90])
     steps = engine.stream(target, [prompt], entry.build(target), max_new_tokens=job.limit)
     next(steps)
     emitted = len(next(steps).tokens[0])
     cache, seen = next(walk(target, prompt, 90, 1, 16))
-    assert accepted_at(target, entry.build(target), cache, seen, job, seed=0) == emitted - 1
+    assert accepted_at(job, entry.build(target), cache, seen, seed=0) == emitted - 1
 
 
 def test_windows_share_no_anchor():
     text = inputs.Text("t", list(range(20_000)), "")
-    job = TeacherForced([], [text], [4096], anchors=205)
+    job = TeacherForced(tiny.target("llama"), [], [text], [4096], anchors=205)
     windows = job.windows(text, 4096)
     assert sum(n for _, n in windows) == 205
     spans = [(start + 4096, start + 4096 + n * job.every) for start, n in windows]
     assert all(a[1] <= b[0] for a, b in pairwise(spans))
     assert spans[-1][1] <= 20_000
     with pytest.raises(InputError, match="fewer --anchors"):
-        TeacherForced([], [text], [19_000], anchors=205).windows(text, 19_000)
+        TeacherForced(tiny.target("llama"), [], [text], [19_000], anchors=205).windows(text, 19_000)
 
 
 @pytest.mark.parametrize("task", ["speed", "anchored"])
@@ -241,13 +253,13 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
             raise KeyboardInterrupt
 
     monkeypatch.setattr("longdraft.bench.teacher_forced.accepted_at", lambda *a: stop() or 3)
-    monkeypatch.setattr("longdraft.bench.run.first_difference", lambda *a: stop())
+    monkeypatch.setattr("longdraft.bench.speed.first_difference", lambda *a: stop())
     words = ["--task", task, "--methods", "vegas,recents", "--context", "64", "--anchors", "30", "--repeat", "99"]
     file = ["--prompt-file", str(folder / "prompt.txt"), "--max-new-tokens", "2"]
-    result = run(folder, *file, "--out", str(out), *words)
-    assert result.exit_code == 130
-    assert "interrupted" in result.output
-    assert "recents" in result.output  # the table of what there is
+    result = bench(folder, *file, "--out", str(out), *words)
+    assert result.status == 130
+    assert "interrupted" in result.err
+    assert "recents" in result.out  # the table of what there is
     records = record.load([out])
     assert len(records) == {"speed": 39, "anchored": 2}[task]
     if task == "anchored":
@@ -266,7 +278,7 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
         ("--methods vegas --context 4090", "exceed the model's 4096 positions"),
         ("--methods vegas --context 4k", "context is '4k'"),
         ("--methods vegas --context ,", "context is ','"),
-        ("--methods vegas --task anchored --anchors 0", "anchors is 0"),
+        ("--methods vegas --task anchored --anchors 0", "--anchors"),
         ("--methods vegas --task anchored --anchors 9999 --context 64", "fewer --anchors"),
         ("--methods vegas --task anchored --context 4080 --anchors 10", "needs 4105 positions"),
         ("--methods plain --task anchored", "plain drafts nothing"),
@@ -280,18 +292,16 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
         ("--methods vegas -o gamma=5", "give METHOD.KEY=VALUE"),
         ("--methods vegas -o vegas.gamma --context 64", "give KEY=VALUE"),
         ("--methods vegas -o vegas.colour=red --context 64", "no option 'colour'"),
-        ("--methods vegas --repeat 0", "repeat is 0"),
-        ("--methods vegas --max-new-tokens 0", "max-new-tokens is 0"),
+        ("--methods vegas --repeat 0", "--repeat"),
+        ("--methods vegas --max-new-tokens 0", "--max-new-tokens"),
         ("--methods vegas --temperature -1", "temperature is -1"),
         ("--methods hf-static --temperature 1 --context 64", "--temperature 0"),
         ("--methods vegas --dtype int8", "dtype is 'int8'"),
     ],
 )
 def test_bad_input_is_one_clear_line(folder, words, says):
-    result = run(folder, "--prompt-file", str(folder / "prompt.txt"), *words.split())
-    assert isinstance(result.exception, InputError)
-    assert says in str(result.exception)
-    assert "\n" not in str(result.exception)
+    result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), *words.split())
+    assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
 
 
 def test_bad_files_are_named(folder, tmp_path):
@@ -313,7 +323,7 @@ def test_bad_files_are_named(folder, tmp_path):
 
 def test_amended_records_replace_their_own_lines_alone(tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
-    log = record.Log(path)
+    log = record.RecordFile(path)
     path.write_text('{"old": 1}\n')
     for i in range(3):
         log.append({"i": i})
@@ -349,9 +359,9 @@ def test_a_shape_has_the_heads_and_width_it_says():
 
 def test_paths_of_this_machine_stay_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert record.relative(str(tmp_path / "a" / "b.txt")) == "a/b.txt"
-    assert record.relative("/home/somebody/model") == "model"
-    assert record.relative("--context") == "--context"
+    assert relative(str(tmp_path / "a" / "b.txt")) == "a/b.txt"
+    assert relative("/home/somebody/model") == "model"
+    assert relative("--context") == "--context"
 
 
 def test_steps_are_timed_and_shown(folder, tmp_path):
@@ -361,6 +371,10 @@ def test_steps_are_timed_and_shown(folder, tmp_path):
     assert all(len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 and "exact" in r for r in found)
     path = report.write(record.load([tmp_path / "s.jsonl"]), tmp_path)
     text = path.read_text()
-    assert "Cost of a step" in text and "of a round of vegas" in text and "| 600 | plain |" in text.replace("  ", " ")
-    result = run(folder, "--task", "steps", "--context", "9999")
-    assert result.exit_code != 0 and "4096" in str(result.exception)
+    assert (
+        "Cost of a step" in text
+        and "of a decoding step of vegas" in text
+        and "| 600 | plain |" in text.replace("  ", " ")
+    )
+    result = bench(folder, "--task", "steps", "--context", "9999")
+    assert result.status == 2 and "4096" in result.err

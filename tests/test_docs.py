@@ -1,8 +1,10 @@
-"""Documents that can fail: what they name exists, and their code runs."""
+"""Documents that can fail: what they name exists, their code runs, and their figures are those of the records."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,62 +13,144 @@ from longdraft.cli import COMMANDS, main
 from longdraft.methods import CONTROLS, METHODS
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import figures  # noqa: E402
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {p.name: p.read_text(encoding="utf-8") for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("README.md")]
+FILES += [ROOT / "tests" / "README.md"]
+PAGES = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in FILES}
+CURRENT = [page for page in PAGES if page not in ("docs/log.md", "CHANGELOG.md")]  # these two describe the past
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGES["docs/methods.md"], re.M | re.S))
 
 
-def test_the_readme_names_every_method():
-    assert re.findall(r"^\| `([a-z0-9-]+)` \|", README, re.M) == list(METHODS)
-    assert all(f"`{name}`" in README for name in CONTROLS)
+def test_readme_names_every_method():
+    table = README.split("## Methods")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"`([a-z0-9-]+)`", table)) == sorted([*METHODS, *CONTROLS])
+
+
+def test_the_table_of_methods_is_complete():
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", PAGES["docs/methods.md"], re.M) == list(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_explained(name):
-    headings = re.findall(r"^## (.*)$", PAGES["methods.md"], re.M)
-    assert name in {n for heading in headings for n in heading.split(", ")}, f"docs/methods.md has no section {name}"
+    assert name in {n for heading in SECTIONS for n in heading.split(", ")}, f"docs/methods.md has no section {name}"
 
 
-def test_the_readme_program_runs(monkeypatch, capsys):
-    code = re.search(r"```python\n(.*?)```", README, re.S)
-    assert code
+def test_every_option_is_documented_with_its_default(capsys):
+    assert main(["methods", "--json"]) == 0
+    for method in json.loads(capsys.readouterr().out)["methods"]:
+        name = method["name"]
+        section = next(text for heading, text in SECTIONS.items() if name in heading.split(", "))
+        lines = dict(re.findall(r"^Options(?: of `([a-z-]+)`)?: (.*)$", section, re.M))
+        documented = re.findall(r"`(\w+)=([^`]+)`", lines.get(name, lines.get("", "")))
+        options = {k: o["default"] for k, o in method["options"].items() if k != "pace"}
+        assert documented == [(k, _text(v)) for k, v in options.items()], name
+
+
+def _text(value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def test_the_readme_example_prints_what_readme_shows(monkeypatch, capsys):
+    found = re.search(r"```python\n(.*?)```\n+```\n(.*?)```", README, re.S)
+    assert found
     monkeypatch.chdir(ROOT)
-    exec(compile(code[1], "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()
+    exec(compile(found[1], "README.md", "exec"), {})
+    assert capsys.readouterr().out == found[2]
 
 
-def test_the_readme_commands_are_known(capsys):
-    lines = re.findall(r"^longdraft (.*?)(?:  +#.*)?$", README, re.M)
-    assert len(lines) >= 3
-    for line in lines:
+@pytest.mark.parametrize("page", CURRENT)
+def test_commands_in_the_pages_are_known(page, capsys):
+    help_of: dict[tuple[str, ...], str] = {}
+    blocks = [code for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], re.M | re.S) if not language]
+    for line in re.findall(r"^longdraft (.*?)(?:  +#.*)?$", "\n".join(blocks), re.M):
         name, *words = line.split()
         assert name in COMMANDS
-        assert main([name, *(words[:1] if name == "train" else []), "--help"]) == 0
-        known = capsys.readouterr().out
-        assert [w for w in words if w.startswith("-") and w not in known] == []
+        command = (name, *(words[:1] if name == "train" else []))
+        if command not in help_of:
+            assert main([*command, "--help"]) == 0
+            help_of[command] = capsys.readouterr().out
+        assert [w for w in words if w.startswith("-") and w not in help_of[command]] == [], line
+    assert page != "README.md" or len(help_of) >= 6
 
 
-def test_the_readme_tree_is_there():
-    tree = re.search(r"## The tree of files\n\n```\n(.*?)```", README, re.S)
-    assert tree
-    at = ROOT
-    for line in tree[1].splitlines():
-        name = line.split()[0]
-        if not line.startswith(" "):
-            at = ROOT
-        place = at / name
-        assert place.exists(), name
-        if name == "src/longdraft/":
-            at = place
+def test_the_packages_are_listed():
+    """how-it-works.md has every package of src/longdraft and no other."""
+    table = PAGES["docs/how-it-works.md"].split("## Where the code is")[1]
+    folders = {p.name for p in (ROOT / "src" / "longdraft").iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == folders
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    folder = ROOT if (ROOT / page).exists() else ROOT / "docs"
     links = re.findall(r"\]\(([^)#]+)", PAGES[page])
+    folder = (ROOT / page).parent
     assert [x for x in links if "://" not in x and not (folder / x).exists()] == []
 
 
 def test_files_that_the_pages_name_exist():
-    named = {m for text in PAGES.values() for m in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text)}
-    assert named
+    pattern = r"`(?:\w+ )?((?:src|tests|docs|benchmarks|examples)/[\w./-]+)`"
+    named = {m for page in CURRENT for m in re.findall(pattern, PAGES[page])}
+    assert len(named) > 10
     assert [n for n in named if not (ROOT / n).exists()] == []
+
+
+def test_names_of_the_package_that_the_pages_use_exist():
+    """`longdraft.a.b` in a page, or `::: longdraft.a.b` in the API reference, can be imported."""
+    from pydoc import locate
+
+    named = {m for page in CURRENT for m in re.findall(r"(?:`|^::: )(longdraft(?:\.\w+)+)", PAGES[page], re.M)}
+    assert len(named) > 20
+    assert [n for n in named if locate(n) is None] == []
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
+    pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r": ([\w/-]+\.md)$", nav, re.M)) == pages
+
+
+def test_the_figure_is_from_the_records(capsys):
+    assert figures.main(["--check"]) == 0
+
+
+def test_the_check_of_the_figure_sees_another_number(tmp_path, monkeypatch, capsys):
+    changed = figures.FIGURE.read_text(encoding="utf-8").replace('"vegas": [1.', '"vegas": [9.', 1)
+    assert figures.stored(changed) != figures.plotted()
+    monkeypatch.setattr(figures, "FIGURE", tmp_path / "speedup.svg")
+    figures.FIGURE.write_text(changed, encoding="utf-8")
+    assert figures.main(["--check"]) == 1
+
+
+def _row(values: list[float]) -> str:
+    return "{:.2f}x ({:.2f} to {:.2f})".format(*values)
+
+
+@pytest.mark.parametrize(
+    ("header", "cells"),
+    [
+        ("| text sampled at T=1", [(t, 1.0, n, "avx512") for t in ("code", "book") for n in (16384, 32768)]),
+        ("| AVX2 build, code, 32K", [("code", t, 32768, "avx2") for t in (1.0, 0.0)]),
+    ],
+)
+def test_speedups_in_the_tables_are_from_the_records(header, cells):
+    known = figures.speedups()
+    table = PAGES["docs/performance.md"].split(header)[1].split("\n\n")[0]
+    rows = re.findall(r"^\| ([a-z][a-z-]+) \| (.*) \|$", table, re.M)
+    assert len(rows) >= 4
+    for method, shown in rows:
+        assert shown.split(" | ") == [_row(known[cell][method]) for cell in cells], method
+
+
+def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys):
+    files = [str(ROOT / "benchmarks" / "records" / name) for name in figures.FILES]
+    assert main(["report", *files, "--out", str(tmp_path)]) == 0
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert PAGES["docs/results/speed.md"].split("\n## ", 1)[1] == report.split("\n## ", 1)[1]
+
+
+def test_every_test_file_is_in_the_table_of_guarantees():
+    table = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(test_\w+\.py)`", table)) == {p.name for p in (ROOT / "tests").glob("test_*.py")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 from checks import PENALTY, SAMPLERS, SEED, check_eos, check_lossless, plain
-from listed import BUILD, each_method, each_method_on, each_sampler
+from listed import BUILD, each_method_on, each_sampler
 
 from longdraft import InputError, generate, stream
 
@@ -29,21 +29,21 @@ def test_the_end_token_cases_do_end_inside_branches():
     assert inside > 3
 
 
-@each_method
+@each_method_on("llama", "gpt-oss")
 @pytest.mark.parametrize("new", [1, 2, 3])
-def test_few_new_tokens(method, new):
-    for model in ("llama", "gpt-oss"):
-        check_lossless(BUILD[method], model, PENALTY, (40, 20), new)
+def test_few_new_tokens(model, method, new):
+    check_lossless(BUILD[method], model, PENALTY, (40, 20), new)
 
 
-@each_method
+FEW = {"llama": [(1,), (2, 1, 60)], "gpt-oss": [(16, 17)], "mistral-window": [(23, 24, 25)]}
+
+
+@each_method_on(*FEW)
 @each_sampler
-def test_short_prompts(method, sampler):
+def test_short_prompts(model, method, sampler):
     """One token; as many as the budget or a model's own window; one more: alone and beside a long one."""
-    check_lossless(BUILD[method], "llama", sampler, (1,))
-    check_lossless(BUILD[method], "llama", sampler, (2, 1, 60))
-    check_lossless(BUILD[method], "gpt-oss", sampler, (16, 17))
-    check_lossless(BUILD[method], "mistral-window", sampler, (23, 24, 25))
+    for lengths in FEW[model]:
+        check_lossless(BUILD[method], model, sampler, lengths)
 
 
 @each_method_on("llama", "gpt-oss", "mistral-window")

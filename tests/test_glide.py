@@ -203,7 +203,7 @@ def test_a_view_of_everything_is_no_view(sampler, score):
     for name, policy in (("all", None), ("view", Guided(0.07, 999, score)), ("sparse", Guided(0.07, 8, score))):
         drafter = GlideDrafter(loud(target, window=16), [2, 3, 3], policy)
         found = trees[name] = []
-        drafter.grow = lambda t, s, n, d=drafter, f=found: f.append(GlideDrafter.grow(d, t, s, n)) or f[-1]
+        drafter.grow = lambda t, s, lim, d=drafter, f=found: f.append(GlideDrafter.grow(d, t, s, lim)) or f[-1]
         check_lossless(lambda t, d=drafter: d, "llama", sampler, (70, 31))
     pairs = [
         [torch.equal(a.tokens, b.tokens) for a, b in zip(trees["all"], trees[n], strict=False)]

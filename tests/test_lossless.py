@@ -7,9 +7,9 @@ import pytest
 import tiny
 import torch
 from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance, check_lossless, plain
-from listed import BUILD, FROM_TEXT, ROWS, each_method, each_method_on, each_rows, each_sampler, make
+from listed import BUILD, FROM_TEXT, ROWS, each_method, each_method_on, each_rows, each_sampler
 
-from longdraft import InputError, Sampler, Stats, generate, reject, row_seed, stream
+from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
 from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
 from longdraft.methods import CONTROLS, METHODS
 from longdraft.views import Chunks, Full, Guided, RandomPicks, Recents, SinkWindow, SnapKV
@@ -68,15 +68,15 @@ def test_a_row_does_not_know_its_neighbours(model, sampler, method):
 
 
 FULL_BUDGET = {
-    "vegas": lambda t: make("vegas", t, gamma=5, min_budget=999),
-    "vegas by share": lambda t: make("vegas", t, gamma=5, keep_ratio=1.0, min_budget=1, score="weights"),
-    "magicdec-stream": lambda t: make("magicdec-stream", t, gamma=5, min_budget=999),
-    "no sink": lambda t: make("magicdec-stream", t, gamma=5, min_budget=999, sink=0),
-    "random-picks": lambda t: make("random-picks", t, gamma=5, min_budget=999),
-    "recents": lambda t: make("recents", t, gamma=5, min_budget=999),
-    "magicdec-snapkv": lambda t: make("magicdec-snapkv", t, gamma=5, min_budget=999),
-    "sd by itself": lambda t: make("sd", t, t, gamma=5),
-    "budgetdraft by itself": lambda t: make("budgetdraft", t, t, gamma=5, budget=999),
+    "vegas": lambda t: build("vegas", t, gamma=5, min_budget=999),
+    "vegas by share": lambda t: build("vegas", t, gamma=5, keep_ratio=1.0, min_budget=1, score="weights"),
+    "magicdec-stream": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999),
+    "no sink": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999, sink=0),
+    "random-picks": lambda t: build("random-picks", t, gamma=5, min_budget=999),
+    "recents": lambda t: build("recents", t, gamma=5, min_budget=999),
+    "magicdec-snapkv": lambda t: build("magicdec-snapkv", t, gamma=5, min_budget=999),
+    "sd by itself": lambda t: build("sd", t, t, gamma=5),
+    "budgetdraft by itself": lambda t: build("budgetdraft", t, t, gamma=5, budget=999),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 5),
     # room for all but a few slots of the far past, none of which a row of 31 has
     "all but one row's": lambda t: SelfDrafter(t, Guided(0.07, 64), [1] * 5),

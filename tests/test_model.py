@@ -35,7 +35,7 @@ def test_prompts_of_many_tokens(model):
 
 
 def test_every_architecture_that_is_not_probed_is_tested_here():
-    assert not loading.TRIED - {config.model_type for config in tiny.CONFIGS.values()}
+    assert not loading.TESTED - {config.model_type for config in tiny.CONFIGS.values()}
 
 
 @torch.inference_mode()
@@ -138,7 +138,7 @@ def test_what_is_no_causal_language_model_is_refused(kind):
         loading.refuse(AutoConfig.for_model(kind))
 
 
-@pytest.mark.parametrize("kind", sorted(loading.TRIED))
+@pytest.mark.parametrize("kind", sorted(loading.TESTED))
 def test_what_is_tried_is_not_refused(kind):
     loading.refuse(AutoConfig.for_model(kind))
 

@@ -12,7 +12,7 @@ from place import words
 from transformers import AutoModelForCausalLM
 
 from longdraft.bench.texts import stdlib_prompt
-from longdraft.cli.show import Detokenizer, figures, text_of, verdict
+from longdraft.cli.show import Detokenizer, summary, text_of, verdict
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.models.loading import load
 
@@ -67,7 +67,7 @@ def test_figures_say_what_is_not_equal():
     words |= {"mean_acceptance_length": 2.0, "prefill_s": 0.5, "plain": {"tokens_per_s": 3.5}, "speedup": 2.0}
     words |= {"exact": True, "speedup_end_to_end": 1.4, "speedup_steady": 2.0}
     words |= {"equal": False, "first_difference": {"row": 0, "position": 3, "top2_gap": 0.015}}
-    line = figures(words)
+    line = summary(words)
     assert "7 tokens" in line and "prefill of 11 tokens" in line
     assert "equal: no: new token 4, where the target's best two are 0.015 apart" in line
 

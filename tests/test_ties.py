@@ -12,9 +12,10 @@ from broken import plant_verifier
 from test_audit import GOOD, N, run
 
 from longdraft import Sampler
-from longdraft.audit.audit import Audit, Prompt, Way, ways
+from longdraft.audit.audit import Audit
 from longdraft.audit.log import AuditLog, sentences
-from longdraft.audit.ties import FALSE_ALARM, Replay, chance, default_tolerance, most_ties
+from longdraft.audit.plan import Prompt, Way, ways
+from longdraft.audit.ties import FALSE_ALARM, Replay, default_tolerance, most_ties, tail_probability
 from longdraft.models.lm import LM
 from longdraft.ops import native
 
@@ -69,8 +70,8 @@ def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch
     lm, verifier = half("gpt-oss", False), broken.lenient
     honest = totals(lm, GOOD["vegas"], 40)
     assert (honest["failures"], honest["too_many_ties"]) == (0, False)
-    if "favoured" in fault:
-        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)  # or the control is favoured too
+    if "favoured" in fault:  # the control must not be favoured too
+        monkeypatch.setattr(Replay, "grow", lambda self, tree, seqs, limits: tree)
         broken.favoured(monkeypatch)
         verifier = None
     found = totals(lm, GOOD["vegas"], 200, verifier)
@@ -107,4 +108,4 @@ def test_the_bound_on_ties():
     assert most_ties(100_000, 1000, 100_000) == 2000  # significance alone would forbid a little more than 1200
     found = [most_ties(720, c, 720) for c in range(100)]
     assert found == sorted(found) and most_ties(720, 720, 720) == 720
-    assert chance(20, 0, 0.5) == pytest.approx(0.5**20) and chance(0, 3, 0.5) == pytest.approx(1)
+    assert tail_probability(20, 0, 0.5) == pytest.approx(0.5**20) and tail_probability(0, 3, 0.5) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""What an audit found so far: a JSON file that is whole after every run, totals, and a table."""
+"""The results of an audit: a JSON file that is complete after every comparison, totals, and a table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from longdraft.audit.ties import most_ties
 from longdraft.core.files import parse
 from longdraft.errors import InputError
 
-FIRST = 5  # failures that are shown
+FIRST = 5  # number of failures that are shown
 
 
 class AuditLog:
-    """settings: what must be the same for an audit to be resumed. The file, if there is one, holds what `record` says.
+    """Holds the comparisons made so far; the file, if there is one, always contains `record()`.
 
-    Raises InputError on a file that is another audit's, or an unfinished one that is not resumed.
+    settings: values that must be equal for an audit to be resumed. Raises InputError if the file belongs to another
+    audit, or to an unfinished one that is not being resumed.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], expected: int, resume: bool):
@@ -26,7 +27,7 @@ class AuditLog:
         self.shared: dict[str, Any] = {}
         self.runs: list[dict[str, Any]] = []
         if resume and path is None:
-            raise InputError("--resume goes on from a file: give --out FILE too")
+            raise InputError("--resume continues the audit in a file: give --out FILE too")
         old = _read(path) if path is not None and path.exists() else None
         if old is None:
             return
@@ -34,7 +35,7 @@ class AuditLog:
             odd = next((k for k, v in settings.items() if old.get("settings", {}).get(k) != v), None)
             if odd:
                 raise InputError(
-                    f"{path} is an audit with another {odd}: resume it as it was begun, or give another --out"
+                    f"{path} is an audit with another {odd}: resume it with the same options, or give another --out"
                 )
             self.runs = [r for r in old["runs"] if not r.get("interrupted")]
         elif not old.get("complete", True):
@@ -78,7 +79,7 @@ class AuditLog:
 
 
 def _rates(totals: dict[str, int]) -> dict[str, Any]:
-    """How often the method and the control tied, and the rate up to which the method's is no reason for alarm."""
+    """Tie rates of the method and of the control, and the highest rate of the method that is accepted."""
     tokens, ties, control = (totals[k] for k in ("tokens", "ties", "control_tokens"))
     most = most_ties(tokens, totals["control_ties"], control) if control else 0
     return {
@@ -95,7 +96,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or found.get("task") != "audit" or not _runs(found.get("runs")):
-        raise InputError(f"{path} is there and is no audit: give another --out")
+        raise InputError(f"{path} exists and is no audit: give another --out")
     return found
 
 
@@ -104,7 +105,7 @@ def _runs(found: Any) -> bool:
 
 
 def table(runs: list[dict[str, Any]]) -> Any:
-    """A row per text and way."""
+    """A rich table with a row per text and way."""
     from rich.table import Table
 
     shown = Table("text", "way")
@@ -123,37 +124,39 @@ def table(runs: list[dict[str, Any]]) -> Any:
 
 
 def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
-    """What it comes to, and where the first failures are."""
+    """The first failures and the result of an audit, in words."""
     found = [(r, d) for r in record["runs"] for d in r["found"] if d["kind"] == "failure"]
     lines = []
     for r, d in found[:FIRST]:
-        gap = "unknown: not among its best" if d.get("gap") is None else f"{d['gap']:.3g}"
+        gap = "unknown: not among the best scores" if d.get("gap") is None else f"{d['gap']:.3g}"
         what = d.get("why") or f"new token {d['position'] + 1} is {d['method']}, not {d['plain']} (gap {gap})"
         lines.append(f"failure: {r['prompt']}, {r['way']}: {what}")
     if len(found) > FIRST:
         lines.append(f"... and {len(found) - FIRST} more")
     if record["verify_steps"] and record["mean_acceptance_length"] == 1:
-        lines.append("No draft was ever accepted: only the target's own tokens were compared.")
+        lines.append("No draft was accepted, so only tokens that plain decoding would compute too were compared.")
     if record["control_failures"]:
         lines.append(
-            f"Plain decoding differs from itself by more than {tolerance:g} when several tokens are computed in one"
-            f" pass: {record['control_failures']} times."
+            f"Plain decoding differs from itself by more than {tolerance:g} when a pass computes several tokens:"
+            f" {record['control_failures']} times."
         )
     if record["ties"]:
         lines.append(_about_ties(record))
     ties = f"{record['ties']} ties (gap up to {tolerance:g})" if record["ties"] else "no tie"
     wrong = f"{record['failures']} FAILURES" if record["failures"] else "no failure"
     if record.get("exact") is False:
-        lines.append("This backend is not bit-exact: rounding depends on what is drafted, so ties can fall either way.")
+        lines.append(
+            "This backend is not bit-exact: rounding depends on the drafts, so ties can be decided differently."
+        )
     lines.append(f"{record['tokens']} tokens compared: {ties}, {wrong}.")
     return lines
 
 
 def _about_ties(record: dict[str, Any]) -> str:
-    """The rates side by side, and whether the method's is too high."""
+    """The tie rates, and whether the method's is too high."""
     rates = f"Ties: {record['tie_rate']:.2%} of the method's tokens"
     if record["control_rate"] is not None:
-        rates += f"; {record['control_rate']:.2%} of plain decoding's own, computed several in a pass"
+        rates += f"; {record['control_rate']:.2%} of plain decoding's tokens when a pass computes several"
     if record["too_many_ties"]:
-        return f"{rates}. TOO MANY: rounding explains at most {record['tie_bound']:.2%}."
+        return f"{rates}. TOO MANY: rounding explains up to {record['tie_bound']:.2%}."
     return f"{rates}; more than {record['tie_bound']:.2%} would be too many."

@@ -1,118 +1,65 @@
-"""One prompt decoded plainly and by a method: how far their texts were compared, and every difference, judged."""
+"""Decodes one prompt plainly and by a method, compares the outputs, and judges every difference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from longdraft.audit.comparison import Comparison, Tally
+from longdraft.audit.plan import Prompt
 from longdraft.audit.ties import Replay
-from longdraft.bench.run import distinct
 from longdraft.core import verify
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, Witness
-from longdraft.engine.generate import Stats, Step, decode
+from longdraft.engine.generate import Step, decode
+from longdraft.models.lm import LM
 
-if TYPE_CHECKING:
-    from longdraft.audit.audit import Audit, Prompt, Way
-
-ASTRAY = 1e-3  # of a layer's largest key or value in float32: a thousand times what rounding does
-KEPT = 16  # best tokens of plain decoding whose scores are remembered
-
-
-@dataclass
-class Tally:
-    """How much of plain decoding's text was compared so far, and every difference."""
-
-    tokens: int = 0
-    found: list[dict[str, Any]] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
-
-    @property
-    def ties(self) -> int:
-        return sum(d["kind"] == "tie" for d in self.found)
-
-    @property
-    def failures(self) -> int:
-        return len(self.found) - self.ties
-
-
-@dataclass
-class Run:
-    """One prompt decoded one way: plainly, then again in wider passes (the control), and by the method."""
-
-    prompt: Prompt
-    index: int
-    way: Way
-    plain: list[int] = field(default_factory=list)
-    method: Tally = field(default_factory=Tally)
-    control: Tally = field(default_factory=Tally)
-    interrupted: bool = False
-
-    def record(self) -> dict[str, Any]:
-        found, stats = self.method, self.method.stats
-        return {
-            "index": self.index,
-            "prompt": self.prompt.name,
-            "prompt_tokens": len(self.prompt.tokens),
-            "way": str(self.way),
-            "sampler": asdict(self.way.sampler),
-            "seed": self.way.seed,
-            "tokens": found.tokens,
-            "differences": len(found.found),
-            "ties": found.ties,
-            "failures": found.failures,
-            "found": found.found,
-            "control_tokens": self.control.tokens,
-            "control_ties": self.control.ties,
-            "control_failures": self.control.failures,
-            "verify_steps": stats.steps,
-            "accepted": sum(stats.accepted),
-            "mean_acceptance_length": stats.mean_acceptance_length,
-            "acceptance_per_position": stats.acceptance_per_position,
-            **{f"distinct_{n}": distinct([self.plain], n) for n in range(1, 5)},
-            **({"interrupted": True} if self.interrupted else {}),
-        }
+MAX_ERROR = 1e-3  # relative to a layer's largest key or value in float32: a thousand times the rounding error
+KEPT = 16  # highest scores of plain decoding that are kept for each step
 
 
 class Unchosen(Exception):
-    """A token came out that the target did not choose in the very pass that verified it."""
+    """A token was emitted that the target did not choose in the pass that verified it."""
 
 
-def recounted(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
-    """verify.match, whatever it has become. What it lets through must be what the target says in this pass, to the bit:
-    rounding between passes is no excuse here. Raises Unchosen.
+def checked_match(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
+    """verify.match, with its result checked: each token that it emits must be the one that these logits choose.
+
+    Both come from the same pass, so rounding explains no difference here. Raises Unchosen.
     """
     verdict = verify.match(tree, logits, seqs)
     own = seqs.sampler.draw(logits, tree, seqs).gather(1, verdict.path)
     real = torch.arange(own.shape[1], device=own.device) < verdict.count[:, None]
     if bool(((own != verdict.emitted) & real).any()):
-        raise Unchosen("a token came out that the target did not choose in the pass that verified it")
+        raise Unchosen("a token was emitted that the target did not choose in the pass that verified it")
     return verdict
 
 
 class Passage:
-    """A prompt whose keys and values no drafter may change: `damaged` when one did, and then all that follows is void.
+    """A prompt whose keys and values no drafter may change: `damaged` is set once one did, and ends the passage's use.
 
-    Plain decoding's own keys are kept, so that after a tie the method goes on exactly from where plain decoding was.
+    Plain decoding's keys and values are kept: after a tie, the method continues from plain decoding's exact state.
     """
 
-    def __init__(self, audit: Audit, prompt: Prompt):
-        self.audit, self.damaged = audit, False
+    def __init__(
+        self, target: LM, prompt: Prompt, build: Callable[[], Drafter], tolerance: float, verify: Verifier | None = None
+    ):
+        self.target, self.build, self.tolerance, self.verify = target, build, tolerance, verify or checked_match
+        self.damaged = False
         self.altered: str | None = None
-        self.runs = DecodeSession(audit.target, [prompt.tokens], prompt.new, eos=())
-        self.runs.seal()
-        self.begin = int(self.runs.cache.length[0])
+        self.session = DecodeSession(target, [prompt.tokens], prompt.new, eos=())
+        self.session.seal()
+        self.begin = int(self.session.cache.length[0])
 
-    def _reference(self, run: Run, tick: Callable[[int], None]) -> list[tuple[list[int], list[float]]]:
-        """Decode plainly; the best tokens and scores of every step."""
+    def _reference(self, one: Comparison, tick: Callable[[int], None]) -> list[tuple[list[int], list[float]]]:
+        """Decode plainly; returns the best tokens and their scores at every step."""
         best = []
 
         def spy(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
@@ -120,111 +67,111 @@ class Passage:
             best.append((top.indices.tolist(), top.values.tolist()))
             return match(tree, logits, seqs)
 
-        self.runs.sampler, self.runs.seed = run.way.sampler, run.way.seed
-        for step in self.runs.decode(verify=spy):
-            run.plain += step.tokens[0]
+        self.session.sampler, self.session.seed = one.way.sampler, one.way.seed
+        for step in self.session.decode(verify=spy):
+            one.plain += step.tokens[0]
             tick(len(step.tokens[0]))
-        cache, end = self.runs.cache, self.begin + len(run.plain)
+        cache, end = self.session.cache, self.begin + len(one.plain)
         self.keys = {n: [x[:, self.begin : end].clone() for x in cache.read(n, 0)] for n in cache.layers}
         return best
 
     @torch.inference_mode()
-    def _from(self, run: Run, at: int) -> Sequences:
-        """Plain decoding's state after its first `at` tokens, to the bit."""
-        cache = self.runs.cache
+    def _from(self, one: Comparison, at: int) -> Sequences:
+        """Exactly the state of plain decoding after its first `at` tokens."""
+        cache = self.session.cache
         for layer, saved in self.keys.items():
             for x, old in zip(cache.read(layer, 0), saved, strict=True):
                 x[:, self.begin : self.begin + old.shape[1]] = old
         cache.length.fill_(self.begin + at)
-        text, left = run.prompt.tokens + run.plain[:at], len(run.plain) - at
-        seqs = Sequences.on(self.audit.target, [text], left, cache, run.way.sampler, run.way.seed, eos=())
-        seqs.prompt.fill_(len(run.prompt.tokens))  # the model's rules may count from its end
-        seqs.limit.fill_(len(run.plain))
+        text, left = one.prompt.tokens + one.plain[:at], len(one.plain) - at
+        seqs = Sequences.on(self.target, [text], left, cache, one.way.sampler, one.way.seed, eos=())
+        seqs.prompt.fill_(len(one.prompt.tokens))  # some of the model's rules count new tokens
+        seqs.limit.fill_(len(one.plain))
         return seqs
 
-    def _astray(self) -> bool:
-        """Whether the new tokens' keys and values are other than plain decoding's, beyond rounding.
+    def _keys_differ(self) -> bool:
+        """Whether the new tokens' keys and values differ from plain decoding's by more than rounding.
 
-        Where passes are exact and nothing is tolerated, they must be the same bits. Elsewhere not asked in bfloat16,
-        where rounding may choose another expert and with it other keys.
+        With an exact backend and tolerance 0, they must be equal bit for bit. Otherwise bfloat16 is not checked:
+        rounding may select another expert, whose keys are different.
         """
         pairs = [
             (x[:, self.begin : self.begin + old.shape[1]], old)
             for layer, saved in self.keys.items()
-            for x, old in zip(self.runs.cache.read(layer, 0), saved, strict=True)
+            for x, old in zip(self.session.cache.read(layer, 0), saved, strict=True)
         ]
-        if self.audit.target.exact and not self.audit.tolerance:
+        if self.target.exact and not self.tolerance:
             return not all(torch.equal(new, old) for new, old in pairs)
-        if self.audit.target.dtype != torch.float32:
+        if self.target.dtype != torch.float32:
             return False
-        return not all(bool((new - old).abs().max() <= ASTRAY * old.abs().max()) for new, old in pairs)
+        return not all(bool((new - old).abs().max() <= MAX_ERROR * old.abs().max()) for new, old in pairs)
 
-    def compare(self, run: Run, tick: Callable[[int], None]) -> None:
-        """Decode plainly, then in wider passes, and last by the method, which is the one that is not trusted."""
-        audit, best = self.audit, self._reference(run, tick)
-        if audit.tolerance:
-            build = partial(Replay, run.prompt.tokens + run.plain)
-            self._follow(run, run.control, best, build, match, lambda n: tick(1))
-        self._follow(run, run.method, best, audit.build, audit.verify or recounted, tick)
+    def compare(self, one: Comparison, tick: Callable[[int], None]) -> None:
+        """Decode plainly, then in wider passes (the control), and last by the method, which may damage the cache."""
+        best = self._reference(one, tick)
+        if self.tolerance:
+            build = partial(Replay, one.prompt.tokens + one.plain)
+            self._follow(one, one.control, best, build, match, lambda n: tick(1))
+        self._follow(one, one.method, best, self.build, self.verify, tick)
         why = None
-        if damage := self.altered or self.runs.altered():
+        if damage := self.altered or self.session.altered():
             self.damaged, why = True, f"the method changed {damage}"
-        elif not run.method.failures and self._astray():
+        elif not one.method.failures and self._keys_differ():
             why = "the new tokens' keys and values are not plain decoding's"
         if why:
-            run.method.found.append({"kind": "failure", "position": None, "why": why})
+            one.method.found.append({"kind": "failure", "position": None, "why": why})
 
     def _follow(
         self,
-        run: Run,
+        one: Comparison,
         tally: Tally,
         best: list[tuple[list[int], list[float]]],
         build: Callable[[], Drafter],
         verifier: Verifier,
         tick: Callable[[int], None],
     ) -> None:
-        """Compare with plain decoding's text. After a tie decoding goes on from that text; a failure ends it."""
-        while tally.tokens < len(run.plain) and not tally.failures:
-            seqs = self._from(run, tally.tokens)
-            steps = decode(self.audit.target, build(), seqs, verifier, tally.stats)
+        """Compare with plain decoding's output. After a tie, decoding continues from that output; a failure ends it."""
+        while tally.tokens < len(one.plain) and not tally.failures:
+            seqs = self._from(one, tally.tokens)
+            steps = decode(self.target, build(), seqs, verifier, tally.stats)
             try:
-                at = self._walk(run, tally, seqs, steps, tick)
+                at = self._walk(one, tally, seqs, steps, tick)
             except Unchosen as error:
                 tally.found.append({"kind": "failure", "position": tally.tokens, "why": str(error)})
                 break
             if at is None:
                 break
-            tally.found.append(self._judge(run, *at, *best[at[0]]))
+            tally.found.append(self._judge(one, *at, *best[at[0]]))
             tally.tokens += 1
 
     def _walk(
-        self, run: Run, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Callable[[int], None]
+        self, one: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Callable[[int], None]
     ) -> tuple[int, int | None] | None:
-        """Take steps up to a difference: (position, the token that was said there)."""
+        """Take steps until the first difference -> (its position, the token emitted there), or None."""
         witness = Witness(seqs)
         for step in steps:
             for token in step.tokens[0]:
-                if token != run.plain[tally.tokens]:
+                if token != one.plain[tally.tokens]:
                     return tally.tokens, token
                 tally.tokens += 1
             witness.take(step)
             tick(len(step.tokens[0]))
         self.altered = witness.altered()
-        return (tally.tokens, None) if tally.tokens < len(run.plain) else None
+        return (tally.tokens, None) if tally.tokens < len(one.plain) else None
 
     def _judge(
-        self, run: Run, position: int, token: int | None, tokens: list[int], scores: list[float]
+        self, one: Comparison, position: int, token: int | None, tokens: list[int], scores: list[float]
     ) -> dict[str, Any]:
-        """A tie: plain decoding preferred its own token over this one by no more than a tolerance above 0."""
-        T = run.way.sampler.temperature
-        within = self.audit.tolerance / (min(T, 1.0) or 1.0)  # a low temperature magnifies rounding
+        """A tie if plain decoding scored this token below its own by no more than a tolerance above 0."""
+        T = one.way.sampler.temperature
+        within = self.tolerance / (min(T, 1.0) or 1.0)  # dividing by a low temperature magnifies rounding errors
         gap = scores[0] - scores[tokens.index(token)] if token in tokens else None
         tie = gap is not None and 0 < within >= gap
         apart = scores[0] - scores[1]
         return {
             "kind": "tie" if tie else "failure",
             "position": position,
-            "plain": run.plain[position],
+            "plain": one.plain[position],
             "method": token,
             "gap": gap,
             "top2_gap": apart if apart < float("inf") else None,

@@ -1,4 +1,4 @@
-"""What every backend needs of a Transformers model. No module in use is ever changed."""
+"""What every backend needs of a Transformers model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
 
 class Architecture:
@@ -35,7 +36,8 @@ class Architecture:
         self.windows = windows_of(hf.config)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
-        self.experts = experts_of(self.config)
+        counts = (getattr(self.config, name, None) for name in EXPERTS)
+        self.experts = next(filter(None, counts), 0)
 
     def position(self, tree: Tree, start: int, cache: KVCache) -> Tensor:
         """[B,W] positions of nodes [start, size)."""
@@ -136,12 +138,6 @@ def windows_of(config: Any) -> dict[int, int]:
 
 
 def rotates(hf: Any) -> bool:
-    """Whether all positions are rotations of these kinds, so that the model accepts any position."""
+    """Whether all positions are rotations of a kind in ROPES, so that the model accepts any position."""
     kinds = getattr(getattr(hf.get_decoder(), "rotary_emb", None), "rope_type", None)
     return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES
-
-
-def experts_of(config: Any) -> int:
-    """How many experts a layer selects from; 0 where it has none."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next((n for name in names if (n := getattr(config, name, None))), 0)

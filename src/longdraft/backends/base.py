@@ -10,27 +10,27 @@ from torch import Tensor
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
 from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.kv_view import KVView
+from longdraft.core.kv_view import KVView, is_indexable
 from longdraft.core.tree import Tree
 
 ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start, draws) -> tokens [B,count]
 
 
 class Backend(Protocol):
-    """Computes the passes of one model. `eager` can do everything and defines what is right.
+    """Computes the passes of one model. The defaults are those of a backend that can do the least.
 
     exact: a node's logits, keys and values are the same bits whatever nodes and rows are computed beside it.
     max_nodes: the most nodes of one call of `forward`. kernels: the name of its compiled kernels, if it has a choice.
     """
 
     name: str
-    exact: bool
-    max_nodes: int
-    kernels: str | None
+    exact: bool = False
+    max_nodes: int = 128
+    kernels: str | None = None
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
         """Whether `forward` can compute a pass under this view with logits of the last `logits` nodes (0: all)."""
-        ...
+        return not logits and is_indexable(view)
 
     def forward(
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
@@ -46,11 +46,11 @@ class Backend(Protocol):
 
         It runs `first` as node `start` and every drawn token but the last.
         """
-        ...
+        return None
 
     def compile_block(self, block: Any) -> BlockStep | None:
         """Computes LongSpec's block (its modules: drafters/glide/block.py) over the model's cache; None: it cannot."""
-        ...
+        return None
 
 
 class BlockStep(Protocol):
@@ -58,14 +58,17 @@ class BlockStep(Protocol):
 
     def supports(self, view: KVView | None) -> bool:
         """Whether the block can be computed under this view of the model's cache."""
-        ...
+        return is_indexable(view)
 
     def forward(
         self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: KVView | None
     ) -> Tensor:
-        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay in the ring."""
+        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
         ...
 
     def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: KVView | None, draws: ChainDraws) -> Tensor:
-        """A chain below the tree's root, in one call -> its tokens [B,count]; keys of all but the last stay."""
+        """A chain below the tree's root, in one call -> its tokens [B,count].
+
+        The keys of all but the last stay behind the ring, as after one call per token.
+        """
         ...

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from longdraft import ops
 from longdraft.backends.architecture import Architecture
+from longdraft.backends.base import Backend
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
 from longdraft.core.kv_view import KVView
 from longdraft.core.tree import Tree
 
 
-class Eager:
+class Eager(Backend):
     """Transformers' forward, with attention over a KVCache in place of its own."""
 
-    name, exact, max_nodes = "eager", False, sys.maxsize
-    kernels: str | None = None
+    name, max_nodes = "eager", sys.maxsize
 
     def __init__(self, architecture: Architecture):
         self.architecture = architecture
@@ -37,12 +37,6 @@ class Eager:
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
         p = Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, model.windows)
         return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
-
-    def chain_drafter(self, cache: KVCache, view: KVView | None) -> None:
-        return None
-
-    def compile_block(self, block: Any) -> None:
-        return None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +27,14 @@ def in_parts(
 
     Parents come before children, so the keys that a part's nodes need are in scratch by then.
     """
-    spec = captured.spec
+    spec, logits, states = captured.spec, [], {n: [] for n in captured.spec.hidden}
     scores = Scores(spec.rows, None if spec.rows is None else spec.kept(tree))
-    logits, states = [], {n: [] for n in spec.hidden}
-    for part in _parts(tree, start, size):
-        own = Captures(_spec(spec, scores.nodes(part)))
-        logits.append(forward(part.tree, cache, part.begin, view, own))
+    for begin in range(start, tree.size, size):
+        part = Part(tree, begin, min(begin + size, tree.size))
+        nodes = scores.nodes(part)
+        rows = None if nodes is None else spec.rows
+        own = Captures(PartSpec(rows, spec.of, spec.split, spec.only, spec.hidden, nodes))
+        logits.append(forward(part.tree, cache, begin, view, own))
         scores.add(part, own.scores)
         for n, found in own.states.items():
             states[n].append(found)
@@ -40,24 +42,19 @@ def in_parts(
     return torch.cat(logits, 1)
 
 
-@dataclass
 class Part:
-    """Nodes [begin, end) of a tree: the last ones of `tree`, which holds those before them too."""
+    """Nodes [begin, end) of a tree: the last ones of `tree`, which holds the nodes before them too."""
 
-    tree: Tree
-    begin: int
+    def __init__(self, whole: Tree, begin: int, end: int):
+        tokens, parent, depth = (x[:, :end] for x in (whole.tokens, whole.parent, whole.depth))
+        self.tree, self.begin, self.end = Tree(tokens, parent, depth, whole.mask[:, :end, :end]), begin, end
 
-    @property
-    def end(self) -> int:
-        return self.tree.size
-
-
-def _parts(tree: Tree, start: int, size: int) -> Iterator[Part]:
-    for begin in range(start, tree.size, size):
-        end = min(begin + size, tree.size)
-        yield Part(
-            Tree(tree.tokens[:, :end], tree.parent[:, :end], tree.depth[:, :end], tree.mask[:, :end, :end]), begin
-        )
+    def real(self) -> tuple[Tensor, Tensor]:
+        """Which of the nodes are real [B,R]; and their indices, with the last real one's in place of padding."""
+        real = self.tree.parent[:, self.begin :] != PAD
+        place = torch.arange(real.shape[1], device=real.device).expand_as(real)
+        last = torch.where(real, place, 0).amax(1, keepdim=True)
+        return real, torch.where(real, place, last)
 
 
 @dataclass(frozen=True)
@@ -69,11 +66,6 @@ class PartSpec(CaptureSpec):
     def kept(self, tree: Tree) -> Tensor:
         assert self.nodes is not None
         return self.nodes
-
-
-def _spec(whole: CaptureSpec, nodes: Tensor | None) -> PartSpec:
-    rows = None if nodes is None else whole.rows
-    return PartSpec(rows, whole.of, whole.split, whole.only, whole.hidden, nodes)
 
 
 class Scores:
@@ -91,7 +83,7 @@ class Scores:
         if self.kept is None:
             return None
         if self.rows in ("all", "mean"):
-            return _real(part)[1]
+            return part.real()[1]
         here = (self.kept >= part.begin) & (self.kept < part.end)
         return (self.kept - part.begin).clamp(0, part.end - part.begin - 1) if bool(here.any()) else None
 
@@ -108,7 +100,7 @@ class Scores:
 
     def _average(self, part: Part, scores: dict[int, Tensor]) -> None:
         """Weight each part by its number of real nodes."""
-        count = _real(part)[0].sum(1)
+        count = part.real()[0].sum(1)
         before = torch.zeros_like(count) if self._weight is None else self._weight
         self._weight = before + count
         share = (count / self._weight.clamp(min=1))[:, None, None, None]
@@ -116,11 +108,3 @@ class Scores:
             old = self.merged.get(n, s)
             mixed = torch.where(s == float("-inf"), s, old + (s - old) * share)  # -inf: beyond the row's root
             self.merged[n] = torch.where(share > 0, mixed, old)
-
-
-def _real(part: Part) -> tuple[Tensor, Tensor]:
-    """Which of the part's nodes are real [B,R]; and their indices, with the last real one's in place of padding."""
-    real = part.tree.parent[:, part.begin :] != PAD
-    place = torch.arange(real.shape[1], device=real.device).expand_as(real)
-    last = torch.where(real, place, 0).amax(1, keepdim=True)
-    return real, torch.where(real, place, last)

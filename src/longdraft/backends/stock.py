@@ -1,4 +1,4 @@
-"""Whether a model is what its config and Transformers' own code say, module by module and shape by shape."""
+"""Checks that a model's modules and shapes are those of its config and of Transformers' own code."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList}
-RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks look on
+RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks only record
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
 
 def refuse(hf: Any, windows: dict[int, int]) -> None:
-    """Raises InputError for a model whose shapes contradict each other, whatever computes it.
-
-    Of shapes that only Transformers' own modules have, those of stock models of FAMILY are compared.
-    """
+    """Raises InputError for a model whose shapes contradict each other (in stock models, those of weights too)."""
     c = hf.config.get_text_config()
     kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
     if not c.num_hidden_layers or c.vocab_size < 1:
         what = "no layers" if not c.num_hidden_layers else "no vocabulary"
-        raise InputError(f"this {kind} has {what}: its config.json is not one of a language model")
+        raise InputError(f"this {kind} has {what}: its config.json is not that of a language model")
     if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
         raise InputError(
             f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json must be"
@@ -40,14 +37,14 @@ def refuse(hf: Any, windows: dict[int, int]) -> None:
     for name, found, expected in _shapes(hf):
         if found != expected:
             raise InputError(
-                f"this {kind}'s {name} is of shape {_written(found)} where its config.json says {_written(expected)}:"
+                f"this {kind}'s {name} has shape {_written(found)}, but its config.json implies {_written(expected)}:"
                 " use weights and a config that belong together"
             )
     rotary, dim = hf.model.rotary_emb, hf.model.layers[0].self_attn.head_dim
     if 2 * len(rotary.inv_freq) != dim:
         raise InputError(
-            f"this {kind} rotates {2 * len(rotary.inv_freq)} of a head's {dim} numbers, and {kind} rotates all of them:"
-            " take partial_rotary_factor out of its config.json"
+            f"this {kind} rotates {2 * len(rotary.inv_freq)} of a head's {dim} dimensions, but {kind} rotates all of"
+            " them: remove partial_rotary_factor from its config.json"
         )
 
 
@@ -92,9 +89,9 @@ def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[st
 
 
 def is_stock(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch, with nothing hung on it that changes what it computes.
+    """Whether every module is Transformers' own or plain torch, with no hook or wrapper that changes what it computes.
 
-    An adapter (LoRA), a quantised weight, a hook or a parametrization in any place makes it another model.
+    An adapter (LoRA), quantised weights, a hook or a parametrization anywhere makes the answer no.
     """
     kind = type(hf)
     if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
@@ -114,6 +111,6 @@ def _known(module: nn.Module, own: Any) -> bool:
 
 def _changed(module: nn.Module) -> bool:
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    # Those that Transformers and LM set to record what passes through change nothing.
+    # Hooks of Transformers and of Architecture only record what passes through.
     strange = any(not getattr(hook, "__module__", "").startswith(RECORDERS) for hook in hooks)
     return strange or "forward" in vars(module)

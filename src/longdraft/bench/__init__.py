@@ -1,1 +1,1 @@
-"""Measurements: every number is a record that says where it comes from, and every table is rebuilt from records."""
+"""Benchmarks: every number is stored in a record with its origin, and every table is made from records alone."""

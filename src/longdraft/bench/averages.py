@@ -1,16 +1,16 @@
-"""Means with their standard errors, where neighbouring anchors of a window are not independent."""
+"""Means with standard errors, for anchors that are not independent within a window."""
 
 from __future__ import annotations
 
 from statistics import fmean, stdev
 
-FEWEST = 5  # windows below which a clustered error is a matter of luck
+FEWEST = 5  # windows that a clustered error needs
 
 
 def mean_and_errors(windows: list[list[float]] | list[list[int]]) -> tuple[float, float | None, float | None]:
-    """Mean over all values, its standard error as if they were independent, and that clustered by window.
+    """Mean over all values, its standard error for independent values, and its standard error clustered by window.
 
-    None where there are too few values, or windows, to tell.
+    An error is None if there are too few values or windows.
     """
     values = [x for w in windows for x in w]
     if not values:
@@ -23,5 +23,5 @@ def mean_and_errors(windows: list[list[float]] | list[list[int]]) -> tuple[float
 
 
 def paired(a: list[list[int]], b: list[list[int]]) -> list[list[int]]:
-    """Differences at the same anchors, window by window."""
+    """Differences at the same anchors, by window."""
     return [[x - y for x, y in zip(u, v, strict=True)] for u, v in zip(a, b, strict=True)]

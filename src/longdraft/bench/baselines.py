@@ -1,8 +1,9 @@
-"""Transformers' own `generate`, the baseline that is not ours: stock model, stock attention, stock cache."""
+"""The baseline `generate` of Transformers: its own model, attention and cache."""
 
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -14,9 +15,29 @@ from transformers.generation.streamers import BaseStreamer
 from longdraft.models.lm import LM
 from longdraft.models.untrusted import OURS, neutral
 
+STOCK = ("hf-dynamic", "hf-static")  # by the class of its cache
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """An entry of a benchmark beside the methods (MethodSpec): it has no options and drafts nothing."""
+
+    name: str
+    speculative = pace = False
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    origin = options
+
 
 class _Clock(BaseStreamer):
-    """When each new token came; generate first hands over the prompt, which is not one."""
+    """Times at which tokens arrive; the first call of `put` passes the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -28,7 +49,7 @@ class _Clock(BaseStreamer):
 
 
 class Stock:
-    """A separate copy of the model, with nothing of longdraft in it."""
+    """A separate copy of the model that runs without any code of longdraft."""
 
     def __init__(self, target: LM):
         folder = target.hf.name_or_path
@@ -42,12 +63,12 @@ class Stock:
             self.hf = AutoModelForCausalLM.from_config(config, **options)
             self.hf.load_state_dict(target.hf.state_dict())
         self.hf = self.hf.eval().to(target.device)
-        self.hf.generation_config = deepcopy(target.hf.generation_config)  # its rules are the target's
+        self.hf.generation_config = deepcopy(target.hf.generation_config)  # rules such as suppressed tokens
         self.hf.generation_config.eos_token_id = None
 
     @torch.inference_mode()
     def prefill(self, kind: str, prompts: list[list[int]], new_tokens: int, chunk: int = 1024) -> tuple[Any, float]:
-        """All prompt tokens but the last, in a cache of this kind, and the seconds that took."""
+        """A cache of this kind that holds all prompt tokens but the last, and the seconds it took."""
         begin = perf_counter()
         ids = torch.tensor(prompts, device=self.hf.device)
         slots = ids.shape[1] + new_tokens
@@ -60,7 +81,7 @@ class Stock:
 
     @torch.inference_mode()
     def decode(self, prompts: list[list[int]], cache: Any, new_tokens: int) -> tuple[list[list[int]], float]:
-        """Greedy new tokens of each row, and the seconds from the first to the last; the cache stays as it is."""
+        """The greedy new tokens of each row, and the seconds from the first to the last; the cache is not changed."""
         ids, clock = torch.tensor(prompts, device=self.hf.device), _Clock()
         settings = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
         out = self.hf.generate(

@@ -1,32 +1,32 @@
-"""What is measured on: held-out code, a held-out book, a user's files, or random tokens where only the cost counts."""
+"""The texts of a benchmark: held-out code, a held-out book, files of the user, or random tokens to measure cost."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from longdraft.bench.texts import held_out_code
 from longdraft.errors import InputError
-from longdraft.models.loading import BUNDLED, token_ids
+from longdraft.models.loading import token_ids
 
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A named run of tokens; sha256 is that of its UTF-8 text."""
+    """The tokens of a named text; sha256 is the hash of its UTF-8 bytes."""
 
     name: str
     tokens: list[int]
     sha256: str
 
     def prompts(self, context: int, batch: int) -> list[list[int]]:
-        """`batch` prompts of `context` tokens, their starts spread evenly over the text."""
+        """`batch` prompts of `context` tokens that start at evenly spread positions. Raises InputError."""
         spare = len(self.tokens) - context
         if spare < 0 or (batch > 1 and spare < batch - 1):
             raise InputError(
@@ -37,21 +37,8 @@ class Text:
         return [self.tokens[at : at + context] for at in starts]
 
 
-def held_out_code() -> str:
-    """The standard-library files that the bundled models never saw, as far as this Python has them, in one string."""
-    try:
-        patterns = json.loads((BUNDLED / "holdout.json").read_text())["patterns"]
-    except (OSError, ValueError, KeyError):
-        raise InputError(
-            "the bundled model's holdout.json is missing: give --prompt-file, or reinstall longdraft"
-        ) from None
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    files = [stdlib / p.removeprefix("stdlib/") for p in patterns if p.startswith("stdlib/")]
-    return "\n\n".join(f.read_text(encoding="utf-8") for f in files if f.is_file())
-
-
 def read(path: Path) -> str:
-    """A prompt file's text. Raises InputError."""
+    """The text of a prompt file. Raises InputError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -64,7 +51,7 @@ def read(path: Path) -> str:
 
 
 def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
-    """The files, or without any the named texts (`code`, `book`)."""
+    """The files, or the named texts (`code`, `book`) if there are none. Raises InputError."""
     found = [(f.name, read(f)) for f in files]
     for name in [] if files else names:
         if name not in ("code", "book"):
@@ -79,6 +66,6 @@ def _tokenised(name: str, text: str, tokenizer: Any) -> Text:
 
 
 def random_text(size: int, vocab: int, seed: int) -> Text:
-    """Tokens without meaning, for what depends on shapes alone."""
+    """Random tokens, for measurements that depend only on shapes."""
     tokens = torch.randint(vocab, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
     return Text("random", tokens, hashlib.sha256(json.dumps(tokens).encode()).hexdigest())

@@ -1,4 +1,4 @@
-"""Records -> tables. The terminal and the Markdown show the same ones, rebuilt from the records alone."""
+"""Tables made from records alone, the same in the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich import box
 from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
+from longdraft.bench.notes import origin, speed_notes
 from longdraft.engine import rates
 from longdraft.errors import InputError
 
 Record = dict[str, Any]
-# Records that differ in one of these never share a table.
+# Records that differ in one of these fields never share a table.
 SETTING = ("model", "weights_sha256", "dtype", "device", "threads", "text_name", "text_sha256", "temperature")
-SETTING += ("native", "kernels", "environment", "git_sha", "settle", "oracle")
-REPEATS = 5  # of a cell, below which a table says that they are few
-LOOPS = 0.6  # share of distinct 3-grams below which a text is said to loop
+SETTING += ("native", "kernels", "environment", "git_sha", "warmup_rounds", "oracle")
+REPEATS = 5  # with fewer repeats, a table has a note
 
 
 @dataclass
 class Section:
-    """A table under a heading, with notes on where it comes from."""
+    """A table with a heading and notes on its origin."""
 
     title: str
     header: list[str]
@@ -34,7 +34,8 @@ class Section:
 
 
 def sections(records: list[Record]) -> list[Section]:
-    """Real acceptance, the oracle's and anchored ones stand in tables apart."""
+    """Separate tables for real acceptance, acceptance set by an oracle, costs of steps, and anchored acceptance."""
+    records = [_renamed(r) for r in records]
     speed = [r for r in rates.completed(records) if r["task"] == "speed"]
     found = [_speed(g) for g in _grouped([r for r in speed if "oracle" not in r], "batch", "new_tokens")]
     found += [_speed(g) for g in _grouped([r for r in speed if "oracle" in r], "batch", "new_tokens")]
@@ -42,8 +43,13 @@ def sections(records: list[Record]) -> list[Section]:
     return found + [_anchored(g) for g in _grouped([r for r in records if r["task"] == "anchored"], "run")]
 
 
+def _renamed(record: Record) -> Record:
+    """Older records call warmup_rounds `settle`."""
+    return record | {"warmup_rounds": record["settle"]} if "settle" in record else record
+
+
 def _grouped(records: list[Record], *more: str) -> list[list[Record]]:
-    """In order of first appearance, by setting."""
+    """Records grouped by setting, in order of first appearance."""
     groups: dict[tuple, list[Record]] = {}
     for r in records:
         groups.setdefault(tuple(str(r.get(k)) for k in (*SETTING, *more)), []).append(r)
@@ -51,7 +57,7 @@ def _grouped(records: list[Record], *more: str) -> list[list[Record]]:
 
 
 def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
-    """(context, label, records), contexts ascending, methods in order of first appearance."""
+    """(context, label, records) with ascending contexts and methods in order of first appearance."""
     labels = list(dict.fromkeys(r["label"] for r in records))
     for context in sorted({r["context"] for r in records}):
         for label in labels:
@@ -61,22 +67,20 @@ def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
 
 
 def ratios(records: list[Record], everything: list[Record], name: str = "speedup") -> list[float]:
-    """A speedup (rates.SPEEDUPS) of each record over the median plain of its own run and context."""
+    """A speedup (rates.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
     found = []
     for r in records:
         plains = [
             p for p in everything if p["method"] == "plain" and (p["run"], p["context"]) == (r["run"], r["context"])
         ]
-        keep_ratio = rates.speedups(r, plains)[name]
-        if keep_ratio is not None:
-            found.append(keep_ratio)
+        speedup = rates.speedups(r, plains)[name]
+        if speedup is not None:
+            found.append(speedup)
     return found
 
 
 def _speed(records: list[Record]) -> Section:
     first, rows = records[0], []
-    drafting = [r["options"] for r in records if {"gamma", "widths"} & r["options"].keys()]
-    gammas = sorted({o.get("gamma") or o["widths"].count("1") for o in drafting})
     for context, label, same in _cells(records):
         rows.append(
             [
@@ -91,78 +95,22 @@ def _speed(records: list[Record]) -> Section:
         )
     about = f"{first['model']}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
     if "oracle" in first:
-        drafted = " or ".join(map(str, gammas))
-        title = f"Speed at a stated acceptance (oracle: {first['oracle']:g} of {drafted} drafts accepted; cost only)"
+        depths = sorted({r["draft_depth"] for r in records if r.get("draft_depth")})  # older records have none
+        drafted = f"{first['oracle']:g} of {' or '.join(map(str, depths))}" if depths else f"{first['oracle']:g}"
+        title = f"Speed at a given acceptance (oracle: {drafted} drafts accepted per step; cost only)"
     else:
         title = "Speed, real acceptance"
     header = ["context", "method", "tokens/s", "speedup", "end to end", "steady"]
     header += ["accepted length", "equal to plain", "repeats"]
     new = first["new_tokens"] if first["batch"] == 1 else first["new_tokens"][0]
     notes = [
-        f"{new} new tokens a row; medians (least to most). Speedup counts from the end of the target's prefill, the"
-        " drafter's start included; end to end counts the prefill too; steady counts rounds alone."
+        f"{new} new tokens per row; medians (minimum to maximum). Speedup counts from the end of the target's"
+        " prefill and includes the drafter's start; end to end includes the prefill; steady counts decoding steps only."
     ]
     few = min(len(same) for _, _, same in _cells(records))
     if few < REPEATS:
-        notes.append(f"Only {few} repeats: too few to tell small differences from noise.")
-    notes += [*_exact_notes(records), *_stock_notes(records), *_bandwidth_notes(records), *_loop_notes(records)]
-    notes += [*_distinct_notes(records), *_origin(records)]
-    return Section(f"{title}: {about}", header, rows, notes)
-
-
-def _exact_notes(records: list[Record]) -> list[str]:
-    """Where equality is not promised; records from before `exact` was written say `native`, which is the same."""
-    if all(r.get("exact", r["native"]) for r in records):
-        return []
-    return ["This backend is not bit-exact: equality is not guaranteed, since ties can fall either way."]
-
-
-def _stock_notes(records: list[Record]) -> list[str]:
-    """How our plain decoding stands to the better of Transformers' own."""
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        speeds = {
-            name: median(r["tokens_per_s"] for r in records if (r["context"], r["method"]) == (context, name))
-            for name in {r["method"] for r in records if r["context"] == context}
-        }
-        stock = {k: v for k, v in speeds.items() if k.startswith("hf-")}
-        if stock and "plain" in speeds:
-            best = max(stock, key=lambda k: stock[k])
-            found.append(f"At {context} plain is {speeds['plain'] / stock[best]:.2f}x of {best}.")
-    return found
-
-
-def _bandwidth_notes(records: list[Record]) -> list[str]:
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        shares = [r for r in records if r["context"] == context and "bandwidth_share" in r]
-        if shares:
-            share = median(r["bandwidth_share"] for r in shares)
-            read = median(r["bandwidth_gb_s"] for r in shares)
-            size = shares[0]["bytes_per_step"] / 1e6
-            found.append(f"At {context} plain reads {size:.0f} MB a step: {share:.0%} of the measured {read:.1f} GB/s.")
-    return found
-
-
-def _loop_notes(records: list[Record]) -> list[str]:
-    """Text in a loop is easy to draft, so the acceptance measured on it proves nothing."""
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        shares = [r["distinct_3"] for r in records if (r["context"], r["method"]) == (context, "plain")]
-        if shares and median(shares) < LOOPS and "oracle" not in records[0]:
-            found.append(f"At {context} only {median(shares):.0%} of the new text's 3-grams are distinct: it loops.")
-    return found
-
-
-def _distinct_notes(records: list[Record]) -> list[str]:
-    """Distinct-1 to 4 of plain's text, TokenSwift's measure of how little a long text repeats itself."""
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        plain = [r for r in records if (r["context"], r["method"]) == (context, "plain") and "distinct_1" in r]
-        if plain:
-            shares = " ".join(f"{median(r[f'distinct_{n}'] for r in plain):.2f}" for n in range(1, 5))
-            found.append(f"At {context} Distinct-1 to 4 of the new text: {shares}.")
-    return found
+        notes.append(f"Only {few} repeats: too few to distinguish small differences from noise.")
+    return Section(f"{title}: {about}", header, rows, notes + speed_notes(records))
 
 
 def _anchored(records: list[Record]) -> Section:
@@ -179,13 +127,13 @@ def _anchored(records: list[Record]) -> Section:
     title = f"Acceptance on real text: {first['model']}, {first['dtype']}, {_text(first)}, T={first['temperature']:g}"
     header = ["context", "method", "accepted length", f"{ours} minus this", "accepted by position", "anchors, windows"]
     notes = [
-        "Accepted length: 1 + accepted drafts of a step, bonus token included; ± standard error over anchors (clustered"
-        " by window). Every method stood at the same anchors; differences are paired, with the clustered error.",
-        f"An anchor every {first['every']} tokens; speculative steps before the measured one: {first['settle']}.",
+        "Accepted length: accepted drafts per step plus the bonus token; ± standard error over anchors (clustered by"
+        " window). All methods use the same anchors; differences are paired, with the clustered error.",
+        f"An anchor every {first['every']} tokens; {first['warmup_rounds']} speculative steps before the measured one.",
     ]
     if any(r.get("interrupted") for r in records):
-        notes.append("The run was interrupted: these are the anchors it had reached.")
-    return Section(title, header, rows, notes + _origin(records))
+        notes.append("The run was interrupted: these are the anchors measured until then.")
+    return Section(title, header, rows, notes + origin(records))
 
 
 def _steps(records: list[Record]) -> Section:
@@ -194,7 +142,7 @@ def _steps(records: list[Record]) -> Section:
         plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
         share = median(same[0]["ms"]) / median(plain["ms"])
         rows.append([f"{context}", label, _spread(same[0]["ms"], "{:.3f}"), f"{share:.3f}"])
-    notes = [f"Milliseconds of one call: medians (least to most) of {len(first['ms'])} interleaved turns."]
+    notes = [f"Milliseconds per call: medians (minimum to maximum) of {len(first['ms'])} interleaved turns."]
     for context in sorted({r["context"] for r in records}):
         ms = {r["label"]: median(r["ms"]) for r in records if r["context"] == context}
         plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
@@ -202,11 +150,11 @@ def _steps(records: list[Record]) -> Section:
         whole = 7 * ms["draft at 7%"] + ms["verify 8 rows, scores kept"] + ms["choose and copy 7%"]
         part = ms["choose and copy 7%"] / whole
         notes.append(
-            f"At {context} plain takes {ms['plain'] / least:.2f} times what reading its bytes at the measured bandwidth"
-            f" takes; choosing and copying is {part:.1%} of a round of vegas (7 drafts)."
+            f"At {context} plain decoding takes {ms['plain'] / least:.2f} times as long as reading its bytes at the"
+            f" measured bandwidth; selecting and copying keys takes {part:.1%} of a decoding step of vegas (7 drafts)."
         )
     title = f"Cost of a step: {first['model']}, {first['dtype']}, {_text(first)}"
-    return Section(title, ["context", "step", "ms", "over plain"], rows, notes + _origin(records))
+    return Section(title, ["context", "step", "ms", "over plain"], rows, notes + origin(records))
 
 
 def _gain(a: list[list[int]], b: list[list[int]]) -> str:
@@ -215,7 +163,7 @@ def _gain(a: list[list[int]], b: list[list[int]]) -> str:
 
 
 def _equal(same: list[Record]) -> str:
-    """Whether every text was plain decoding's; if not, by how much the target preferred its own token at most."""
+    """Whether all outputs equal plain decoding's; if not, the largest gap between the two best tokens there."""
     damage = next((r["damage"] for r in same if "damage" in r), None)
     if damage:
         return f"NO: it changed {damage}"
@@ -238,20 +186,6 @@ def _spread(values: list[float], shape: str) -> str:
 
 def _text(r: Record) -> str:
     return f"text {r['text_name']} ({r['text_sha256'][:8]})"
-
-
-def _origin(records: list[Record]) -> list[str]:
-    """Machine, versions and command of every run in the table."""
-    found = []
-    for r in {r["run"]: r for r in records}.values():
-        code = (r["git_sha"] or "no checkout")[:12] + (" with changes" if r["git_dirty"] else "")
-        build = f" ({r['kernels']})" if r.get("kernels") else ""
-        step = f"native step{build}" if r["native"] else "Transformers forward"
-        parts = [r["time"], code, f"{r['device']}, {r['threads']} threads, {step}", f"seed {r['seed']}"]
-        parts += [f"{k}={v}" for k, v in r["environment"].items()]
-        parts += [f"{k} {v}" for k, v in r["versions"].items()]
-        found.append(f"{'; '.join(parts)}: `{r['command']}`")
-    return found
 
 
 def rich_table(section: Section) -> Table:

@@ -1,4 +1,4 @@
-"""A model of a given shape with random weights: what decoding costs does not depend on what was learnt."""
+"""Models of a given shape with random weights: the cost of decoding does not depend on trained weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def parse(shape: str) -> tuple[int, int]:
 
 
 def random_model(shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18) -> LM:
-    """A Qwen3 whose every head has its own keys and values.
+    """A Qwen3 model in which every head has its own keys and values.
 
-    The output table is the embedding table shifted by one token, so the next token is clear: ties, which random
-    weights are full of, would end the oracle's replay early.
+    The output table is the embedding table shifted by one token, so that one next token clearly has the highest score:
+    with the many near-ties of random weights, the oracle's replay would end early.
     """
     layers, hidden = parse(shape)
     if dtype not in DTYPES:

@@ -1,26 +1,30 @@
-"""Task `anchored`: how many drafts the target accepts at many places of a real text.
+"""Task `anchored`: how many drafts the target accepts at many positions (anchors) of a real text.
 
-Free-running text of a weak model loops, and then any drafter looks good. So the text is given: at each anchor one step
-without drafts (which guides what the verifier guides) and one with them, and what was decoded is forgotten.
+The output of a weak model repeats itself, which makes every drafter look good, so here the text is given. At each
+anchor, a step without drafts (which provides attention scores to guided views) is followed by one with drafts, and both
+are undone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from longdraft.bench.averages import mean_and_errors
 from longdraft.bench.inputs import Text
+from longdraft.bench.selection import Entry
 from longdraft.core.cache import KVCache
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter
-from longdraft.engine import records as record
 from longdraft.engine.generate import Stats, step
+from longdraft.engine.record_file import RecordFile
+from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
@@ -28,9 +32,10 @@ from longdraft.models.lm import LM
 
 @dataclass
 class TeacherForced:
-    """What one run of the task is asked to do. settle: speculative steps before the one that is measured."""
+    """The parameters of one run. warmup_rounds: speculative steps before the measured one."""
 
-    entries: list[MethodSpec]
+    target: LM
+    entries: list[Entry]
     texts: list[Text]
     contexts: list[int]
     anchors: int = 200
@@ -41,20 +46,21 @@ class TeacherForced:
 
     @property
     def per_window(self) -> int:
-        """At most 20 anchors of a window, and 10 windows where there are anchors for them: neighbours are alike."""
+        """Anchors per window: at most 20, in 10 windows if there are enough, since neighbouring anchors are alike."""
         return min(20, -(-self.anchors // 10))
 
-    @property
-    def longest(self) -> int:
-        return max(e.longest for e in self.entries)
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """The depth of each method's drafts, by label."""
+        return {e.label: e.build(self.target).max_depth for e in self.entries if isinstance(e, MethodSpec)}
 
     @property
     def limit(self) -> int:
-        """New tokens that an anchor may need."""
-        return 1 + (self.warmup_rounds + 1) * (self.longest + 1)
+        """New tokens that the steps at an anchor can emit."""
+        return 1 + (self.warmup_rounds + 1) * (max(self.depths.values()) + 1)
 
     def windows(self, text: Text, context: int) -> list[tuple[int, int]]:
-        """(start, anchors) of windows spread over the text so that no two share an anchor. Raises InputError."""
+        """(start, anchors) of windows spread over the text that share no anchor. Raises InputError."""
         count = -(-self.anchors // self.per_window)
         span = self.per_window * self.every
         spare = len(text.tokens) - context - span
@@ -67,7 +73,7 @@ class TeacherForced:
         left = [min(self.per_window, self.anchors - w * self.per_window) for w in range(count)]
         return list(zip(starts, left, strict=True))
 
-    def check(self, target: LM) -> None:
+    def check(self) -> None:
         """Raises InputError."""
         idle = next((e.label for e in self.entries if not e.speculative), None)
         if idle:
@@ -76,9 +82,9 @@ class TeacherForced:
             for context in self.contexts:
                 self.windows(text, context)
         most = max(self.contexts) + self.per_window * self.every + self.limit
-        if most > target.positions:
+        if most > self.target.positions:
             raise InputError(
-                f"context {max(self.contexts)} needs {most} positions and the model has {target.positions}:"
+                f"context {max(self.contexts)} needs {most} positions and the model has {self.target.positions}:"
                 " give a shorter --context"
             )
 
@@ -88,21 +94,21 @@ class TeacherForced:
 
 
 @torch.inference_mode()
-def accepted_at(target: LM, drafter: Drafter, cache: KVCache, tokens: list[int], job: TeacherForced, seed: int) -> int:
-    """Drafts accepted in one step from here. The cache holds tokens[:-1] and is left holding them."""
+def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: list[int], seed: int) -> int:
+    """Drafts accepted in one step after `tokens`. The cache holds tokens[:-1], before and after."""
     stats = Stats()
     with cache.rollback():
-        seqs = Sequences.on(target, [tokens], job.limit, cache, job.sampler, seed, eos=())
+        seqs = Sequences.on(job.target, [tokens], job.limit, cache, job.sampler, seed, eos=())
         drafter.start(seqs)
-        step(target, drafter, seqs, match, Stats(), draft=False)
+        step(job.target, drafter, seqs, match, Stats(), draft=False)
         for _ in range(job.warmup_rounds):
-            step(target, drafter, seqs, match, Stats())
-        step(target, drafter, seqs, match, stats)
+            step(job.target, drafter, seqs, match, Stats())
+        step(job.target, drafter, seqs, match, stats)
     return sum(stats.accepted)
 
 
 def walk(target: LM, tokens: list[int], context: int, anchors: int, every: int) -> Iterator[tuple[KVCache, list[int]]]:
-    """Feed a text and stop at each anchor: the cache holds all but the last of the tokens yielded with it."""
+    """Yields, at each anchor of a text, the tokens up to it and a cache that holds all of them but the last."""
     cache = target.new_cache(1, context + anchors * every + 64)
     with torch.inference_mode():
         target.prefill(tokens[: context - 1], cache)
@@ -112,15 +118,15 @@ def walk(target: LM, tokens: list[int], context: int, anchors: int, every: int) 
         yield cache, tokens[:at]
 
 
-def teacher_forced(job: TeacherForced, target: LM, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
-    """One record per method, text and context. Interrupted, the anchors so far are kept and the record says so."""
-    shared = record.provenance(target, job.seed)
+def teacher_forced(job: TeacherForced, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict]:
+    """Yields one record per method, text and context. After an interrupt, records hold the anchors measured so far."""
+    shared = provenance(job.target, job.seed)
     for text in job.texts:
         for context in job.contexts:
             found: dict[str, list[list[int]]] = {e.label: [] for e in job.entries}
             stopped: KeyboardInterrupt | None = None
             try:
-                _measure(job, target, text, context, found, tick)
+                _measure(job, text, context, found, tick)
             except KeyboardInterrupt as interrupt:
                 stopped = interrupt
             for e in job.entries:
@@ -134,22 +140,21 @@ def teacher_forced(job: TeacherForced, target: LM, log: record.Log, tick: Callab
                 raise stopped
 
 
-def _measure(
-    job: TeacherForced, target: LM, text: Text, context: int, found: dict, tick: Callable[[str], None]
-) -> None:
-    """Fill found {label: [window [accepted drafts of each anchor]]}: all methods at the very same anchors."""
+def _measure(job: TeacherForced, text: Text, context: int, found: dict, tick: Callable[[str], None]) -> None:
+    """Fill found {label: [window [accepted drafts of each anchor]]}, with the same anchors for all methods."""
     for w, (start, anchors) in enumerate(job.windows(text, context)):
         for windows in found.values():
             windows.append([])
-        places = walk(target, text.tokens[start:], context, anchors, job.every)
+        places = walk(job.target, text.tokens[start:], context, anchors, job.every)
         for i, (cache, tokens) in enumerate(places):
             tick(f"{text.name} {context}: window {w + 1}, anchor {i + 1}")
-            counts = [accepted_at(target, e.build(target), cache, tokens, job, job.seed + w) for e in job.entries]
-            for e, n in zip(job.entries, counts, strict=True):
-                found[e.label][-1].append(n)
+            drafters = {e.label: e.build(job.target) for e in job.entries if isinstance(e, MethodSpec)}
+            counts = {label: accepted_at(job, d, cache, tokens, job.seed + w) for label, d in drafters.items()}
+            for label, n in counts.items():
+                found[label][-1].append(n)
 
 
-def _describe(job: TeacherForced, entry: MethodSpec, text: Text, context: int, found: dict) -> dict[str, Any]:
+def _describe(job: TeacherForced, entry: Entry, text: Text, context: int, found: dict) -> dict[str, Any]:
     windows = [w for w in found[entry.label] if w]
     counts = [n for w in windows for n in w]
     mean, stderr, clustered = mean_and_errors(windows)
@@ -169,11 +174,13 @@ def _describe(job: TeacherForced, entry: MethodSpec, text: Text, context: int, f
         "anchors": len(counts),
         "windows": len(windows),
         "every": job.every,
-        "settle": job.warmup_rounds,
+        "warmup_rounds": job.warmup_rounds,
         "mean_acceptance_length": 1 + mean,
         "stderr": stderr,
         "stderr_clustered": clustered,
-        "acceptance_per_position": [sum(n > i for n in counts) / max(len(counts), 1) for i in range(entry.longest)],
+        "acceptance_per_position": [
+            sum(n > i for n in counts) / max(len(counts), 1) for i in range(job.depths[entry.label])
+        ],
         "verify_steps": len(counts),
         "accepted": windows,
     }

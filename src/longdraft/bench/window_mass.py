@@ -1,7 +1,7 @@
-"""How much attention lies outside a window: the epsilon of LongSpec's theorem 3.1, measured on a text.
+"""How much attention lies outside a sliding window: the epsilon of LongSpec's theorem 3.1, measured on a text.
 
-A query at position t sees itself and t-window..t-1; the mass is the share of its attention, were it to see everything,
-that falls on keys before t-window. Means over the queries that have such keys.
+With a window, a query at position t sees positions t-window to t. The mass is the share of its full attention that
+falls on earlier keys, averaged over the queries that have earlier keys.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from longdraft.drafters.glide.block import Glide
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-CHUNK = 64  # queries at a time; below any sensible window
+CHUNK = 64  # queries at a time; smaller than any useful window
 
 
 def _check(tokens: list[int], window: int) -> None:
     if window < 1 or len(tokens) < window + 2:
-        raise InputError(f"{len(tokens)} tokens leave nothing outside a window of {window}: give more of them")
+        raise InputError(f"{len(tokens)} tokens all lie inside a window of {window}: give more tokens")
 
 
 @torch.inference_mode()
 def of_drafter(block: Glide, tokens: list[int], window: int = 0) -> Tensor:
-    """The block's self-attention (window 0: at its own window) -> [H], a mean mass for each head. Raises InputError."""
+    """Mean mass [H] per head of the block's self-attention (window 0: the block's own). Raises InputError."""
     window = window or block.window
     _check(tokens, window)
     ids = torch.tensor([tokens], device=block.host.target.device)
@@ -44,7 +44,7 @@ def of_drafter(block: Glide, tokens: list[int], window: int = 0) -> Tensor:
 
 @torch.inference_mode()
 def of_target(target: LM, tokens: list[int], window: int = 512) -> dict[int, float]:
-    """{layer: mean mass over heads} of the target's own attention, in its layers that see everything."""
+    """{layer: mean mass over heads} of the target's layers with full attention."""
     _check(tokens, window)
     chunk, total = min(CHUNK, window), {}
     cache = target.new_cache(1, len(tokens))
@@ -53,7 +53,7 @@ def of_target(target: LM, tokens: list[int], window: int = 512) -> dict[int, flo
         begin, captured = int(cache.length), Captures(CaptureSpec(rows="all", of="weights"))
         target(Tree.chain(part), cache, captured=captured, logits=1)
         at = torch.arange(begin, begin + part.shape[1], device=target.device)
-        for layer, found in captured.scores.items():  # [1,R,1,begin+1]: all that can lie outside
+        for layer, found in captured.scores.items():  # [1,R,1,begin+1]: later keys are inside every window
             outside = torch.arange(found.shape[-1], device=at.device) < at[:, None] - window
             mass = float(found[0, :, 0].masked_fill(~outside, 0.0).sum())
             total[layer] = total.get(layer, 0.0) + mass

@@ -1,6 +1,6 @@
-"""`longdraft COMMAND ...`: finds the command, and turns whatever a user can mend into one line and exit status 2.
+"""`longdraft COMMAND ...`: runs a command, and reports errors that the user can correct in one line.
 
-A command's module is imported when it is called; help imports none.
+A command's module is imported only when that command runs or completes: `longdraft --help` does not import torch.
 """
 
 from __future__ import annotations
@@ -10,76 +10,74 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from io import TextIOWrapper
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from longdraft.errors import InputError
+from longdraft.version import __version__
 
 
 class Command(NamedTuple):
-    """module.app runs it; shared: that app has several commands and wants this one's name as its first word."""
+    """A command, which is `app` in the module."""
 
     module: str
     help: str
-    shared: bool = False
 
 
 COMMANDS = {
-    "generate": Command(
-        "longdraft.cli.generate", "Continue a prompt; --compare runs plain decoding beside the method."
-    ),
-    "methods": Command("longdraft.cli.methods", "Every method, its options, and what it needs."),
-    "demo": Command("longdraft.cli.demo", "Plain decoding, vegas and lookup on a long real prompt, side by side."),
-    "bench": Command("longdraft.cli.bench", "Measure methods against each other; one record per run.", True),
-    "audit": Command(
-        "longdraft.cli.audit", "Is a method lossless on your model and text? Ties explained, failures counted."
-    ),
-    "report": Command("longdraft.cli.bench", "Tables and plots from such records.", True),
-    "train": Command("longdraft.cli.train", "Train a model or a drafter."),
-    "import": Command("longdraft.cli.import_", "A drafter that others released, in longdraft's layout."),
+    "generate": Command("generate", "Continue a prompt; --compare also runs plain decoding."),
+    "methods": Command("methods", "List all methods, their options, and what they need."),
+    "demo": Command("demo", "Compare plain decoding, vegas and lookup on a long prompt."),
+    "bench": Command("bench", "Measure methods side by side; writes one record per measurement."),
+    "audit": Command("audit", "Check that a method is lossless on your model and texts."),
+    "report": Command("report", "Make tables from benchmark records."),
+    "train": Command("train", "Train a model or a drafter."),
+    "import": Command("import_", "Convert a released drafter to longdraft's layout."),
 }
-HELP = ("-h", "--help", "help")
 
 
-def present(command: Command) -> bool:
-    try:
-        return find_spec(command.module) is not None
-    except ModuleNotFoundError:
-        return False
+class LazyGroup(TyperGroup):
+    """Lists commands without importing them, and imports a command when it is resolved."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].help) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        app = import_module(f"longdraft.cli.{COMMANDS[str(name)].module}").app
+        return name, typer.main.get_command(app), rest
 
 
-def usage() -> str:
-    lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items() if present(command)]
-    head = "longdraft COMMAND [options]: lossless speculative decoding for long contexts"
-    return "\n".join([head, "", *lines, "", "longdraft COMMAND --help shows a command's options; longdraft --version"])
+app = typer.Typer(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def longdraft(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding for long contexts."""
 
 
 def run(words: list[str]) -> int:
     """The exit status of one command line."""
-    if not words or words[0] in HELP:
-        print(usage())
-        return 0
-    name, rest = words[0], words[1:]
-    if name == "--version":
-        from longdraft.version import __version__
-
-        print(__version__)
-        return 0
-    known = {name: c for name, c in COMMANDS.items() if present(c)}
-    if name not in known:
-        kind = "option" if name.startswith("-") else "command"
-        raise InputError(f"unknown {kind} {name!r}: choose a command of {', '.join(known)}")
-    app = typer.main.get_command(import_module(known[name].module).app)
-    group = hasattr(app, "commands")
-    if group and not rest and not known[name].shared:
-        rest = ["--help"]
-    if group and known[name].shared:
-        rest = [name, *rest]
+    words = ["--help"] if words in ([], ["help"]) else words
+    words = [*words, "--help"] if words == ["train"] else words
     try:
-        status = app.main(rest, prog_name=f"longdraft {name}", standalone_mode=False)
+        status = typer.main.get_command(app).main(words, prog_name="longdraft", standalone_mode=False)
     finally:
         if "longdraft.ops.threads" in sys.modules:  # a command may have pinned them
             sys.modules["longdraft.ops.threads"].release()
@@ -87,13 +85,15 @@ def run(words: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def explain(error: BaseException, command: str) -> str | None:
-    """What a user can mend, as one line; None for a fault of ours."""
-    usage_error: Any = getattr(error, "format_message", None)  # typer's and click's own
+def explain(error: Any) -> str | None:
+    """One line about an error that the user can correct; None for a bug."""
     if isinstance(error, InputError):
         text = str(error)
-    elif usage_error is not None:
-        text = f"{usage_error()} (longdraft {command} --help shows what there is)"
+    elif hasattr(error, "format_message"):  # an error of the command line itself
+        ctx = getattr(error, "ctx", None)
+        path = ctx.command_path if ctx else "longdraft"
+        known = ": choose a command of " + ", ".join(COMMANDS) if ctx and isinstance(ctx.command, LazyGroup) else ""
+        text = f"{error.format_message().rstrip('.')}{known} ({path} --help shows all options)"
     elif isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
         text = "not enough memory for this: give a shorter prompt, fewer new tokens or fewer rows"
     else:
@@ -102,21 +102,21 @@ def explain(error: BaseException, command: str) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line -> exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 broken pipe."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = run(words)
+        status = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:  # whoever read our output has left
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        line = explain(error, words[0])
+        line = explain(error)
         if line is None:
             raise
         print(f"longdraft: {line}", file=sys.stderr)

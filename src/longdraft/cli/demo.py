@@ -1,11 +1,12 @@
-"""`longdraft demo`: the main job on a prompt that is on every machine."""
+"""`longdraft demo`: three methods side by side, on a prompt that every machine has."""
 
 from __future__ import annotations
 
-import gc
 from typing import Annotated, Any
 
 import typer
+
+from longdraft.cli import common
 
 app = typer.Typer(add_completion=False)
 METHODS = ("plain", "vegas", "lookup")
@@ -14,69 +15,61 @@ DRAFTED, OWN = "green", "bold"
 
 @app.command()
 def demo(
-    model: Annotated[str, typer.Option("-m", "--model", help="'bundled', a folder, or a Hub id.")] = "bundled",
-    context: Annotated[int, typer.Option(min=16, help="Tokens of the prompt.")] = 16384,
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Of the CPU; torch's choice if unset.")] = None,
+    model: common.Model = "bundled",
+    context: Annotated[int, typer.Option(min=16, help="Number of prompt tokens.")] = 16384,
+    max_new_tokens: common.NewTokens = 256,
+    dtype: common.Dtype = "bfloat16",
+    temperature: common.Temperature = 0.0,
+    seed: common.Seed = 0,
+    threads: common.Threads = None,
 ) -> None:
-    """Continue 16K tokens of the standard library's source by plain decoding, vegas and lookup, and compare them."""
+    """Continue source code of the standard library by plain decoding, vegas and lookup, and compare them."""
     from rich.console import Console
 
     from longdraft.bench.texts import stdlib_prompt
-    from longdraft.cli.job import WARM, Run, traffic
+    from longdraft.cli.job import WARM
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match
-    from longdraft.drafters import AdaptiveDraft, Drafter
+    from longdraft.drafters import Drafter
     from longdraft.engine.decode_session import DecodeSession, first_difference
     from longdraft.engine.generate import check
+    from longdraft.engine.measure import Output, traffic
     from longdraft.methods import build
-    from longdraft.models.loading import load, quiet
-    from longdraft.ops.threads import pin
 
-    console = Console(highlight=False)
-    sampler = Sampler(temperature)
-    quiet(threads)
-    target, tokenizer = load(model, dtype)
-    pin()
-    gc.freeze()  # what is loaded stays: to look through it again takes the collector 0.2 s
+    console, sampler = Console(highlight=False), Sampler(temperature)
+    target, tokenizer = common.load_target(model, dtype, threads)
     ids, files = stdlib_prompt(tokenizer, context)
     check(target, [ids], max_new_tokens, Drafter(), match)
     how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"
-    console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library, cut there:")
+    console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library:")
     console.print(f"  {', '.join(files)}")
-    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Reading the prompt ...", end=" ", soft_wrap=True)
-    runs = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=())
-    runs.seal()
-    console.print(f"{runs.prefill_s:.1f} s")
+    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Prefilling the prompt ...", end=" ", soft_wrap=True)
+    session = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=())
+    session.seal()
+    console.print(f"{session.prefill_s:.1f} s")
 
-    def paced(name: str) -> Drafter:
-        return Drafter() if name == "plain" else AdaptiveDraft(build(name, target))
-
-    console.print(f"[{DRAFTED}]This colour[/]: drafted, then accepted. [{OWN}]This one[/]: the target's own.")
+    console.print(f"[{DRAFTED}]This colour[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
     found: dict[str, Any] = {}
     for name in METHODS:
         console.rule(name, align="left")
-        runs.rows(paced(name), limit=WARM)  # plain decoding is over before a drafter runs at all
-        found[name] = Run([[]])
+        session.rows(build(name, target, adaptive=True), limit=WARM)  # plain decoding finishes first
+        found[name] = Output([[]])
         printer = Painter(console, tokenizer)
-        for step in runs.decode(paced(name), found[name].stats):
+        for step in session.decode(build(name, target, adaptive=True), found[name].stats):
             found[name].take(step)
             printer.step(step.tokens[0])
         printer.end()
-        if damage := runs.altered():  # what comes after reads it, plain decoding as well
+        if damage := session.altered():  # every later method would read it
             break
-    differences = {name: first_difference(runs, found["plain"].rows, run.rows) for name, run in found.items()}
+    differences = {name: first_difference(session, found["plain"].rows, run.rows) for name, run in found.items()}
     console.print(table(found, differences, target.exact, damage))
     if damage:
         raise typer.Exit(1)
-    footnotes(console, found["plain"], traffic(runs, found["plain"]))
+    footnotes(console, found["plain"], traffic(session, found["plain"]))
 
 
 class Painter:
-    """Writes text as it comes: all but the last token of a step are accepted drafts."""
+    """Prints text while it is decoded; all but the last token of a step are accepted drafts."""
 
     def __init__(self, console: Any, tokenizer: Any):
         from longdraft.cli.show import Detokenizer
@@ -96,7 +89,7 @@ class Painter:
 
 
 def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damage: str | None) -> Any:
-    """damage: what the last of the methods changed that is not its own."""
+    """A rich table with a row per method. damage: what the last one changed that it must not change."""
     from rich.table import Table
 
     from longdraft.cli.show import verdict
@@ -116,14 +109,15 @@ def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damag
 
 
 def footnotes(console: Any, plain: Any, moved: dict[str, Any]) -> None:
-    """What the figures stand on."""
-    from longdraft.bench.report import LOOPS
-    from longdraft.bench.run import distinct
+    """Bandwidth, and whether the output is too repetitive to judge the methods by."""
+    from longdraft.bench.notes import LOOPS
+    from longdraft.engine.measure import distinct
 
     share, speed = moved["bandwidth_share"], moved["bandwidth_gb_s"]
     console.print(
-        f"plain reads {moved['bytes_per_step'] / 1e6:.0f} MB a step: {share:.0%} of this machine's {speed:.0f} GB/s."
+        f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
+        f" at {share:.0%} of this machine's {speed:.0f} GB/s."
     )
     new = distinct(plain.rows)
     if new < LOOPS:
-        console.print(f"Of the text's 3-grams {new:.0%} are new: it goes in circles, which flatters lookup above all.")
+        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours lookup.")

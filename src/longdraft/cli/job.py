@@ -1,29 +1,28 @@
-"""One run of `generate`: prefill once, decode (twice where it is compared), and say what was measured."""
+"""The work of `generate`: prefill once, decode, decode plainly too for a comparison, and make a record."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from longdraft.bench.run import diversity, outcome
 from longdraft.cli.prompts import Prompt
 from longdraft.cli.show import Detokenizer, text_of
 from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
-from longdraft.engine.generate import Stats, Step
+from longdraft.engine.generate import Step
+from longdraft.engine.measure import Output, diversity, figures, traffic
 from longdraft.engine.rates import speedups, timings
-from longdraft.engine.records import bandwidth, bytes_per_step, provenance
-from longdraft.errors import InputError
+from longdraft.engine.records import provenance
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 
-WARM = 24  # tokens decoded before a comparison is timed
+WARM = 24  # tokens decoded before a timed comparison
 
 
 class Printer:
-    """Writes a lone row as it comes; several rows one after the other, at the end."""
+    """Prints a single row while it is decoded, and several rows one after another at the end."""
 
     def __init__(self, tokenizer: Any, prompts: list[Prompt]):
         self.tokenizer, self.prompts = tokenizer, prompts
@@ -44,35 +43,22 @@ class Printer:
 
 
 @dataclass
-class Run:
-    """What one method gave, as far as it came."""
-
-    rows: list[list[int]]
-    stats: Stats = field(default_factory=Stats)
-
-    def take(self, step: Step) -> None:
-        for row, tokens in zip(self.rows, step.tokens, strict=True):
-            row += tokens
-
-    @property
-    def tokens_per_s(self) -> float:
-        """New tokens a second from the end of the target's prefill on."""
-        return timings(self.stats)["tokens_per_s"]
-
-
-@dataclass
 class Outcome:
+    """The record of a run, and whether the user interrupted it."""
+
     record: dict[str, Any]
     interrupted: bool
 
     @property
     def failed(self) -> bool:
-        """Whether the comparison found damage, or a difference where passes are exact."""
+        """Whether the comparison found damage, or a difference on an exact backend."""
         return "damage" in self.record or (self.record["exact"] and self.record.get("equal") is False)
 
 
 @dataclass
 class Job:
+    """A method that decodes on a target; its options are valid for that target. Raises InputError when made."""
+
     target: LM
     tokenizer: Any
     method: MethodSpec
@@ -81,43 +67,34 @@ class Job:
     accept: float | None = None
 
     def __post_init__(self) -> None:
-        self.drafter()  # bad options are found before any work
-        name, gamma = self.method.name, self.method.gamma
-        if self.accept is None:
-            return
-        if gamma is None:
-            raise InputError(
-                f"--accept needs a method that drafts a chain of fixed length, such as vegas; {name} does not"
-            )
-        if not 0 <= self.accept <= gamma:
-            raise InputError(f"--accept is {self.accept:g}, and {name} drafts {gamma} a step: give 0 to {gamma}")
+        self.method.check(self.target, self.accept)
 
     def drafter(self) -> Drafter:
-        """At a stated acceptance every step drafts what the options say."""
+        """The drafter; with an oracle, its drafts have a fixed size."""
         return self.method.paced(self.target) if self.accept is None else self.method.build(self.target)
 
     def run(
         self, prompts: list[list[int]], limit: int, eos: tuple[int, ...] | None, compare: bool, printer: Printer | None
     ) -> Outcome:
-        """Decode; plain decoding comes first where it is asked for. A keyboard interrupt ends it with what there is.
+        """Decode the prompts and return a record; after a keyboard interrupt, it holds the tokens so far.
 
-        Plain decoding is over before the method runs at all, its warming up included: what a faulty drafter does to the
-        prompt's keys and values must not reach the text that it is compared with.
+        For a comparison, plain decoding finishes before the method starts to warm up: a faulty drafter that changes the
+        prompt's keys and values must not affect the output that it is compared with.
         """
-        runs = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos)
-        main, plain, interrupted = Run([[] for _ in prompts]), None, False
+        session = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos)
+        main, plain, interrupted = Output([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:
-                runs.seal()
-                runs.rows(Drafter(), limit=WARM)
-                plain = Run([[] for _ in prompts])
-                for step in runs.decode(Drafter(), plain.stats):
+                session.seal()
+                session.rows(Drafter(), limit=WARM)
+                plain = Output([[] for _ in prompts])
+                for step in session.decode(Drafter(), plain.stats):
                     plain.take(step)
-                runs.rows(self.drafter(), limit=WARM)
+                session.rows(self.drafter(), limit=WARM)
             drafter = self.drafter()
             if self.accept is not None and plain is not None:
                 drafter = Oracle(drafter, plain.rows, self.accept)
-            for step in runs.decode(drafter, main.stats):
+            for step in session.decode(drafter, main.stats):
                 main.take(step)
                 if printer is not None:
                     printer.step(step)
@@ -125,51 +102,38 @@ class Job:
             interrupted = True
         if printer is not None:
             printer.end(main.rows)
-        record = self._record(runs, main)
+        record = self._record(session, main)
         if plain is not None and not interrupted:
-            record |= self._comparison(runs, main, plain)
+            record |= self._comparison(session, main, plain)
         return Outcome(record | ({"interrupted": True} if interrupted else {}), interrupted)
 
-    def _record(self, runs: DecodeSession, run: Run) -> dict[str, Any]:
-        one = len(run.rows) == 1
+    def _record(self, session: DecodeSession, output: Output) -> dict[str, Any]:
+        one = len(output.rows) == 1
         per_row = {
-            "text": [text_of(self.tokenizer, r) for r in run.rows],
-            "token_ids": run.rows,
-            "prompt_tokens": [len(p) for p in runs.prompts],
-            "new_tokens": [len(r) for r in run.rows],
+            "text": [text_of(self.tokenizer, r) for r in output.rows],
+            "token_ids": output.rows,
+            "prompt_tokens": [len(p) for p in session.prompts],
+            "new_tokens": [len(r) for r in output.rows],
         }
         record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
-        run.stats.prefill_s += runs.prefill_s
-        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(runs.sampler)}
+        output.stats.prefill_s += session.prefill_s
+        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(session.sampler)}
         record["pace"] = self.method.pace and self.accept is None
         record |= self.method.origin
-        record |= outcome(run.stats, self.method.gamma or 0) | diversity(run.rows)
+        record |= figures(output.stats, self.method.chain_depth(self.target)) | diversity(output.rows)
         if self.method.name == "plain":
-            record |= traffic(runs, run)
+            record |= traffic(session, output)
         if self.accept is not None:
             record["oracle"] = self.accept
         return record | provenance(self.target, self.seed)
 
-    def _comparison(self, runs: DecodeSession, run: Run, plain: Run) -> dict[str, Any]:
-        plain.stats.prefill_s += runs.prefill_s
-        damage = runs.altered()
+    def _comparison(self, session: DecodeSession, output: Output, plain: Output) -> dict[str, Any]:
+        plain.stats.prefill_s += session.prefill_s
+        damage = session.altered()
         return {
-            "plain": {"new_tokens": sum(map(len, plain.rows))} | outcome(plain.stats, 0) | traffic(runs, plain),
-            **speedups(timings(run.stats), [timings(plain.stats)]),
-            "equal": run.rows == plain.rows and damage is None,
-            "first_difference": first_difference(runs, plain.rows, run.rows),
+            "plain": {"new_tokens": sum(map(len, plain.rows))} | figures(plain.stats) | traffic(session, plain),
+            **speedups(timings(output.stats), [timings(plain.stats)]),
+            "equal": output.rows == plain.rows and damage is None,
+            "first_difference": first_difference(session, plain.rows, output.rows),
             **({"damage": damage} if damage else {}),
         }
-
-
-def traffic(runs: DecodeSession, plain: Run) -> dict[str, Any]:
-    """How near plain decoding comes to reading the weights and the cache as fast as this machine reads memory."""
-    passes = max(map(len, plain.rows))
-    if not passes:
-        return {}
-    target = runs.target
-    lengths = [len(p) + len(r) / 2 for p, r in zip(runs.prompts, plain.rows, strict=True)]
-    moved = bytes_per_step(target, runs.cache, sum(lengths) / len(lengths), len(lengths))
-    measured_gb_s = bandwidth(target.device, moved)
-    share = moved / (plain.stats.decode_s / passes) / (measured_gb_s * 1e9)
-    return {"bytes_per_step": moved, "bandwidth_gb_s": measured_gb_s, "bandwidth_share": share}

@@ -1,4 +1,4 @@
-"""`longdraft methods`: what can be chosen, and whether all of it is at hand."""
+"""`longdraft methods`: lists all methods, and whether their drafter weights are available."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from longdraft.cli import common
+
 app = typer.Typer(add_completion=False)
 
 
 def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
-    """available: it needs no drafter, or there is a trained one beside the target."""
+    """available: the method needs no drafter weights, or there are trained ones beside the target."""
     from longdraft.core.options import allowed
     from longdraft.methods.method import ANY
 
@@ -31,19 +33,21 @@ def describe(name: str, method: Any, parts: Any) -> dict[str, Any]:
 
 
 def lines(entry: dict[str, Any]) -> list[str]:
-    options = [f"{k}={o['default']} ({o['allowed']})" for k, o in entry["options"].items()]
-    there = "there" if entry["available"] else "none beside the model: --drafter FOLDER or --random-drafter"
-    needs = f"needs a drafter of kind {entry['needs'][0]} ({there})" if entry["needs"] else ""
-    found = [f"{entry['name']:<16} {entry['paper']}", f"{'':<16} {entry['does']}"]
-    return [*found, *(f"{'':<16} {x}" for x in (", ".join(options) and "-o " + ", ".join(options), needs) if x), ""]
+    found = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
+    if entry["needs"]:
+        there = "available" if entry["available"] else "none beside the model: give --drafter or --random-drafter"
+        found.append(f"Needs drafter weights of kind {entry['needs'][0]} ({there}).")
+    return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in found), ""]
 
 
 @app.command()
 def methods(
-    model: Annotated[str, typer.Option("-m", "--model", help="Where trained drafters are looked for.")] = "bundled",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    model: Annotated[
+        str, typer.Option("-m", "--model", help="The target, beside which trained drafters are searched.")
+    ] = "bundled",
+    as_json: common.Json = False,
 ) -> None:
-    """Every method with its options (and their defaults), what it needs besides the target, and its paper."""
+    """List every method with its paper, its options with defaults and limits, and what it needs."""
     from longdraft.methods import CONTROLS, METHODS
     from longdraft.methods.drafter_weights import DrafterWeights
 
@@ -56,5 +60,5 @@ def methods(
         print(json.dumps({"model": model, **found}))
         return
     print("\n".join(line for entry in found["methods"] for line in lines(entry)))
-    print("Controls: what a guided choice of keys must beat at the same budget.\n")
+    print("Controls: methods that a guided selection of keys must beat at the same budget.\n")
     print("\n".join(line for entry in found["controls"] for line in lines(entry)).rstrip())

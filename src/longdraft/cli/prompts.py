@@ -1,4 +1,4 @@
-"""From what a user points at to tokens; whatever is not a readable text is refused in one line."""
+"""Reads prompts from the command line and from files. Raises InputError for anything that is not text."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from longdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Prompt:
+    """A text and the name that it is printed under."""
+
     name: str
     text: str
 
 
 def gather(prompt: str | None, files: Sequence[Path], tokens: int | None) -> list[Prompt]:
-    """The words of the command line, or the files: one row each. Raises InputError."""
+    """The prompt of the command line, or one prompt per file. Raises InputError."""
     if prompt is None and not files:
-        raise InputError("no prompt: give one as an argument, or --prompt-file FILE")
+        raise InputError("there is no prompt: give one as an argument, or --prompt-file FILE")
     if prompt is not None and files:
         raise InputError("both a PROMPT and --prompt-file are given: give one of them")
     if prompt is None:
         return [read(f) for f in files]
     if tokens is not None:
-        raise InputError("--prompt-tokens takes the first tokens of a --prompt-file: leave it out, or give a file")
+        raise InputError("--prompt-tokens cuts a --prompt-file: leave it out, or give a file")
     return [Prompt("PROMPT", decode(prompt.encode(errors="surrogateescape"), "the prompt"))]
 
 
 def read(path: Path) -> Prompt:
-    """A text file; `-` is standard input."""
+    """The text of a file; `-` is standard input."""
     if str(path) == "-":
         return Prompt("standard input", decode(sys.stdin.buffer.read(), "standard input"))
     if path.is_dir():
@@ -58,9 +60,9 @@ def decode(data: bytes, what: str) -> str:
 
 
 def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: bool = False) -> list[list[int]]:
-    """Token ids of each prompt, the first `tokens` of them; a shorter prompt is used whole, and that is said.
+    """The first `tokens` token ids of each prompt; for a shorter prompt, all of them, with a note on standard error.
 
-    control: special tokens that a prompt spells are those tokens; otherwise they are text.
+    control: words such as <|im_end|> in a prompt become special tokens; otherwise they are text.
     """
     from longdraft.models.loading import token_ids
 
@@ -70,6 +72,6 @@ def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: b
         if not ids:
             raise InputError(f"{prompt.name} has no tokens: give some text")
         if tokens is not None and len(ids) < tokens:
-            print(f"longdraft: note: {prompt.name} has {len(ids)} tokens, all of which are used", file=sys.stderr)
+            print(f"longdraft: note: {prompt.name} has {len(ids)} tokens, and all of them are used", file=sys.stderr)
         rows.append(ids[:tokens])
     return rows

@@ -1,34 +1,32 @@
-"""What a person sees: text as it comes, and the figures under it."""
+"""Text and figures for the terminal."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tokenizers.decoders import DecodeStream
+
 
 class Detokenizer:
-    """Tokens in, text out, piece by piece: what may still be half a character is held back until it is whole."""
+    """Turns tokens into text piece by piece; an incomplete character is held back until it is complete."""
 
     def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
+        self.tokenizer, self.stream = tokenizer, DecodeStream(skip_special_tokens=True)
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)  # without it, all text comes at the end
         self.ids: list[int] = []
-        self.start = self.shown = 0  # ids[start:shown] is text already given; it sets the spacing of what follows
+        self.shown = 0  # characters
 
     def push(self, tokens: list[int]) -> str:
         self.ids += tokens
-        before, after = self._text(self.start, self.shown), self._text(self.start, len(self.ids))
-        if after.endswith("\ufffd") or len(after) < len(before):
-            return ""
-        self.start, self.shown = self.shown, len(self.ids)
-        return after[len(before) :]
+        pieces = [self.stream.step(self.backend, token) or "" for token in tokens if self.backend is not None]
+        self.shown += len(text := "".join(pieces))
+        return text
 
     def flush(self) -> str:
-        """What is left at the end, whole or not."""
-        rest = self._text(self.start, len(self.ids))[len(self._text(self.start, self.shown)) :]
-        self.start = self.shown = len(self.ids)
+        """The rest of the text, even if its last character is incomplete."""
+        rest = text_of(self.tokenizer, self.ids)[self.shown :]
+        self.shown += len(rest)
         return rest
-
-    def _text(self, first: int, last: int) -> str:
-        return text_of(self.tokenizer, self.ids[first:last])
 
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
@@ -36,9 +34,9 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
 
 
 def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None = None) -> str:
-    """Whether an output equals plain decoding's, in words; exact: whether it must (LM.exact).
+    """Whether an output equals plain decoding's, in words. exact: whether the backend guarantees it (LM.exact).
 
-    damage: what the method changed that is not its own.
+    damage: what the method changed that it must not change.
     """
     if damage:
         return f"NO: the method changed {damage}"
@@ -51,8 +49,8 @@ def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None =
     return f"no: {row}new token {difference['position'] + 1}, where the target's best two are {size} apart{promise}"
 
 
-def figures(record: dict[str, Any]) -> str:
-    """A record of `generate` in a line."""
+def summary(record: dict[str, Any]) -> str:
+    """A record of `generate` in one line."""
     total, prompt = (sum(x) if isinstance(x, list) else x for x in (record["new_tokens"], record["prompt_tokens"]))
     seconds = record["start_s"] + record["decode_s"]
     words = [f"{record['method']}: {total} tokens in {seconds:.2f} s, {record['tokens_per_s']:.1f} tokens/s"]
@@ -65,7 +63,7 @@ def figures(record: dict[str, Any]) -> str:
         words.append(f"{share:.0%} of this machine's {record['bandwidth_gb_s']:.0f} GB/s")
     words.append(f"prefill of {prompt} tokens {record['prefill_s']:.2f} s")
     if "oracle" in record:
-        words.append(f"acceptance set to {record['oracle']:g} a step by an oracle")
+        words.append(f"acceptance set to {record['oracle']:g} drafts per step by an oracle")
     if record.get("speedup") is not None:
         more = f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} steady"
         words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f} ({more})")

@@ -1,4 +1,4 @@
-"""What a forward pass is asked to keep for drafters, and what it kept. The model knows no drafter."""
+"""What a forward pass is requested to keep for drafters, and what it kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longdraft.core.tree import PAD, Tree
 class CaptureSpec:
     """A request to a forward pass: attention scores of some query nodes, and hidden states.
 
-    rows: the query nodes whose scores over slots 0..root are wanted, in layers with full attention: "first" (the
+    rows: the query nodes whose scores over slots 0..root are kept, in layers with full attention: "first" (the
     root), "last" (node), "ends" (both), "all", or "mean" (one row, the mean of all); None: no scores.
     of: "logits" or "weights". split: one score per key head (means over its query heads) instead of means over all
     heads. only: a single layer. hidden: numbers of layers after which the residual stream is kept (0: the embeddings;
@@ -40,7 +40,7 @@ class CaptureSpec:
 
 @dataclass
 class Captures:
-    """What a pass kept of what its spec asked for.
+    """What a pass kept of what its spec requests.
 
     scores {layer: [B,R,K|1,S] float32, -inf beyond a row's root}; covered [B]: how many slots were scored; states
     {layer: [B,W,d]}. A speculative step adds, for drafters: the target, the logits [B,T,V] of its verify pass, and

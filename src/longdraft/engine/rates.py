@@ -1,4 +1,4 @@
-"""How fast a decoding was, and what "speedup" means: everything that a method adds counts against it."""
+"""Decoding rates and speedups. Everything that a method adds to plain decoding counts against it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from longdraft.engine.generate import Stats
 
 Record = dict[str, Any]
-# Each speedup is the ratio of one rate to plain decoding's. What the rates leave out:
-# the target's prefill; nothing; the target's prefill and the drafter's start (a prefill of its own, say).
+# Each speedup divides one rate by plain decoding's. The rates leave out, in this order: the target's prefill; nothing;
+# the target's prefill and the drafter's start (a small model's own prefill, for example).
 SPEEDUPS = {
     "speedup": "tokens_per_s",
     "speedup_end_to_end": "tokens_per_s_end_to_end",
@@ -18,13 +18,13 @@ SPEEDUPS = {
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """Seconds of the target's prefill, the drafter's start and all rounds; and the rates that follow from them."""
+    """Seconds of the target's prefill, of the drafter's start and of all decoding steps, and the rates they give."""
     seconds = {"prefill_s": stats.prefill_s, "start_s": stats.start_s, "decode_s": stats.decode_s}
     return seconds | rates(stats.emitted, **seconds)
 
 
 def rates(tokens: int, prefill_s: float, start_s: float, decode_s: float) -> dict[str, float]:
-    """New tokens a second: after the target's prefill, over all, and in rounds alone. 0 where no time was taken."""
+    """New tokens per second: after the target's prefill, in total, and in decoding steps alone. 0 for 0 seconds."""
     seconds = {
         "tokens_per_s": start_s + decode_s,
         "tokens_per_s_end_to_end": prefill_s + start_s + decode_s,
@@ -34,7 +34,7 @@ def rates(tokens: int, prefill_s: float, start_s: float, decode_s: float) -> dic
 
 
 def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
-    """Of one record over the median of plain's; None where there is none, or plain's rate is not known."""
+    """A record's rates divided by the medians of plain decoding's; None where a rate is not known."""
     found: dict[str, float | None] = {}
     for name, rate in SPEEDUPS.items():
         known = [p[rate] for p in plains if p.get(rate)]
@@ -43,9 +43,8 @@ def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
 
 
 def completed(records: list[Record]) -> list[Record]:
-    """Records of task `speed` with the rates above, also where they are older and count the start as prefill.
-
-    What an older one says of prefill beyond plain's of the same run, text and context is the drafter's start.
+    """Records of task `speed` with the rates above. Older records, which count the drafter's start as prefill, get
+    them too: what exceeds plain decoding's prefill in the same run, text and context is the drafter's start.
     """
 
     def place(r: Record) -> tuple:

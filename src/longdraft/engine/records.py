@@ -1,9 +1,8 @@
-"""Where a number comes from: code, versions, machine, command. And the file that records are kept in."""
+"""Where a measured number comes from: code, versions, machine and command."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import uuid
@@ -15,18 +14,16 @@ from typing import Any
 import torch
 
 from longdraft.core.cache import KVCache
-from longdraft.core.files import parse
 from longdraft.core.provenance import checkout, command, now, relative, versions
-from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.ops.threads import are_pinned
 
-TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # environment variables that change how fast things run
+TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # prefixes of environment variables that affect speed
 
 
 def processor(device: torch.device | str = "cpu") -> str:
-    """The model name of the processor that computes."""
+    """The model name of the processor or GPU."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -37,7 +34,7 @@ def processor(device: torch.device | str = "cpu") -> str:
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
-    """Of the safetensors in the model's folder, in order of name; None without a folder or where they are many."""
+    """Hash of the safetensors files in the model's folder; None without such files or above `limit` bytes."""
     files = sorted(Path(lm.hf.name_or_path).glob("*.safetensors")) if lm.hf.name_or_path else []
     if not files or sum(f.stat().st_size for f in files) > limit:
         return None
@@ -48,7 +45,7 @@ def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
 
 
 def provenance(lm: LM, seed: int) -> dict[str, Any]:
-    """What all records of a run share; `run` tells runs apart."""
+    """Fields that all records of a run share; `run` is unique to it."""
     return {
         "model": relative(lm.name),
         "weights_sha256": weights_sha256(lm),
@@ -72,9 +69,9 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
 
 @cache
 def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: int = 7) -> float:
-    """GB/s at which this machine reads `size` bytes: the best of several. Measured once for each size.
+    """GB/s at which this machine reads `size` bytes, the best of several tries, measured once per size.
 
-    Ask for what a step reads: of less memory, more is in the processor's own.
+    Pass the number of bytes that a decoding step reads: a smaller buffer would fit better into the processor's caches.
     """
     buffer, lib = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device), native.library()
     times = []
@@ -89,58 +86,5 @@ def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: in
 
 
 def bytes_per_step(lm: LM, cache: KVCache, length: float, batch: int) -> int:
-    """What one plain decoding step must read: the weights once, and each row's keys and values."""
+    """Bytes that one step of plain decoding reads: the weights once, and the keys and values of each row."""
     return lm.nbytes() + batch * cache.nbytes(round(length))
-
-
-class Log:
-    """Records as JSON lines, each written when it is known; without a path they are dropped."""
-
-    def __init__(self, path: Path | None):
-        self.path, self._sizes, self._end = path, [], 0
-        if path is not None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.open("ab").close()
-            except OSError as error:
-                raise InputError(f"cannot write {path} ({error.strerror}): give another --out") from None
-
-    def append(self, record: dict[str, Any]) -> None:
-        if self.path is None:
-            return
-        line = (json.dumps(record) + "\n").encode()
-        with self.path.open("ab") as f:
-            f.write(line)
-            self._end = f.tell()
-        self._sizes.append(len(line))
-
-    def amend(self, records: list[dict[str, Any]]) -> None:
-        """Write the newest records again, now that all is known; not if somebody else has written since."""
-        if self.path is None or self.path.stat().st_size != self._end:
-            return
-        old = self._sizes[len(self._sizes) - len(records) :]
-        del self._sizes[len(self._sizes) - len(records) :]
-        os.truncate(self.path, self._end - sum(old))
-        for record in records:
-            self.append(record)
-
-
-def load(paths: list[Path]) -> list[dict[str, Any]]:
-    """All records of the files. Raises InputError that names file and line."""
-    records = []
-    for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {path} ({error}): give files that longdraft bench --out wrote") from None
-        for i, line in enumerate(lines, 1):
-            try:
-                record = parse(line) if line.strip() else None
-            except ValueError:
-                raise InputError(f"{path}, line {i}: not JSON; give files that longdraft bench --out wrote") from None
-            if record is None:
-                continue
-            if not isinstance(record, dict) or not {"task", "method", "context"} <= record.keys():
-                raise InputError(f"{path}, line {i}: not a bench record (it lacks task, method or context)")
-            records.append(record)
-    return records

@@ -7,6 +7,7 @@ from typing import Any
 
 from longdraft.core.options import declared, read
 from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.drafters.kinds import load_weights
 from longdraft.errors import InputError
 from longdraft.methods.auto import auto
 from longdraft.methods.controls import CONTROLS as CONTROLS
@@ -64,18 +65,17 @@ def find(name: str) -> Method:
 def build(name: str, target: LM, drafter: Any = None, *, adaptive: bool = False, **options: Any) -> Drafter:
     """The drafter of a named method with these options (`longdraft methods` lists them). Raises InputError.
 
-    drafter: the drafter weights of a method that needs some, loaded or as a folder. adaptive: wrap it in AdaptiveDraft.
+    drafter: the weights that the method needs: loaded, a folder, or a Hub id. adaptive: wrap it in AdaptiveDraft.
     """
     method = find(name)
     given = dict(read(name, declared(method.build), options))
-    if isinstance(drafter, str | Path):
-        drafter = DrafterWeights(str(drafter)).of(method.needs, target)
     if method.needs is None:
         made = method.build(target, **given)
     elif method.needs == ANY:
-        made = method.build(target, drafter or {}, **given)
+        weights = DrafterWeights(str(drafter)).of(ANY, target) if isinstance(drafter, str | Path) else drafter
+        made = method.build(target, weights or {}, **given)
     elif drafter is None:
         raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
     else:
-        made = method.build(target, drafter, **given)
+        made = method.build(target, load_weights(method.needs, drafter, target), **given)
     return AdaptiveDraft(made) if adaptive and method.adaptive else made

@@ -1,4 +1,4 @@
-"""From a name to a model that is safe to run: what cannot run right is refused in one line, never run wrong."""
+"""Loads models and tokenizers; a model that would not run correctly is refused with a one-line error."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neu
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PATIENCE = 5.0  # seconds
+TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
-# Architectures whose every pass the tests compare with stock attention; any other is compared once when it is loaded.
-TRIED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
+# Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
+TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
 
 def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = None) -> tuple[LM, Any]:
     """A target and its tokenizer from 'bundled', a local folder or a Hub id (the only case that uses the network).
 
-    Weights come from safetensors alone and no code of the model's folder is run. Raises InputError.
+    Only safetensors are read, and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device)
-    Rules.of(lm)  # if one is refused, then here, and not when the first text begins
+    Rules.of(lm)  # refuses an unknown rule now, not at the first prompt
     where = lm.hf.name_or_path
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
@@ -67,24 +67,26 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if config.model_type not in TRIED:
+    if config.model_type not in TESTED:
         _try(name, lambda: probe(hf))
     align_weights(hf)
     return LM(hf, name)
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
-    """The ids of a text. A special token that it spells, such as <|im_end|>, is read as text unless `control`.
+    """The ids of a text. Special tokens written in it, such as <|im_end|>, are read as plain text unless `control`.
 
-    Special is what the tokenizer marks so; ids that it adds itself, such as that of the beginning, are as ever.
+    The tokenizer decides which tokens are special; it still adds its own, such as the beginning-of-text token.
     """
-    if type(tokenizer).__name__ != "MistralCommonBackend":  # which reads no special token from text, nor this option
+    if (
+        type(tokenizer).__name__ != "MistralCommonBackend"
+    ):  # which never reads special tokens from text and has no such option
         options["split_special_tokens"] = not control
     return list(tokenizer(text, verbose=False, **options)["input_ids"])
 
 
 def quiet(threads: int | None) -> None:
-    """The libraries say nothing; torch uses so many threads."""
+    """Silence library logging, and set the number of torch's threads."""
     hub.set_verbosity_error()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -94,30 +96,30 @@ def quiet(threads: int | None) -> None:
 
 @cache
 def reachable(name: str) -> bool:
-    """Whether the Hub has this model. Where it does not answer within seconds, what was fetched before must do.
+    """Whether the Hub can be reached; if not, the model's cached files are used. Raises InputError if there are none.
 
-    Asked first, because a download tries a Hub that does not answer again and again. Raises InputError.
+    This is checked first, because a download would retry an unreachable Hub many times.
     """
     try:
-        HfApi().model_info(name, timeout=PATIENCE)
+        HfApi().model_info(name, timeout=TIMEOUT)
     except (RepositoryNotFoundError, GatedRepoError) as error:
-        why = "is gated: accept its terms on the Hub" if isinstance(error, GatedRepoError) else "is not there"
-        raise InputError(f"the Hub says that {name} {why}; {HOW}") from None
+        why = "is gated: accept its terms on the Hub" if isinstance(error, GatedRepoError) else "does not exist"
+        raise InputError(f"the Hub reports that {name} {why}; {HOW}") from None
     except Exception:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             raise InputError(
-                f"cannot reach the Hub for {name}, and it was not fetched before: connect to the network, or {HOW}"
+                f"cannot reach the Hub for {name}, which is not in its local cache: connect to the network, or {HOW}"
             ) from None
         return False
     return True
 
 
 def _place(name: str) -> tuple[str, bool]:
-    """Where to load from, and whether that is this machine."""
+    """What to load from, and whether it is a local folder."""
     if name == "bundled":
         if not (BUNDLED / "model.safetensors").exists():
             raise InputError(
-                f"the bundled model is not in this installation ({BUNDLED}): reinstall longdraft, or {HOW}"
+                f"the bundled model is missing from this installation ({BUNDLED}): reinstall longdraft, or {HOW}"
             )
         return str(BUNDLED), True
     folder = Path(name).expanduser()
@@ -135,7 +137,7 @@ def _place(name: str) -> tuple[str, bool]:
 
 
 def _try(name: str, action: Any) -> Any:
-    """Transformers' own errors as one line."""
+    """Turn Transformers' errors into one-line InputErrors."""
     try:
         return action()
     except InputError:
@@ -146,7 +148,7 @@ def _try(name: str, action: Any) -> Any:
 
 
 def refuse(config: Any) -> None:
-    """Raises InputError for what cannot run right: no causal LM, no attention interface, layers without keys."""
+    """Raises InputError for models that are no causal LM, lack the attention interface, or have layers without keys."""
     kind = getattr(config, "model_type", "?")
     try:
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -156,22 +158,22 @@ def refuse(config: Any) -> None:
     c = config.get_text_config()
     ropes = getattr(c, "rope_parameters", None) or {}
     if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
-        why = "longrope rotates differently once the text is long, and cached keys do not follow"
-        raise InputError(f"{kind}'s {why}: use a model of another rope type")
+        why = "longrope changes its rotation for long texts, which makes cached keys wrong"
+        raise InputError(f"{kind}'s {why}: use a model with another rope type")
     stateful = getattr(cls, "_is_stateful", False)
     if stateful or not getattr(cls, "_supports_attention_backend", False):
         why = "keeps a state that cannot be rolled back" if stateful else "has no attention interface in Transformers"
-        raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral, say")
+        raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
 
 
 @torch.inference_mode()
 def probe(hf: Any, tokens: int = 12) -> None:
-    """Compare one pass with stock attention on an architecture that the tests do not cover. Raises InputError."""
+    """Raises InputError if one pass differs from Transformers' own, for architectures that the tests do not cover."""
     config = hf.config.get_text_config()
     ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % config.vocab_size
     window = getattr(config, "sliding_window", None)
     if window:
-        config.sliding_window = tokens // 3  # so that so few tokens show whether both apply it to the same layers
+        config.sliding_window = tokens // 3  # short enough for these tokens to show which layers have it
     try:
         hf.set_attn_implementation("eager")
         stock = hf(input_ids=ids, use_cache=False).logits.float()

@@ -1,4 +1,4 @@
-"""Where weights lie: a file's may begin anywhere, and a step that reads across lines of the cache is slower for it."""
+"""Aligns weights in memory: a file's weights may start anywhere, and reads across cache lines slow a step down."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-LINE, PAGE = 64, 1 << 21  # bytes of a line of the processor's cache, and of a huge page
+LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 
 
 def pages(size: int) -> Tensor:
-    """`size` bytes that begin at a huge page, in huge pages where the system has them."""
+    """`size` bytes that start at a huge page boundary, in huge pages where the system has them."""
     area = mmap.mmap(-1, size + PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # this kernel has none
             area.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(area, dtype=torch.uint8)
     return whole[-whole.data_ptr() % PAGE :][:size]
@@ -23,9 +23,9 @@ def pages(size: int) -> Tensor:
 
 @torch.no_grad()
 def align_weights(model: nn.Module) -> None:
-    """Move a CPU model's parameters side by side, each to the begin of a line; tied ones stay tied.
+    """Move a CPU model's parameters next to each other, each to the start of a cache line; tied weights stay tied.
 
-    15 to 20% of a draft step of the bundled target, whose file begins them 40 bytes into a line.
+    This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into a line.
     """
     parameters = [p for p in model.parameters() if p.device.type == "cpu"]
     sizes = [-(-p.numel() * p.element_size() // LINE) * LINE for p in parameters]

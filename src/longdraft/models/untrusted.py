@@ -1,4 +1,4 @@
-"""What the files of a model may not decide: which code runs, what is fetched, what is read outside their folder."""
+"""Keeps a model's files from choosing which code runs, what is downloaded, and what is read outside their folder."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from transformers.utils.hub import cached_file
 from longdraft.core.files import read_json
 from longdraft.errors import InputError
 
-OURS = {"attn_implementation": "eager", "experts_implementation": None}  # for from_pretrained: a config's are ignored
-IGNORED = ("fusion_config", "transformers_weights")  # keys that would patch modules, or name another file of weights
-UNDONE = ("mxfp4", "fp8")  # quantisations that Transformers can undo while it reads the weights
+OURS = {"attn_implementation": "eager", "experts_implementation": None}  # for from_pretrained, instead of the config's
+IGNORED = ("fusion_config", "transformers_weights")  # keys that would patch modules or name another file of weights
+UNDONE = ("mxfp4", "fp8")  # quantisations that Transformers can undo when it reads the weights
 QUIET = ("gated_repo", "missing_entries", "connection_errors")
 
 
 def check_weights(where: str, local: bool) -> None:
-    """Raises InputError for an adapter, whose config names a model and a package, and for shards that lie elsewhere."""
+    """Raises InputError for an adapter, whose config names a model and a package, and for shards outside the folder."""
     if _file(where, "adapter_config.json", local):
         raise InputError(
             f"{where} has an adapter (adapter_config.json), which longdraft does not load: merge it into its model"
-            " (merge_and_unload of peft), and give that"
+            " (peft's merge_and_unload) and use the merged model"
         )
     index = _file(where, "model.safetensors.index.json", local)
     shards = read_json(index).get("weight_map") if index else {}
@@ -32,13 +32,13 @@ def check_weights(where: str, local: bool) -> None:
     odd = next((n for n in names if not _inside(n)), "")
     if odd != "":
         raise InputError(
-            f"{where}: model.safetensors.index.json names {str(odd)[:80]!r} as a file of weights: it must name"
-            " *.safetensors of the model's own folder"
+            f"{where}: model.safetensors.index.json names {str(odd)[:80]!r} as a file of weights: it may only name"
+            " *.safetensors files in the model's own folder"
         )
 
 
 def neutral(config: Any) -> Any:
-    """The config without what would choose code. Raises InputError where the model cannot be run without it."""
+    """The config without keys that select code to run. Raises InputError if the model needs them."""
     for part in _parts(config):
         for key in IGNORED:
             if getattr(part, key, None) is not None:
@@ -49,22 +49,25 @@ def neutral(config: Any) -> Any:
         kind = found.get("quant_method") if isinstance(found, dict) else None
         if kind not in UNDONE:
             raise InputError(
-                f"the weights are quantised ({str(kind)[:40]}), which needs code of another package: give the model's"
-                " plain weights"
+                f"the weights are quantised ({str(kind)[:40]}), which needs code of another package: use the model's"
+                " unquantised weights"
             )
-        part.quantization_config = {**found, "dequantize": True}  # quantised, they would run on kernels from the Hub
+        part.quantization_config = {
+            **found,
+            "dequantize": True,
+        }  # otherwise Transformers would run kernels from the Hub
     return config
 
 
 def check_tokenizer(where: str, config: Any, local: bool) -> None:
-    """Raises InputError where the class it names is no tokenizer: Transformers would load any class of its own."""
+    """Raises InputError if the named class is not a tokenizer: Transformers would load any of its classes."""
     own = get_tokenizer_config(where, local_files_only=local).get("tokenizer_class")
     for name in (own, getattr(config, "tokenizer_class", None)):
         if name is None:
             continue
         found = tokenizer_class_from_name(name) if isinstance(name, str) else object
         if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
-            raise InputError(f"{where}: its tokenizer_class is {str(name)[:60]!r}, which is no tokenizer")
+            raise InputError(f"{where}: its tokenizer_class is {str(name)[:60]!r}, which is not a tokenizer")
 
 
 def _parts(config: Any) -> Iterator[Any]:
@@ -80,7 +83,7 @@ def _inside(name: Any) -> bool:
 
 
 def _file(where: str, name: str, local: bool) -> Path | None:
-    """A file of a model's folder, or of its repository on the Hub; None where it has none."""
+    """A file of a model's folder, or of its repository on the Hub; None if there is none."""
     quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in QUIET}
     found = cached_file(where, name, local_files_only=local, **quiet)
     return Path(found) if found else None

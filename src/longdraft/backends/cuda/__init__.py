@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
+from longdraft.backends.base import Backend
 from longdraft.backends.cuda.static_pass import Shape, StaticPass, head_dim
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures
-from longdraft.core.kv_view import KVView, is_indexable
 from longdraft.core.tree import Tree
 from longdraft.ops.triton import self_check
 
@@ -38,16 +38,14 @@ def is_plain(model: Architecture) -> bool:
     )
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Runs the model with Triton's attention in fixed buffers, and from the second pass of a shape on as a CUDA graph.
 
     A pass reads the lengths once, to know how many keys a launch must reach; after that the host never waits for the
     GPU. Results are copies, so that the next pass may overwrite the buffers.
     """
 
-    name, exact = "cuda", False
-    kernels: str | None = None
-    max_nodes = 128  # wider passes are split
+    name = "cuda"
     max_graphs = 64  # held at a time; the least recently used is dropped first
 
     def __init__(self, architecture: Architecture):
@@ -55,21 +53,9 @@ class CudaBackend:
         self.pool = torch.cuda.graph_pool_handle() if architecture.hf.device.type == "cuda" else None
         self._selected: tuple[Any, Tensor, int, list[int]] | None = None
 
-    def supports(self, view: KVView | None, logits: int = 0) -> bool:
-        return not logits and is_indexable(view)
-
-    def chain_drafter(self, cache: KVCache, view: KVView | None) -> None:
-        return None
-
-    def compile_block(self, block: Any) -> None:
-        return None
-
     def forward(self, tree: Tree, cache: KVCache, start: int, view: Any, captured: Captures, logits: int = 0) -> Tensor:
-        model, position, lengths = (
-            self.architecture,
-            self.architecture.position(tree, start, cache),
-            cache.length.tolist(),
-        )
+        model, lengths = self.architecture, cache.length.tolist()
+        position = model.position(tree, start, cache)
         c, W, end = model.config, position.shape[1], max(lengths) + tree.size
         table = cache.table(end, c.num_hidden_layers, c.num_key_value_heads, head_dim(c), model.hf.dtype)
         indices, most, tail_start = (None, 0, [0] * len(lengths)) if view is None else self._indices(view, cache)

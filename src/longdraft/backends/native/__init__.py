@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.backends import stock
 from longdraft.backends.architecture import ROPES, Architecture
-from longdraft.backends.base import ChainDrafter
+from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.step import NativeStep
 from longdraft.core.cache import KVCache
@@ -40,7 +40,7 @@ def fits(hf: Any, windows: dict[int, int]) -> bool:
     )
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """Computes what the Transformers forward computes, with activations in float32.
 
     A node's numbers do not depend on the nodes and rows computed beside it: a verify pass along a chain is bit for bit
@@ -48,15 +48,11 @@ class NativeBackend:
     """
 
     name, exact = "native", True
-    max_nodes = 128  # wider passes are split; prefill runs eagerly, which is faster there
 
     def __init__(self, architecture: Architecture):
         self.architecture = architecture
         self.step = NativeStep(architecture.hf, architecture.windows)
-        self.kernels: str | None = native.name_of(self.step.lib)
-
-    def supports(self, view: KVView | None, logits: int = 0) -> bool:
-        return not logits and is_indexable(view)
+        self.kernels = native.name_of(self.step.lib)
 
     def forward(
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdraft.backends.base import BlockStep
 from longdraft.backends.native.step import NativeStep, Pins, sized
 from longdraft.core.cache import KVCache
 from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.kv_view import KVView, is_indexable
 from longdraft.core.tree import Tree
 from longdraft.ops import native
 
 OWN, CROSS = 1, 2  # kinds of layers: types.h
 
 
-class NativeBlock:
+class NativeBlock(BlockStep):
     """Computes what the block's own forward computes, with activations in float32; step: its target's.
 
     block: a Glide, by its modules (drafters/glide/block.py). The nodes' keys and values are left behind the ring.
@@ -44,11 +44,7 @@ class NativeBlock:
             self.layers,
         )  # fmt: skip
 
-    def supports(self, view: KVView | None) -> bool:
-        return is_indexable(view)
-
     def forward(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
-        """Nodes [start, size), position [B,W], over a ring and the target's cache, under a view -> logits [B,W,V]."""
         step = self.step
         B, W = position.shape
         seen = ring.visible(tree, start).contiguous()
@@ -63,8 +59,6 @@ class NativeBlock:
         return logits
 
     def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: ChainDraws) -> Tensor:
-        """A chain below the tree's root, in one call -> its tokens [B,count]. Behind the ring are then the keys of all
-        but the last, as after one call per token."""
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
         sized(

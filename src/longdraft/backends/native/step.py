@@ -93,38 +93,31 @@ class NativeStep:
         self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, captured: Captures
     ) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32."""
-        B, W = position.shape
-        logits = torch.empty(B, W, self.vocab)
-        arrays = [
-            x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
-        ]
+        (B, W), spec = position.shape, captured.spec
+        logits, given = torch.empty(B, W, self.vocab), (tree.tokens[:, start:], tree.depth, cache.length, position)
+        arrays = [x.contiguous() for x in (*given, tree.mask[:, start:])]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.logits, longest = logits.data_ptr(), self._keys(p, cache, tree.size, view)
         L = self.model.layers
-        if captured.spec.rows is not None:
-            keep, columns = captured.spec.kept(tree).contiguous(), self.heads if captured.spec.split else 1
-            pooled = captured.spec.rows == "mean"
+        if spec.rows is not None:
+            keep, columns = spec.kept(tree).contiguous(), self.heads if spec.split else 1
+            pooled = spec.rows == "mean"
             scores = torch.empty(L, B, 1 if pooled else keep.shape[1], columns, longest + 1)
             for b, n in enumerate(cache.length.tolist()):
                 scores[:, b, ..., n + 1 :] = float("-inf")
-            p.keep, p.kept, p.weights, p.split = (
-                keep.data_ptr(),
-                keep.shape[1],
-                captured.spec.of == "weights",
-                captured.spec.split,
-            )
+            p.keep, p.kept, p.weights, p.split = keep.data_ptr(), keep.shape[1], spec.of == "weights", spec.split
             p.pooled = pooled
             p.scores, p.most = scores.data_ptr(), longest + 1
-            p.only = -1 if captured.spec.only is None else captured.spec.only
-            tapped = range(L) if captured.spec.only is None else [captured.spec.only]
-            captured.scores = {layer: scores[layer] for layer in tapped if layer not in self.windows}
+            p.only = -1 if spec.only is None else spec.only
+            layers = range(L) if spec.only is None else [spec.only]
+            captured.scores = {layer: scores[layer] for layer in layers if layer not in self.windows}
             arrays += [keep, scores]
-        if captured.spec.hidden:
-            which = torch.tensor(captured.spec.hidden, dtype=torch.long)
+        if spec.hidden:
+            which = torch.tensor(spec.hidden, dtype=torch.long)
             states = torch.empty(len(which), B, W, self.model.d)
             p.hidden, p.hiddens, p.states = which.data_ptr(), len(which), states.data_ptr()
-            captured.states = {i: states[n] for n, i in enumerate(captured.spec.hidden)}
+            captured.states = {i: states[n] for n, i in enumerate(spec.hidden)}
             arrays.append(which)
         with self.lock:
             self.lib.longdraft_step(self.model, p, self.work, self.half)

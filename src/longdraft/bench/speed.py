@@ -1,4 +1,4 @@
-"""Task `speed`: every method decodes the same prompts in one process, turn by turn, prefilled once."""
+"""Task `speed`: all methods take turns at decoding the same prompts, which are prefilled once."""
 
 from __future__ import annotations
 
@@ -6,28 +6,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.bench.baselines import Stock
+from longdraft.bench.baselines import Baseline, Stock
 from longdraft.bench.inputs import Text
+from longdraft.bench.selection import Entry
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import generate as engine
-from longdraft.engine import records as record
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
-from longdraft.engine.rates import speedups, timings
+from longdraft.engine.measure import Output, diversity, figures, traffic
+from longdraft.engine.rates import speedups
+from longdraft.engine.record_file import RecordFile
+from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 
-WARM = 16  # tokens that each method decodes before any is timed
+WARM = 16  # tokens that each method decodes before anything is timed
 
 
 @dataclass
 class Speed:
-    """What one run of the task is asked to do."""
+    """The parameters of one run. entries always include plain decoding, which speedups and equality refer to."""
 
-    entries: list[MethodSpec]
+    entries: list[Entry]
     texts: list[Text]
     contexts: list[int]
     new_tokens: int = 256
@@ -38,16 +41,19 @@ class Speed:
     accept: float | None = None
 
     def __post_init__(self) -> None:
-        if not any(e.name == "plain" for e in self.entries):  # speedup and equality are said of it
+        if not any(e.name == "plain" for e in self.entries):
             self.entries = [MethodSpec("plain", "plain"), *self.entries]
 
     def check(self, target: LM) -> None:
-        """Raises InputError for what could only fail after an hour."""
+        """Raises InputError for whatever would fail later."""
+        for e in self.entries:
+            if isinstance(e, MethodSpec):
+                e.check(target, self.accept if e.speculative else None)
         for text in self.texts:
             for context in self.contexts:
                 prompts = text.prompts(context, self.batch)
                 engine.check(target, prompts, self.new_tokens, Drafter(), match)
-        if any(e.stock for e in self.entries) and (self.new_tokens < 2 or self.sampler.temperature > 0):
+        if any(isinstance(e, Baseline) for e in self.entries) and (self.new_tokens < 2 or self.sampler.temperature > 0):
             raise InputError("hf-dynamic and hf-static need --max-new-tokens 2 or more and --temperature 0")
 
     @property
@@ -56,9 +62,9 @@ class Speed:
 
 
 class Cell:
-    """One text at one context: the prompts, their cache, and what plain decoding says before any drafter has run.
+    """One text at one context: the prompts, their cache, and plain decoding's output before any drafter has run.
 
-    damage: what a method, by its label, changed that is not its own. The prompts are then read anew.
+    damage: what a method changed that it must not change, by the method's label; the prompts are then prefilled again.
     """
 
     def __init__(self, job: Speed, target: LM, stock: Stock | None, text: Text, context: int):
@@ -66,22 +72,23 @@ class Cell:
         self.damage: dict[str, str] = {}
         self.ours = self._prefill(text.prompts(context, job.batch))
         self.plain = self.ours.rows()
-        kinds = [e.name for e in job.entries if e.stock]
+        kinds = [e.name for e in job.entries if isinstance(e, Baseline)]
         self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}
+        self.depths = {e.label: e.chain_depth(target) for e in job.entries if isinstance(e, MethodSpec)}
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
         runs = DecodeSession(self.target, prompts, self.job.new_tokens, self.job.sampler, self.job.seed, eos=())
         runs.seal()
         return runs
 
-    def run(self, entry: MethodSpec, limit: int) -> tuple[list[list[int]], dict[str, Any]]:
-        """The new tokens of each row, and the figures of `generate --json`."""
-        if entry.stock:
+    def run(self, entry: Entry, limit: int) -> Output:
+        """The new tokens of each row, and what they cost."""
+        if isinstance(entry, Baseline):
             assert self.stock is not None
             cache, prefill_s = self.stocked[entry.name]
             rows, seconds = self.stock.decode(self.ours.prompts, cache, limit)
-            stats = Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds, emitted=(limit - 1) * len(rows))
-            return rows, outcome(stats, 0)  # its prefill gives the first token
+            emitted = (limit - 1) * len(rows)  # its prefill gives the first token
+            return Output(rows, Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds, emitted=emitted))
         stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
         if accept is not None and entry.speculative:
             drafter = Oracle(entry.build(self.target), self.plain, accept)
@@ -91,50 +98,24 @@ class Cell:
         if damage := self.ours.altered():
             self.damage[entry.label] = damage
             self.ours = self._prefill(self.ours.prompts)
-        return rows, outcome(stats, entry.gamma or 0)
+        return Output(rows, stats)
 
 
-def distinct(rows: list[list[int]], n: int = 3) -> float:
-    """Share of the n-grams of each row that are not repeats: low where a text loops."""
-    grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in rows]
-    total = sum(map(len, grams))
-    return sum(len(set(g)) for g in grams) / total if total else 1.0
-
-
-def diversity(rows: list[list[int]]) -> dict[str, float]:
-    """Distinct-1 to 4, TokenSwift's measure of how little a long text repeats itself."""
-    return {f"distinct_{n}": distinct(rows, n) for n in range(1, 5)}
-
-
-def outcome(stats: Stats, gamma: int) -> dict[str, Any]:
-    """Figures of one decoding, named as in `generate --json`; positions never accepted are there as zeros."""
-    by_position = stats.acceptance_per_position
-    return {
-        **timings(stats),
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "acceptance_per_position": by_position + [0.0] * (gamma - len(by_position)),
-        "verify_steps": stats.steps,
-        "draft_s": stats.draft_s,
-        "verify_s": stats.verify_s,
-    }
-
-
-def speed(job: Speed, target: LM, tokenizer: Any, log: record.Log, tick: Callable[[str], None]) -> Iterator[dict]:
-    """Yields each record as it is written. Speedups are over plain's median so far, and in the end over all of it."""
-    shared = record.provenance(target, job.seed)
-    stock = Stock(target) if any(e.stock for e in job.entries) else None
+def speed(job: Speed, target: LM, tokenizer: Any, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict]:
+    """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats."""
+    shared = provenance(target, job.seed)
+    stock = Stock(target) if any(isinstance(e, Baseline) for e in job.entries) else None
     for text in job.texts:
         for context in job.contexts:
             tick(f"{text.name} {context}: prefill")
             cell, done = Cell(job, target, stock, text, context), []
             for entry in job.entries:
-                cell.run(entry, max(2, min(WARM, job.new_tokens)) if entry.stock else min(WARM, job.new_tokens))
+                cell.run(entry, max(2 * isinstance(entry, Baseline), min(WARM, job.new_tokens)))
             for r in range(job.repeat):
                 turn = r % len(job.entries)
                 for entry in job.entries[turn:] + job.entries[:turn]:
                     tick(f"{text.name} {context}: {entry.label} {r + 1}/{job.repeat}")
-                    rows, figures = cell.run(entry, job.new_tokens)
-                    found = _describe(job, cell, entry, text, rows, figures, tokenizer, shared)
+                    found = _describe(job, cell, entry, text, cell.run(entry, job.new_tokens), tokenizer)
                     done.append(shared | found | {"context": context, "repeat": r})
                     _set_speedup(done)
                     log.append(done[-1])
@@ -148,10 +129,9 @@ def _set_speedup(records: list[dict]) -> None:
         r |= speedups(r, plains)
 
 
-def _describe(
-    job: Speed, cell: Cell, entry: MethodSpec, text: Text, rows: list, figures: dict, tokenizer: Any, shared: dict
-) -> dict[str, Any]:
-    """The parts of a record that are this decoding's own. What rows have one each of is a list if there are several."""
+def _describe(job: Speed, cell: Cell, entry: Entry, text: Text, output: Output, tokenizer: Any) -> dict[str, Any]:
+    """The fields of a record for one decoding; those that exist per row are lists if there are several rows."""
+    rows, depth = output.rows, cell.depths.get(entry.label, 0)
     each = {
         "text": [tokenizer.decode(row) if tokenizer else "" for row in rows],
         "token_ids": rows,
@@ -171,7 +151,7 @@ def _describe(
         "text_sha256": text.sha256,
         "batch": len(rows),
         "temperature": job.sampler.temperature,
-        **figures,
+        **figures(output.stats, depth),
         **diversity(rows),
         "equal": difference is None and damage is None,
         "first_difference": difference,
@@ -180,11 +160,7 @@ def _describe(
     if "score" in entry.options:
         found["score"] = entry.options["score"]
     if job.accept is not None:
-        found["oracle"] = job.accept
+        found |= {"oracle": job.accept, "draft_depth": depth}
     if entry.name == "plain":
-        middle = len(cell.ours.prompts[0]) + len(rows[0]) / 2
-        size = record.bytes_per_step(cell.target, cell.ours.cache, middle, len(rows))
-        rate = size * figures["tokens_per_s"] / len(rows) / 1e9
-        read = record.bandwidth(cell.target.device, size)
-        found |= {"bytes_per_step": size, "bandwidth_gb_s": read, "bandwidth_share": rate / read}
+        found |= traffic(cell.ours, output)
     return found

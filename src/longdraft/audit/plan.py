@@ -1,0 +1,49 @@
+"""What an audit decodes: prompts, and ways of decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longdraft.core.sampling import Sampler
+
+WINDOW = 512  # new tokens per prompt at most, if the text has room for more prompts: long greedy outputs repeat
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of a prompt, and how many new tokens are decoded after it."""
+
+    name: str
+    tokens: list[int]
+    new: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of decoding: greedy, or sampled with one seed."""
+
+    sampler: Sampler
+    seed: int
+
+    def __str__(self) -> str:
+        T = self.sampler.temperature
+        return f"T={T:g} seed {self.seed}" if T else "greedy"
+
+
+def ways(temperature: float | None, seeds: int, seed: int) -> list[Way]:
+    """The ways for a temperature (None: greedy and 1); sampled decoding uses `seeds` seeds, from `seed` on."""
+    hot = 1.0 if temperature is None else temperature
+    found = [Way(Sampler(), seed)] if not temperature else []
+    return found + [Way(Sampler(hot), seed + i) for i in range(seeds) if hot > 0]
+
+
+def windows(name: str, text: list[int], size: int, new: int, positions: int) -> list[Prompt]:
+    """Prompts of at most `size` tokens, spread over a text, after which `new` tokens are decoded in total."""
+    count = -(-new // WINDOW)
+    spare = len(text) - min(size, positions - WINDOW)
+    if spare < count - 1 or count == 1 or positions <= WINDOW:
+        return [Prompt(name, text[: max(min(size, positions - new), 1)], new)]
+    starts = [spare * i // (count - 1) for i in range(count)]
+    parts = [new * (i + 1) // count - new * i // count for i in range(count)]
+    long = len(text) - spare
+    return [Prompt(f"{name}:{at}", text[at : at + long], n) for at, n in zip(starts, parts, strict=True)]

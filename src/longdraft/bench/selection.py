@@ -1,0 +1,43 @@
+"""Which methods and baselines a run compares, from `--methods vegas,vegas@score=logits -o vegas.gamma=5`."""
+
+from __future__ import annotations
+
+from longdraft.bench.baselines import STOCK, Baseline
+from longdraft.core.options import pair, pairs
+from longdraft.errors import InputError
+from longdraft.methods import CONTROLS, METHODS
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.spec import MethodSpec
+
+Entry = MethodSpec | Baseline
+
+
+def parse(names: str, options: list[str], parts: DrafterWeights | None = None) -> list[Entry]:
+    """The entries in the order of `names`; `-o METHOD.KEY=VALUE` is for all of that method. Raises InputError."""
+    labels = [word.strip() for word in names.split(",") if word.strip()]
+    if not labels:
+        raise InputError("no method is given: give --methods plain,vegas, for example")
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice:
+        raise InputError(f"{twice} is named twice: name it once, or give each its own options, as in vegas@gamma=4")
+    given = {label: pairs(label.split("@")[1:]) for label in labels}
+    for option in options:
+        name, dot, rest = option.partition(".")
+        same = [label for label in labels if label.split("@")[0] == name]
+        if not dot or not same:
+            raise InputError(f"option {option!r} fits no method of this run: give METHOD.KEY=VALUE, as vegas.gamma=5")
+        key, value = pair(rest)
+        for label in same:
+            given[label].setdefault(key, value)
+    return [_entry(label, given[label], parts or DrafterWeights()) for label in labels]
+
+
+def _entry(label: str, given: dict[str, str], parts: DrafterWeights) -> Entry:
+    name = label.split("@")[0]
+    if name in STOCK:
+        if given:
+            raise InputError(f"{name} has no options")
+        return Baseline(name)
+    if name not in METHODS | CONTROLS:
+        raise InputError(f"unknown method {name!r}: choose from {', '.join([*METHODS, *CONTROLS, *STOCK])}")
+    return MethodSpec(label, name, given, parts)

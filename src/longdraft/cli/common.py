@@ -1,0 +1,59 @@
+"""What several commands share: options, and loading a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+MAX_SEED = 1 << 62
+
+Model = Annotated[str, typer.Option("-m", "--model", help="The target: 'bundled', a folder, or a Hub id.")]
+Method = Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")]
+Options = Annotated[
+    list[str], typer.Option("-o", "--option", help="An option of the method as KEY=VALUE; may be repeated.")
+]
+Drafter = Annotated[str | None, typer.Option(help="Folder with the drafter weights that the method needs.")]
+RandomDrafter = Annotated[bool, typer.Option("--random-drafter", help="Use random drafter weights, drawn from --seed.")]
+AnyTarget = Annotated[
+    bool, typer.Option("--any-target", help="Accept a --drafter that was trained for another target.")
+]
+PromptFiles = Annotated[list[Path], typer.Option(help="A UTF-8 text file; may be repeated.")]
+NewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per row.")]
+Dtype = Annotated[str, typer.Option(help="Data type of the weights and the KV cache: float32 or bfloat16.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
+
+
+def load_target(model: str, dtype: str, threads: int | None = None) -> tuple[Any, Any]:
+    """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
+    from longdraft.models.loading import load, quiet
+
+    quiet(threads)
+    loaded = load(model, dtype)
+    settle()
+    return loaded
+
+
+def settle() -> None:
+    """Pin threads, and exempt everything loaded so far from garbage collection, which would cost 0.2 s per pass."""
+    import gc
+
+    from longdraft.ops.threads import pin
+
+    pin()
+    gc.freeze()
+
+
+def progress_bar(*columns: Any) -> Any:
+    """A progress bar on standard error; silent unless that is a terminal."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    shown = [TextColumn("{task.description}"), BarColumn(), *columns]
+    return Progress(*shown, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())

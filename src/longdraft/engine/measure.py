@@ -1,0 +1,66 @@
+"""What one decoding produced and what it cost, under the names that records use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from longdraft.engine.decode_session import DecodeSession
+from longdraft.engine.generate import Stats, Step
+from longdraft.engine.rates import timings
+from longdraft.engine.records import bandwidth, bytes_per_step
+
+
+@dataclass
+class Output:
+    """The new tokens of each row, as far as decoding came, and its statistics."""
+
+    rows: list[list[int]]
+    stats: Stats = field(default_factory=Stats)
+
+    def take(self, step: Step) -> None:
+        for row, tokens in zip(self.rows, step.tokens, strict=True):
+            row += tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens per second since the end of the target's prefill."""
+        return timings(self.stats)["tokens_per_s"]
+
+
+def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
+    """Figures of one decoding. acceptance_per_position has at least `depth` values: 0 where no draft was accepted."""
+    by_position = stats.acceptance_per_position
+    return {
+        **timings(stats),
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_per_position": by_position + [0.0] * (depth - len(by_position)),
+        "verify_steps": stats.steps,
+        "draft_s": stats.draft_s,
+        "verify_s": stats.verify_s,
+    }
+
+
+def distinct(rows: list[list[int]], n: int = 3) -> float:
+    """Share of distinct n-grams among the n-grams of each row: low where an output repeats itself."""
+    grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in rows]
+    total = sum(map(len, grams))
+    return sum(len(set(g)) for g in grams) / total if total else 1.0
+
+
+def diversity(rows: list[list[int]]) -> dict[str, float]:
+    """Distinct-1 to Distinct-4, TokenSwift's measure of repetition."""
+    return {f"distinct_{n}": distinct(rows, n) for n in range(1, 5)}
+
+
+def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
+    """How close plain decoding comes to reading the weights and the cache at this machine's memory bandwidth."""
+    passes = max(map(len, plain.rows))
+    if not passes:
+        return {}
+    target = session.target
+    lengths = [len(p) + len(r) / 2 for p, r in zip(session.prompts, plain.rows, strict=True)]
+    moved = bytes_per_step(target, session.cache, sum(lengths) / len(lengths), len(lengths))
+    measured_gb_s = bandwidth(target.device, moved)
+    share = moved / (plain.stats.decode_s / passes) / (measured_gb_s * 1e9)
+    return {"bytes_per_step": moved, "bandwidth_gb_s": measured_gb_s, "bandwidth_share": share}
