@@ -18,6 +18,7 @@ from longdraft.drafters.heads.drafter import MedusaHeads
 from longdraft.drafters.kinds import KINDS, load_weights
 from longdraft.drafters.released import Released
 from longdraft.drafters.small_model import kind as small_model
+from longdraft.engine import record_file
 from longdraft.methods import drafter_weights
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.fingerprint import fingerprint
