@@ -144,19 +144,19 @@ def test_a_text_is_indexed_at_the_first_draft(method):
 def test_the_methods_read_no_more_than_pays():
     """`reads` bounds it, and never below what may be seen; 0 reads all."""
     lm = tiny.target("llama")
-    tails = {
-        ("sd", ()): 2048,
-        ("sd", ("reads", "0")): 0,
-        ("budgetdraft", ()): 2048,
-        ("budgetdraft", ("reads", "0")): 0,
-        ("budgetdraft", ("reads", "100")): 256,
-        ("sd-sparse", ("budget", "4096")): 4096,
-        ("triforce", ()): 1024,
-        ("triforce", ("window", "3000")): 3000,
-        ("specextend", ()): 0,
-    }
-    for (name, option), tail in tails.items():
-        drafter = build(name, lm, random_lm(lm, 1), any_target=True, **dict([option] if option else []))
+    tails = [
+        ("sd", {}, 2048),
+        ("sd", {"reads": 0}, 0),
+        ("budgetdraft", {}, 2048),
+        ("budgetdraft", {"reads": 0}, 0),
+        ("budgetdraft", {"reads": 100}, 256),
+        ("sd-sparse", {"budget": 4096}, 4096),
+        ("triforce", {}, 1024),
+        ("triforce", {"window": 3000}, 3000),
+        ("specextend", {}, 0),
+    ]
+    for name, option, tail in tails:
+        drafter = build(name, lm, random_lm(lm, 1), any_target=True, **option)
         inner = drafter.inner if isinstance(drafter, Hierarchical) else drafter
         assert isinstance(inner, SmallModelDrafter) and inner.tail == tail, name
 
