@@ -38,9 +38,7 @@ class Pages:
         most = rows.clamp(min=0) @ high[:, :count].mT + rows.clamp(max=0) @ low[:, :count].mT
         return most.amax(1)
 
-    def _extended(
-        self, table: ByLayerAndRow[Tensor], key: tuple[int, int], k: Tensor, count: int, reduce: Any
-    ) -> Tensor:
+    def _extended(self, table: ByLayerAndRow[Tensor], key: tuple[int, int], k: Tensor, count: int, fold: Any) -> Tensor:
         """The table's entry, extended to at least `count` pages; fold: torch.amin or torch.amax."""
         known = table.get(key)
         have = 0 if known is None else known.shape[1]
