@@ -50,6 +50,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python docs/figures.py --check
+	$(BIN)/python docs/diagram.py --check
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

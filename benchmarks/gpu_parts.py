@@ -119,7 +119,7 @@ def tables(b: Bench, k: Tensor, v: Tensor, nodes: int) -> Any:
     visible[0, :, :nodes] = torch.ones(nodes, nodes, device=b.device).tril()
     bounds, depth = table(S - nodes, 0, nodes, 0)[None], torch.arange(nodes, device=b.device)[None]
     cache = table(k.data_ptr(), v.data_ptr(), S, 0)
-    return slots.Reach(cache, torch.zeros_like(bounds), bounds, visible, depth, bucket(S, 1024))
+    return slots.SlotKeys(cache, torch.zeros_like(bounds), bounds, visible, depth, bucket(S, 1024))
 
 
 def errors(b: Bench) -> Iterator[Row]:

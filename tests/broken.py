@@ -13,6 +13,7 @@ from pytest import MonkeyPatch
 
 from longdraft.core import verify
 from longdraft.core.cache import KVCache
+from longdraft.core.rows import Rows
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
@@ -33,40 +34,40 @@ def caught(fault: str, check: str) -> None:
 # Verifiers -----------------------------------------------------------------------------------------------------------
 
 
-def per_path_draws(tree: Tree, logits, seqs: Sequences) -> Verdict:
+def per_path_draws(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
     """One draw of the target per leaf and depth, the leaf with the longest match wins (TokenSwift as released)."""
-    law = seqs.sampler.processed(logits, tree, seqs).log_softmax(-1)
-    rows = []
+    law = sampler.processed(logits, tree, rows).log_softmax(-1)
+    found = []
     for b, parent in enumerate(tree.parent.tolist()):
         best: tuple[list[int], list[int]] = ([], [])
         for leaf in (n for n in range(tree.size) if n not in parent and parent[n] != PAD):
             path = [leaf]
             while parent[path[0]] >= 0:
                 path.insert(0, parent[path[0]])
-            position = (seqs.length[b] + tree.depth[b, path])[None]
-            noise = gumbel(seqs.seed[b : b + 1] + 1_000_003 * leaf, position, law.shape[-1])[0]
+            position = (rows.length[b] + tree.depth[b, path])[None]
+            noise = gumbel(rows.seed[b : b + 1] + 1_000_003 * leaf, position, law.shape[-1])[0]
             drawn = (law[b, path] + noise).argmax(-1).tolist()
             good = 0
             while good + 1 < len(path) and drawn[good] == int(tree.tokens[b, path[good + 1]]):
                 good += 1
             if good + 1 > len(best[0]):
                 best = (path[: good + 1], drawn[: good + 1])
-        rows.append(best)
-    return verdict_of(rows)
+        found.append(best)
+    return verdict_of(found)
 
 
-def unverified(tree: Tree, logits, seqs: Sequences) -> Verdict:
+def unverified(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
     """A drafted chain is said as it is, and only the token after it is the target's own: what a level verified under a
     view counts as verified."""
     steps = torch.arange(tree.size)
-    said = seqs.sampler.scores(logits, tree, seqs).argmax(-1)
+    said = sampler.scores(logits, tree, rows).argmax(-1)
     emitted = torch.where(steps < tree.last[:, None], tree.tokens.roll(-1, 1), said)
     return Verdict(steps.expand_as(emitted), tree.last + 1, emitted)
 
 
-def lenient(tree: Tree, logits, seqs: Sequences) -> Verdict:
+def lenient(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
     """Any draft that scores within 0.25 of the best is accepted: in bfloat16 it looks like rounding."""
-    scores = seqs.sampler.scores(logits, tree, seqs)
+    scores = sampler.scores(logits, tree, rows)
     chosen, least = scores.argmax(-1), scores.amax(-1) - 0.25
     for b, parents in enumerate(tree.parent.tolist()):
         for node in range(tree.size - 1, 0, -1):
@@ -86,18 +87,18 @@ def verdict_of(rows: list[tuple[list[int], list[int]]]) -> Verdict:
 def reject_with(fault: str | None):
     """Speculative sampling by p/q written a second time, with one fault or (None) with none."""
 
-    def verifier(tree: Tree, logits, seqs: Sequences) -> Verdict:
-        target = seqs.sampler.processed(logits, tree, seqs).softmax(-1)
-        return verdict_of([_reject(tree, target[b], seqs, b, fault) for b in range(len(target))])
+    def verifier(tree: Tree, logits, sampler: Sampler, rows: Rows) -> Verdict:
+        target = sampler.processed(logits, tree, rows).softmax(-1)
+        return verdict_of([_reject(tree, target[b], rows, b, fault) for b in range(len(target))])
 
     return verifier
 
 
-def _reject(tree: Tree, target, seqs: Sequences, b: int, fault: str | None) -> tuple[list[int], list[int]]:
-    here, path, emitted, seed = 0, [0], [], seqs.seed[b : b + 1]
+def _reject(tree: Tree, target, rows: Rows, b: int, fault: str | None) -> tuple[list[int], list[int]]:
+    here, path, emitted, seed = 0, [0], [], rows.seed[b : b + 1]
     parent, tokens = tree.parent[b].tolist(), tree.tokens[b].tolist()
     while True:
-        position = (seqs.length[b] + tree.depth[b, here]).view(1, 1)
+        position = (rows.length[b] + tree.depth[b, here]).view(1, 1)
         p, q = target[here].double(), tree.draft_probs[b, here].double()
         accepted = None
         for rank, child in enumerate(n for n, at in enumerate(parent) if at == here):
@@ -325,11 +326,11 @@ def frozen_penalty(mp: MonkeyPatch) -> None:
     """Every node is penalised for what was said before the root, none for its own path."""
     good = Sampler._penalised
 
-    def penalised(self, logits, tree, seqs, start):
+    def penalised(self, logits, tree, rows, start):
         alone = torch.eye(tree.size, dtype=torch.bool).expand_as(tree.mask).clone()
         alone[:, :, 1:] = False
         alone[:, :, 0] = True
-        return good(self, logits, replace(tree, depth=torch.zeros_like(tree.depth), mask=alone), seqs, start)
+        return good(self, logits, replace(tree, depth=torch.zeros_like(tree.depth), mask=alone), rows, start)
 
     mp.setattr(Sampler, "_penalised", penalised)
 

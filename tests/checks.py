@@ -152,7 +152,7 @@ def run_toy(verifier, drafter: Drafter, p: Tensor, sampler: Sampler, rows: int, 
         if drafter.has_draft_probs:
             tree = tree.with_draft_probs(0, torch.zeros(rows, 1, len(p)))
         tree = drafter.grow(tree, seqs, DraftLimits(seqs.room))
-        verdict = verifier(tree, p[tree.tokens], seqs)
+        verdict = verifier(tree, p[tree.tokens], sampler, seqs)
         seqs.commit(verdict)
         drafter.update(seqs, tree, verdict, None)
     return seqs.tokens[:, 1 : 1 + limit]
@@ -221,7 +221,7 @@ def check_impossible(monkeypatch) -> None:
     tree = Tree.root(seqs.last).with_draft_probs(0, torch.tensor([0.2, 0.8, 0.0]).expand(8, 1, 3))
     tree = tree.grow(torch.zeros(8, 1, dtype=torch.long), torch.ones(8, 1, dtype=torch.long))
     logits = torch.tensor([0.0, float("-inf"), 0.0]).expand(8, 2, 3)
-    assert (verify.reject(tree, logits, seqs).emitted[:, 0] != 1).all()
+    assert (verify.reject(tree, logits, seqs.sampler, seqs).emitted[:, 0] != 1).all()
 
 
 # Noise ---------------------------------------------------------------------------------------------------------------

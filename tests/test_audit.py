@@ -169,11 +169,11 @@ def test_a_drafter_that_touches_a_new_tokens_keys_is_flagged_though_the_text_is_
 def slips(places: set[int]):
     """A verifier that says the target's second choice at these lengths of a text."""
 
-    def verifier(tree, logits, seqs):
-        verdict = match(tree, logits, seqs)
-        if int(seqs.length[0]) not in places:
+    def verifier(tree, logits, sampler, rows):
+        verdict = match(tree, logits, sampler, rows)
+        if int(rows.length[0]) not in places:
             return Verdict(verdict.path[:, :1], torch.ones_like(verdict.count), verdict.emitted[:, :1])
-        second = seqs.sampler.scores(logits, tree, seqs)[:, 0].topk(2).indices[:, 1:]
+        second = sampler.scores(logits, tree, rows)[:, 0].topk(2).indices[:, 1:]
         return Verdict(verdict.path[:, :1], torch.ones_like(verdict.count), second)
 
     return verifier
@@ -193,7 +193,7 @@ def test_a_tie_is_passed_and_what_follows_is_audited(way):
 
 
 def test_a_token_far_from_the_best_is_no_tie_however_close_the_best_two_are():
-    def third(tree, logits, seqs):
+    def third(tree, logits, sampler, rows):
         worst = logits[:, 0].argmin(-1, keepdim=True)
         return Verdict(torch.zeros_like(worst), torch.ones_like(worst[:, 0]), worst)
 

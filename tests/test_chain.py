@@ -37,9 +37,9 @@ def drafts(make, target, sampler, monkeypatch, whole: bool) -> tuple[list, int]:
         calls.append(1)
         return draw_chain(*args)
 
-    def spy(tree, logits, seqs):
+    def spy(tree, logits, sampler, rows):
         found.append((tree.tokens.clone(), tree.depth.clone(), tree.mask.clone()))
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     with monkeypatch.context() as patched:
         patched.setattr(NativeStep, "draw_chain", counted)

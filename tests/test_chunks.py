@@ -275,7 +275,7 @@ def test_choosing_again():
 
 
 def test_a_budget_below_three_chunks_is_refused():
-    with pytest.raises(ValueError, match="less than three chunks"):
+    with pytest.raises(ValueError, match="at least three chunks"):
         Chunks(23)
 
 

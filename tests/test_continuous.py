@@ -103,7 +103,7 @@ def test_bad_arguments_are_named():
     assert torch.is_grad_enabled()
 
 
-BAD = {1: ([], "no tokens"), 3: ([5, 99], "prompt token 99"), 4: ([5] * 150, "a row has 160"), 5: (["x"], "numbers")}
+BAD = {1: ([], "no tokens"), 3: ([5, 99], "prompt token 99"), 4: ([5] * 150, "a row has 160"), 5: (["x"], "token ids")}
 
 
 @pytest.mark.parametrize("kind", [list, iter])
@@ -187,9 +187,9 @@ def test_only_an_entry_costs_a_plain_round():
     """All seven enter at once; then they leave one by one, and none that stays takes a plain step for it."""
     plain = []
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         plain.append(tree.size == 1)
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     eos, drafter = some_ends("llama", "T=1"), BUILD["vegas"](tiny.target("llama"))
     assert served("llama", drafter, "T=1", 7, eos, verify=verify) == alone("llama", "T=1", eos)

@@ -296,7 +296,7 @@ def test_other_architectures(name):
 
 
 def test_a_rotation_of_its_own_is_refused():
-    with pytest.raises(InputError, match="deepseek_v3 turns keys in a way of its own"):
+    with pytest.raises(InputError, match="deepseek_v3 rotates keys in a way that longspec does not support"):
         random_glide(tiny.target("deepseek"))
 
 

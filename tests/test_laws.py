@@ -69,7 +69,7 @@ def test_shared_noise_couples_draft_and_target():
         seqs, drafter = checks.toy_sequences(4000, 2, SAMPLERS["T=1"]), Toy(q[None], [1])
         drafter.start(seqs)
         tree = drafter.grow(verify.Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
-        accepted = float((verify.match(tree, p[tree.tokens], seqs).count == 2).double().mean())
+        accepted = float((verify.match(tree, p[tree.tokens], seqs.sampler, seqs).count == 2).double().mean())
         d = float((p[0].softmax(-1) - q[0].softmax(-1)).abs().sum() / 2)
         assert accepted >= (1 - d) / (1 + d) - 5 * 0.5 / 4000**0.5  # five standard errors at the most
         assert accepted == 1 or q is not p
@@ -78,8 +78,8 @@ def test_shared_noise_couples_draft_and_target():
 def test_reject_without_a_law_is_refused():
     rows = checks.toy_sequences(2, 3, SAMPLERS["T=1"])
     tree = verify.Tree.root(rows.last)
-    with pytest.raises(InputError, match="keeps the law"):
-        verify.reject(tree, torch.zeros(2, 1, 4), rows)
+    with pytest.raises(InputError, match="keeps its draft probabilities"):
+        verify.reject(tree, torch.zeros(2, 1, 4), rows.sampler, rows)
 
 
 # Noise ---------------------------------------------------------------------------------------------------------------

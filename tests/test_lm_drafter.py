@@ -107,9 +107,9 @@ def test_a_round_costs_one_pass_a_draft(share):
 def match_steps(target, drafter, sizes, new):
     """Decode; sizes gets how many tokens each step drafted."""
 
-    def spy(tree, logits, seqs):
+    def spy(tree, logits, sampler, rows):
         sizes.append(tree.size - 1)
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     yield from stream(target, tiny.prompts(50), drafter, max_new_tokens=new, verify=spy)
 

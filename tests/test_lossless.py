@@ -12,7 +12,7 @@ from listed import BUILD, FROM_TEXT, ROWS, each_method, each_method_on, each_row
 from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
 from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
 from longdraft.methods import CONTROLS, METHODS
-from longdraft.views import Chunks, Full, Guided, RandomPicks, Recents, SinkWindow, SnapKV
+from longdraft.views import Chunks, Full, Guided, RandomSlots, RecentSlots, SinkWindow, SnapKV
 
 
 @each_method_on(*tiny.MAIN)
@@ -145,15 +145,15 @@ def test_any_chunking_of_the_prompt_gives_the_same_text():
         seqs = checks.Sequences.of([prompt], 8, cache, Sampler())
         while not bool(seqs.done.all()):
             tree = checks.Tree.root(seqs.last)
-            seqs.commit(checks.verify.match(tree, lm(tree, cache), seqs))
+            seqs.commit(checks.verify.match(tree, lm(tree, cache), seqs.sampler, seqs))
         assert seqs.tokens[0, 90:].tolist() == want[0]
 
 
 REJECTING = {
     "vegas": lambda t: SelfDrafter(t, Guided(0.07, 16), [1] * 4),
     "tree": lambda t: SelfDrafter(t, SinkWindow(4, 0.07, 16), [3, 6]),
-    "random-picks": lambda t: SelfDrafter(t, RandomPicks(0.07, 16), [2, 4]),
-    "recents": lambda t: SelfDrafter(t, Recents(0.07, 16), [1, 1]),
+    "random-picks": lambda t: SelfDrafter(t, RandomSlots(0.07, 16), [2, 4]),
+    "recents": lambda t: SelfDrafter(t, RecentSlots(0.07, 16), [1, 1]),
     "snapkv": lambda t: SelfDrafter(t, SnapKV(0.07, 16), [1] * 4),
     "budgetdraft": lambda t: SmallModelDrafter(t, Chunks(40), [1] * 4),
     "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40), [2, 4]),
@@ -182,6 +182,6 @@ def test_reject_runs_sampled_and_repeats(method):
 
 def test_reject_wants_a_drafter_that_keeps_its_law():
     lm = tiny.target("llama")
-    with pytest.raises(InputError, match="use match"):
+    with pytest.raises(InputError, match="use verify=match"):
         generate(lm, tiny.prompts(9), Lookup(), verify=reject)
     assert generate(lm, tiny.prompts(9), Drafter(), verify=reject, max_new_tokens=2)

@@ -22,7 +22,7 @@ from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
 MIB = 1 << 20
-KEPT = 128 * MIB  # cached.h
+KEPT = 128 * MIB  # work.h
 
 
 @pytest.fixture

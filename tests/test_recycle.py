@@ -116,7 +116,7 @@ def test_a_vocabulary_of_less_than_eight():
     for _ in range(6):
         tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
         logits = torch.randn(2, tree.size, 5, generator=torch.Generator().manual_seed(tree.size))
-        verdict = match(tree, logits, seqs)
+        verdict = match(tree, logits, seqs.sampler, seqs)
         seqs.commit(verdict)
         drafter.update(seqs, tree, verdict, Captures(CaptureSpec(), logits=logits))
         sizes.append(tree.size)

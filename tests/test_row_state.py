@@ -32,7 +32,7 @@ def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]
                 id = s.submit(tiny.prompts(length, seed=10 * step + n)[0], new, eos=())
                 watched = id if new == LONG else watched
         if step in ENTRIES:
-            s._tapped = False
+            s._captured = False
         chunks += [e.tokens for e in s.step() if e.id == watched]
         step += 1
     return chunks
@@ -60,11 +60,11 @@ def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
     """A draft under a view of everything is the target's: each round of each row accepts all of it."""
     drafted = Counter()
 
-    def verify(tree, logits, seqs):
-        verdict = match(tree, logits, seqs)
+    def verify(tree, logits, sampler, rows):
+        verdict = match(tree, logits, sampler, rows)
         drafted[tree.size > 1] += 1
         if method != "all but one row's":  # its longer rows do not see everything
-            assert verdict.count.tolist() == [int(tree.depth.max()) + 1] * len(seqs.length)
+            assert verdict.count.tolist() == [int(tree.depth.max()) + 1] * len(rows.length)
         return verdict
 
     s, entered = session("llama", FULL_BUDGET[method](tiny.target("llama")), verify=verify), 0

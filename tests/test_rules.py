@@ -139,7 +139,7 @@ def test_the_law_is_transformers_with_rules(case):
         settings = {"eos_token_id": [94, 95], **CASES[case]}
         sampling = {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 0.9, "min_p": 0.02}
         logits, scores, tokens = transformers_law({**settings, **sampling}, prompt)
-        rules = Rules.of(ruled("llama", **settings))
+        rules = ruled("llama", **settings).rules()
         seqs = sequences([prompt], Sampler(0.8, top_p=0.9, min_p=0.02, rules=rules))
         seqs.eos, seqs.limit = [(94, 95)], torch.tensor([12])
         found = seqs.sampler.processed(logits[None], Tree.chain(torch.tensor([prompt[-1:] + tokens[:-1]])), seqs)
@@ -150,7 +150,7 @@ def test_the_law_is_transformers_with_rules(case):
 def test_each_node_follows_its_own_path(tree, prompt, case, data):
     """Against the definition: spell the node's path out and give it to Transformers' processors."""
     prompts = [[*prompt, int(tree.tokens[0, 0])], [*prompt[:1], int(tree.tokens[1, 0])]]
-    rules = Rules.of(ruled_config(CASES[case]))
+    rules = ruled_config(CASES[case])
     seqs = sequences(prompts, Sampler(rules=rules))
     seqs.eos = ends = data.draw(st.sampled_from([[(3, 90), (3, 90)], [(3, 90), ()], [(7,), (3, 90)]]))
     logits = torch.randn(2, tree.size, 96, generator=torch.Generator().manual_seed(0))
@@ -168,15 +168,15 @@ def test_each_node_follows_its_own_path(tree, prompt, case, data):
             assert torch.equal(found[b, node - start], want[0])
 
 
-def ruled_config(settings: dict) -> SimpleNamespace:
-    return SimpleNamespace(hf=SimpleNamespace(generation_config=GenerationConfig(**settings)), vocab=96)
+def ruled_config(settings: dict) -> Rules:
+    return Rules.of(GenerationConfig(**settings), 96)
 
 
 def test_bare_is_not_said_of_a_model_with_rules():
     """The short ways to draw know the temperature alone."""
     lm = ruled("llama", suppress_tokens=[3])
     assert Sampler(0.7).bare and Sampler(0.7).under(Rules()).bare
-    assert not Sampler(0.7).under(Rules.of(lm)).bare
+    assert not Sampler(0.7).under(lm.rules()).bare
 
 
 def test_the_users_own_rules_come_first():
@@ -186,8 +186,8 @@ def test_the_users_own_rules_come_first():
     free = generate(plain, prompts, **options)
     assert generate(lm, prompts, sampler=Sampler(rules=Rules()), **options) == free
     assert generate(lm, prompts, **options) != free
-    assert generate(plain, prompts, sampler=Sampler(rules=Rules.of(lm)), **options) == generate(lm, prompts, **options)
-    assert DecodeSession(lm, prompts, 4).sampler.rules == Rules.of(lm)
+    assert generate(plain, prompts, sampler=Sampler(rules=lm.rules()), **options) == generate(lm, prompts, **options)
+    assert DecodeSession(lm, prompts, 4).sampler.rules == lm.rules()
 
 
 def test_sampling_settings_are_the_users():
@@ -225,7 +225,7 @@ def test_what_cannot_be_applied_is_refused_by_name(name):
         lambda: DecodeSession(lm, [[3]], 2),
     ]
     for run in runs:
-        with pytest.raises(InputError, match=f"sets {name} to .*take {name} out") as error:
+        with pytest.raises(InputError, match=f"sets {name} to .*remove {name} from") as error:
             run()
         assert "\n" not in str(error.value)
 
@@ -248,8 +248,8 @@ def test_values_that_transformers_refuses_are_one_line(name):
         lm = LM(tiny.stock("llama"))
         lm.hf.generation_config.eos_token_id = 2
         setattr(lm.hf.generation_config, name, value)
-        with pytest.raises(InputError, match=f"a value among {name} that Transformers refuses") as error:
-            Rules.of(lm)
+        with pytest.raises(InputError, match=f"Transformers refuses a value of {name} in") as error:
+            lm.rules()
         assert "\n" not in str(error.value)
 
 

@@ -18,7 +18,6 @@ from longdraft.drafters.heads.drafter import MedusaHeads
 from longdraft.drafters.kinds import KINDS, load_weights
 from longdraft.drafters.released import Released
 from longdraft.drafters.small_model import kind as small_model
-from longdraft.engine import record_file as record
 from longdraft.methods import drafter_weights
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.fingerprint import fingerprint
@@ -186,7 +185,7 @@ def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
     file, deep = tmp_path / "x.json", "[" * 100_000
     file.write_text(deep)
     with pytest.raises(InputError, match="line 1: not JSON"):
-        record.load([file])
+        record_file.load([file])
     with pytest.raises(InputError, match="is no audit"):
         audit_log._read(file)
     file.write_text(json.dumps({"task": "audit", "runs": [3]}))

@@ -9,7 +9,7 @@ import torch
 from longdraft.core.capture import Captures
 from longdraft.core.tree import Tree
 from longdraft.ops import Compact, choose, native, take
-from longdraft.ops.select import lend
+from longdraft.ops.select import spread
 from longdraft.views import Guided
 
 
@@ -27,19 +27,19 @@ def test_the_best_are_chosen_in_order_of_place(way, n, reach):
     scores = torch.randn(3, n + 5, generator=torch.Generator().manual_seed(n))[:, :n]  # a slice: rows are not adjacent
     for count in {0, 1, n // 3, n}:
         indices = choose(scores.unbind(), count, reach, 0.25)
-        lent = lend(scores, reach, 0.25)
+        after = spread(scores, reach, 0.25)
         assert indices.shape == (3, count) and (indices.diff() > 0).all()
         chosen = torch.zeros(3, n, dtype=torch.bool).scatter_(1, indices, True)
         if 0 < count < n:
-            least = lent.masked_fill(~chosen, torch.inf).amin(1)
-            assert (least >= lent.masked_fill(chosen, -torch.inf).amax(1) - 1e-5).all()
+            least = after.masked_fill(~chosen, torch.inf).amin(1)
+            assert (least >= after.masked_fill(chosen, -torch.inf).amax(1) - 1e-5).all()
 
 
-def test_a_place_lends_to_those_after_it():
+def test_a_position_passes_a_share_on():
     scores = torch.zeros(1, 10)
     scores[0, 2] = 4.0
-    assert lend(scores, 3, 0.25)[0].tolist() == [0, 0, 4, 1, 1, 1, 0, 0, 0, 0]
-    assert lend(scores, 0, 0.25) is scores
+    assert spread(scores, 3, 0.25)[0].tolist() == [0, 0, 4, 1, 1, 1, 0, 0, 0, 0]
+    assert spread(scores, 0, 0.25) is scores
 
 
 def test_of_equals_the_earlier_are_taken(way):

@@ -91,13 +91,13 @@ def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
         ({"prompt": []}, "no tokens"),
         ({"prompt": [5, 96]}, "prompt token 96 is not in the model's vocabulary of 96"),
         ({"prompt": [-1]}, "prompt token -1"),
-        ({"prompt": ["5"]}, "lists of token numbers"),
-        ({"prompt": [1.5]}, "lists of token numbers"),
+        ({"prompt": ["5"]}, "lists of token ids"),
+        ({"prompt": [1.5]}, "lists of token ids"),
         ({"prompt": [5] * 200}, "200 prompt tokens and 5 new ones need 205 slots, and a row has 160"),
         ({"prompt": [5] * 510}, "exceed the model's 512 positions"),
         ({"prompt": [5], "max_new_tokens": 0}, "max-new-tokens is 0"),
         ({"prompt": [5], "seed": 1 << 63}, "63 bits"),
-        ({"prompt": [5], "eos": [None]}, "lists of token numbers"),
+        ({"prompt": [5], "eos": [None]}, "lists of token ids"),
     ],
 )
 def test_a_bad_request_is_refused_and_the_others_go_on(asked, words):
@@ -115,7 +115,7 @@ def test_bad_sessions_are_refused():
     for asked, words in (
         ({"batch": 0}, "batch is 0"),
         ({"slots": 1}, "slots is 1"),
-        ({"drafter": Lookup(), "verify": reject}, "use match"),
+        ({"drafter": Lookup(), "verify": reject}, "use verify=match"),
     ):
         with pytest.raises(InputError, match=words):
             Session(lm, **asked)
@@ -174,11 +174,11 @@ def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
 def test_a_round_that_fails_fails_its_rows_and_no_later_ones(method, monkeypatch):
     rounds = []
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         rounds.append(len(logits))
         if len(rounds) == 3:
             raise MemoryError("no memory for a round")
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     s = session("llama", BUILD[method](tiny.target("llama")), 2, verify=verify)
     for i in (0, 2, 4, 5):
@@ -191,7 +191,7 @@ def test_a_round_that_fails_fails_its_rows_and_no_later_ones(method, monkeypatch
 
 
 def test_an_interrupt_is_passed_on_and_no_request_is_lost():
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         raise KeyboardInterrupt
 
     s = session("llama", verify=verify)
@@ -206,11 +206,11 @@ def test_a_cache_that_could_not_grow_is_as_it_was(monkeypatch):
     """Room is counted only once it is there."""
     cache = tiny.target("llama").new_cache(1, 8)
     like = torch.zeros(1, 2, 0, 16)
-    cache._store.room(0, 8, like, like)
+    cache._store.reserve(0, 8, like, like)
     with monkeypatch.context() as mp:
         mp.setattr(torch.Tensor, "new_zeros", lambda *a, **o: (_ for _ in ()).throw(MemoryError()))
         with pytest.raises(MemoryError):
-            cache._store.room(0, 9, like, like)
+            cache._store.reserve(0, 9, like, like)
     assert cache._store.slots == 8
 
 
@@ -259,10 +259,10 @@ def test_stats_are_of_all_rows():
 def test_two_threads_do_not_step_at_once():
     inside, go_on = threading.Event(), threading.Event()
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         inside.set()
         go_on.wait(20)
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     s, events = session("llama", verify=verify), []
     s.submit([5, 6], 1, eos=())
@@ -339,11 +339,11 @@ ACTIONS = st.one_of(
 def test_any_schedule_gives_each_request_its_text(drafter, actions, batch):
     rounds, failing = [0], set()
 
-    def verify(tree, logits, seqs):
+    def verify(tree, logits, sampler, rows):
         rounds[0] += 1
         if rounds[0] in failing:
             raise RuntimeError("planned")
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
     lm, ends, asked, cancelled = tiny.target("llama"), Ends(), {}, set()
     s = session("llama", DRAFTERS[drafter](lm), batch, verify=verify)

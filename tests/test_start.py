@@ -193,18 +193,18 @@ def check_unread_slots(policy: Callable[[], Policy], path: str = "native") -> No
     """Slots that were never written hold NaN, and no draft changes."""
     make = lambda: SmallModelDrafter(spy(path), policy(), [1, 1, 1], tail=TAIL)  # noqa: E731
     texts = tiny.prompts(400, 30, 150)
-    want, room = drafts(make(), texts), _Store.room
+    want, room = drafts(make(), texts), _Store.reserve
 
     def poisoned(self, layer, end, k, v):
-        made = self.made
+        made = self.allocations
         buffers = room(self, layer, end, k, v)
-        if self.made != made:
+        if self.allocations != made:
             for x in buffers:
                 x[x == 0] = float("nan")
         return buffers
 
     with pytest.MonkeyPatch.context() as mp:
-        mp.setattr(_Store, "room", poisoned)
+        mp.setattr(_Store, "reserve", poisoned)
         assert same(drafts(make(), texts), want)
 
 

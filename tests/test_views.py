@@ -12,7 +12,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import SelfDrafter
-from longdraft.views import Full, Guided, Policy, RandomPicks, Recents, SinkWindow, View
+from longdraft.views import Full, Guided, Policy, RandomSlots, RecentSlots, SinkWindow, View
 from longdraft.views.base import budget_of
 
 LENGTHS = [400, 37, 16, 9, 1, 0]
@@ -38,8 +38,8 @@ POLICIES = {
     "sink and window": SinkWindow(4, 0.07, 16),
     "no sink": SinkWindow(0, 0.07, 16),
     "sink above the budget": SinkWindow(99, 0.07, 16),
-    "random": RandomPicks(0.07, 16),
-    "recents": Recents(0.07, 16),
+    "random": RandomSlots(0.07, 16),
+    "recents": RecentSlots(0.07, 16),
 }
 
 
@@ -65,13 +65,13 @@ def test_sink_and_window():
 
 
 def test_random_picks_repeat_and_vary():
-    policy, views = RandomPicks(0.07, 16, seed=3), []
+    policy, views = RandomSlots(0.07, 16, seed=3), []
     for lengths in ([400, 300], [300, 400], [401, 300]):
         views.append(policy.view(cache_of(lengths)).indices[0])
     rows = [set(v[b].tolist()) - {-1} for v in views for b in (0, 1)]
     assert rows[0] == rows[3] and rows[1] == rows[2]  # one context length, one choice, whatever the row
     assert rows[0] != rows[4]
-    assert rows[0] != set(RandomPicks(0.07, 16, seed=4).view(cache_of([400, 300])).indices[0, 0].tolist())
+    assert rows[0] != set(RandomSlots(0.07, 16, seed=4).view(cache_of([400, 300])).indices[0, 0].tolist())
 
 
 def test_guided_takes_the_best_scores_and_all_that_follows():
@@ -179,7 +179,7 @@ def test_weights_guide_better_than_chance():
         guided = Guided(0.07, 16, "weights", reach=0)
         guided.update(cache, captured)
         errors = []
-        for policy in (guided, RandomPicks(0.07, 16)):
+        for policy in (guided, RandomSlots(0.07, 16)):
             view = policy.view(cache)
             cache.length -= 1  # the same root again, under the view of its own past
             view = View(view.indices, view.tail_start.clamp(max=120), view.layers)

@@ -13,11 +13,13 @@ from longdraft.audit.comparison import Comparison, Tally
 from longdraft.audit.plan import Prompt
 from longdraft.audit.ties import Replay
 from longdraft.core import verify
+from longdraft.core.rows import Rows
+from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.core.verify import Verdict, Verifier, match
 from longdraft.drafters import Drafter
-from longdraft.engine.decode_session import DecodeSession, Witness
+from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Step, decode
 from longdraft.models.lm import LM
 
@@ -29,13 +31,13 @@ class Unchosen(Exception):
     """A token was emitted that the target did not choose in the pass that verified it."""
 
 
-def checked_match(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
+def checked_match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
     """verify.match, with its result checked: each token that it emits must be the one that these logits choose.
 
     Both come from the same pass, so rounding explains no difference here. Raises Unchosen.
     """
-    verdict = verify.match(tree, logits, seqs)
-    own = seqs.sampler.draw(logits, tree, seqs).gather(1, verdict.path)
+    verdict = verify.match(tree, logits, sampler, rows)
+    own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
     real = torch.arange(own.shape[1], device=own.device) < verdict.count[:, None]
     if bool(((own != verdict.emitted) & real).any()):
         raise Unchosen("a token was emitted that the target did not choose in the pass that verified it")
@@ -62,10 +64,10 @@ class Passage:
         """Decode plainly; returns the best tokens and their scores at every step."""
         best = []
 
-        def spy(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
-            top = seqs.sampler.scores(logits, tree, seqs)[0, 0].topk(min(KEPT, logits.shape[-1]))
+        def spy(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+            top = sampler.scores(logits, tree, rows)[0, 0].topk(min(KEPT, logits.shape[-1]))
             best.append((top.indices.tolist(), top.values.tolist()))
-            return match(tree, logits, seqs)
+            return match(tree, logits, sampler, rows)
 
         self.session.sampler, self.session.seed = one.way.sampler, one.way.seed
         for step in self.session.decode(verify=spy):
@@ -148,15 +150,15 @@ class Passage:
         self, one: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Callable[[int], None]
     ) -> tuple[int, int | None] | None:
         """Take steps until the first difference -> (its position, the token emitted there), or None."""
-        witness = Witness(seqs)
+        snapshot = RowsSnapshot(seqs)
         for step in steps:
             for token in step.tokens[0]:
                 if token != one.plain[tally.tokens]:
                     return tally.tokens, token
                 tally.tokens += 1
-            witness.take(step)
+            snapshot.extend(step)
             tick(len(step.tokens[0]))
-        self.altered = witness.altered()
+        self.altered = snapshot.altered()
         return (tally.tokens, None) if tally.tokens < len(one.plain) else None
 
     def _judge(

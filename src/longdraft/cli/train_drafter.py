@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
+from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.core import provenance
 from longdraft.core.options import declared, pairs, read
@@ -38,7 +39,7 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
 
     def train(
         out: Annotated[Path, typer.Option(help="Folder for the finished drafter.")],
-        model: o.Model = "bundled",
+        model: common.Model = "bundled",
         work: o.Work = None,
         text: o.Text = [],  # noqa: B006
         environment: o.Environment = None,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[str, typer.Option("-m", "--model", help="The target: 'bundled', a folder or a Hub id.")]
 Text = Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeatable.")]
 Environment = Annotated[
     bool | None, typer.Option(help="Use the standard library and installed packages (default: if no --text is given).")

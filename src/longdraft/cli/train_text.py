@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import generate
@@ -24,16 +25,16 @@ from longdraft.training.run import corpora
 
 def write_text(
     out: Annotated[Path, typer.Option(help="JSON lines are appended to this file.")],
-    model: o.Model = "bundled",
+    model: common.Model = "bundled",
     work: o.Work = None,
     text: o.Text = [],  # noqa: B006
     environment: o.Environment = None,
     count: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1000,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens of each prompt.")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per text.")] = 448,
+    max_new_tokens: common.NewTokens = 448,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; small models then repeat themselves.")] = 1.0,
     seed: o.Seed = 0,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "bfloat16",
+    dtype: common.Dtype = "bfloat16",
     threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, to train drafters on its own output. A second run continues the file."""

@@ -1,4 +1,4 @@
-"""JSON from files that others wrote: an object, or one clear line."""
+"""Reading JSON files that may be damaged or hostile: a valid object, or a one-line error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 from longdraft.errors import InputError
 
-MOST = 1 << 24  # bytes: a config has a few thousand
+MAX_BYTES = 1 << 24  # a config has a few thousand
 
 
 def parse(text: str, **options: Any) -> Any:
-    """json.loads; what is nested too deeply to read is a ValueError as well."""
+    """json.loads, with a ValueError for JSON that is nested too deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError:
@@ -24,13 +24,13 @@ def _refuse(word: str) -> NoReturn:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of settings: no NaN, no infinity. Raises InputError."""
+    """The object in a JSON file, without NaN or infinity. Raises InputError."""
     try:
-        if file.stat().st_size > MOST:
-            raise ValueError(f"it has {file.stat().st_size >> 20} MB, which no config has")
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"its {file.stat().st_size >> 20} MB are too large for a config")
         found = parse(file.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} is unreadable ({error}): copy or make it again") from None
+        raise InputError(f"{file} is unreadable ({error}): copy or create it again") from None
     if not isinstance(found, dict):
-        raise InputError(f"{file} holds no JSON object: copy or make it again")
+        raise InputError(f"{file} does not contain a JSON object: copy or create it again")
     return found

@@ -9,7 +9,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """depth: levels of drafted nodes below the root; width: drafted nodes on one level."""
+    """At most `depth` levels of drafted nodes below the root, and at most `width` drafted nodes on one level."""
 
     depth: int = UNBOUNDED
     width: int = UNBOUNDED

@@ -1,19 +1,16 @@
-"""What a model's generation_config says about its text, whoever samples it; what cannot be applied is refused."""
+"""The part of a model's generation_config that changes its output however it is sampled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from longdraft.core.processors import Settings, chain, frozen
 from longdraft.errors import InputError
 
-if TYPE_CHECKING:
-    from longdraft.models.lm import LM
-
-# Settings that change the text at any temperature, and the values at which each does nothing.
+# Settings that are applied at any temperature, with the values at which each has no effect.
 APPLIED: dict[str, tuple[Any, ...]] = {
     "sequence_bias": (),
     "repetition_penalty": (1,),
@@ -28,7 +25,7 @@ APPLIED: dict[str, tuple[Any, ...]] = {
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
 }
-# Settings of another way to decode. What they ask for would be left out silently if they were not refused.
+# Settings of other decoding methods. They are refused, since ignoring them would silently change the output.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "constraints": (),
     "dola_layers": (),
@@ -47,24 +44,23 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Settings of a GenerationConfig that are part of the model's law: a function of a node's own path and position.
+    """Settings of a GenerationConfig that shape a model's distribution by a node's own path and position.
 
-    The model's sampling settings (do_sample, temperature, top_k, top_p and the like) are not among them: how to sample
-    is the user's choice, and greedy unless they say otherwise. Nor is the length of the text.
+    They exclude the sampling settings (do_sample, temperature, top_k, top_p and the like), which the user chooses with
+    a Sampler, and the length limits.
     """
 
     settings: Settings = ()
 
     @staticmethod
-    def of(target: LM) -> Rules:
-        """Those of a model's generation_config as it is now. Raises InputError."""
-        config, vocab = getattr(target.hf, "generation_config", None), target.vocab
+    def of(config: Any, vocab: int) -> Rules:
+        """The rules in a model's generation_config (or None). Raises InputError for those that cannot be applied."""
         for name, neutral in REFUSED.items():
             value = getattr(config, name, None)
             if value is not None and value not in neutral:
                 raise InputError(
-                    f"the model's generation_config sets {name} to {str(value)[:60]}, which longdraft does not apply:"
-                    f" take {name} out of generation_config.json, or use another model"
+                    f"the model's generation_config sets {name} to {str(value)[:60]}, which longdraft does not support:"
+                    f" remove {name} from generation_config.json, or use another model"
                 )
         found = {name: getattr(config, name, None) for name in APPLIED}
         kept = {n: frozen(v) for n, v in found.items() if v is not None and v not in APPLIED[n]}
@@ -74,24 +70,24 @@ class Rules:
 
 
 def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:
-    """Apply the rules once, where as many as possible of them have something to do. Raises InputError."""
+    """Apply the rules once, to a single token, so that invalid values are found early. Raises InputError."""
     try:
         for process in chain(settings, eos, 1, 2, vocab, torch.device("cpu")):
             process(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, vocab))
     except Exception as error:  # each processor checks its own values
         names, reason = ", ".join(name for name, _ in settings), next(iter(str(error).splitlines()), "")
         raise InputError(
-            f"the model's generation_config has a value among {names} that Transformers refuses"
+            f"Transformers refuses a value of {names} in the model's generation_config"
             f" ({reason[:160] or type(error).__name__}): correct generation_config.json"
         ) from None
 
 
 def end_tokens(config: Any, tokenizer: Any = None) -> tuple[int, ...]:
-    """The ids that end a text, by a model's generation_config and by its tokenizer. Raises InputError."""
+    """The ids that end a sequence, from a model's generation_config and its tokenizer. Raises InputError."""
     found = getattr(config, "eos_token_id", None)
     ids = [*(found if isinstance(found, list | tuple) else [found]), getattr(tokenizer, "eos_token_id", None)]
     ids = [i for i in ids if i is not None]
     odd = next((i for i in ids if not isinstance(i, int) or isinstance(i, bool)), None)
     if odd is not None:
-        raise InputError(f"the model's eos_token_id has {str(odd)[:60]!r}: give token ids, which are whole numbers")
+        raise InputError(f"the model's eos_token_id contains {str(odd)[:60]!r}: give token ids, which are integers")
     return tuple(sorted(set(ids)))

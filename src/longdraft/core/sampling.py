@@ -1,22 +1,19 @@
-"""From logits to the token each node would emit, one and the same for plain and speculative decoding."""
+"""From logits to the token that each node emits: the same for plain and speculative decoding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from longdraft.core.processors import Settings, apply, lowered
+from longdraft.core.processors import Settings, apply, penalised
+from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.ops import draw, gumbel
-
-if TYPE_CHECKING:
-    from longdraft.core.sequences import Sequences
 
 _RANGES = {
     "temperature": (0, 1e4, "0 (greedy) or more"),
@@ -31,11 +28,12 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Sampler:
-    """A node's token depends on its own path alone: never on how it was drafted or on what is beside it.
+    """A node's token depends only on its own path, seed and position, not on how it was drafted or on other rows.
 
     temperature 0 is greedy. penalty divides the logits of tokens among the last `window` ones (TokenSwift eq. 3),
-    counted on each node's own path, and comes first. What follows is Transformers' own chain in its own order: the
-    model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules(): none.
+    counted on each node's own path, and is applied first. Then follow Transformers' processors in Transformers' order:
+    the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules():
+    no rules.
     """
 
     temperature: float = 0.0
@@ -54,43 +52,44 @@ class Sampler:
                 raise InputError(f"{name.replace('_', '-')} is {value}: give a value {words}")
 
     def under(self, rules: Rules) -> Sampler:
-        """The same sampler, with a model's rules unless it has its own."""
+        """This sampler with a model's rules, unless it has its own."""
         return replace(self, rules=rules) if self.rules is None else self
 
-    def processed(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0) -> Tensor:
-        """Processed logits [B,W,V], float32, of nodes [start, start+W): their softmax is the law of the next token."""
+    def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
+        """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next token's distribution."""
         logits = logits.float()
         if self.penalty != 1.0:
-            logits = self._penalised(logits, tree, seqs, start)
-        return apply(self._settings, logits, tree, seqs, start) if self._settings else logits
+            logits = self._penalised(logits, tree, rows, start)
+        return apply(self._settings, logits, tree, rows, start) if self._settings else logits
 
-    def scores(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int = 0, seed: Tensor | None = None) -> Tensor:
+    def scores(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0, seed: Tensor | None = None) -> Tensor:
         """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
 
-        Drafter and target add the same noise at the same position, so their draws are coupled. seed [B]: draw with
-        other noise than the rows' own.
+        Drafter and target add the same noise at the same position, which couples their draws. seed [B]: seeds to use
+        instead of the rows' own.
         """
-        law = self.processed(logits, tree, seqs, start)
+        processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
-            return law
-        position = seqs.length[:, None] + tree.depth[:, start : start + law.shape[1]]
-        return law.log_softmax(-1) + gumbel(seqs.seed if seed is None else seed, position, law.shape[-1])
+            return processed
+        position = rows.length[:, None] + tree.depth[:, start : start + processed.shape[1]]
+        noise = gumbel(rows.seed if seed is None else seed, position, processed.shape[-1])
+        return processed.log_softmax(-1) + noise
 
     @property
     def bare(self) -> bool:
-        """Whether nothing but the temperature shapes the law."""
+        """Whether the temperature is the only setting that changes the distribution."""
         shaping = [f for f in fields(self) if f.name not in ("temperature", "window", "rules")]
         return all(getattr(self, f.name) == f.default for f in shaping) and not (self.rules or Rules()).settings
 
-    def draw(self, logits: Tensor, tree: Tree, seqs: Sequences) -> Tensor:
-        """The token [B,T] that each node of the tree would emit: argmax of its scores, or the same by a shorter way."""
+    def draw(self, logits: Tensor, tree: Tree, rows: Rows) -> Tensor:
+        """The token [B,T] that each node of the tree emits: the argmax of `scores`, from one kernel where possible."""
         if self.temperature == 0 or not self.bare or not logits.is_cpu:
-            return self.scores(logits, tree, seqs).argmax(-1)
-        return draw(logits, self.temperature, seqs.seed, seqs.length[:, None] + tree.depth)
+            return self.scores(logits, tree, rows).argmax(-1)
+        return draw(logits, self.temperature, rows.seed, rows.length[:, None] + tree.depth)
 
     @cached_property
     def _settings(self) -> Settings:
-        """As Transformers' GenerationConfig has them; those that do nothing are left out."""
+        """The settings of a GenerationConfig that have an effect."""
         found = dict((self.rules or Rules()).settings)
         if self.temperature > 0:
             chosen = {"top_k": self.top_k or None, "top_p": float(self.top_p) if self.top_p < 1 else None}
@@ -101,17 +100,17 @@ class Sampler:
             found |= {"do_sample": True, **used} if used else {}
         return tuple(found.items())
 
-    def _penalised(self, logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
-        """Tokens seen among a node's own last `window`: committed ones by their distance, drafted ones on its path."""
+    def _penalised(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
+        """Penalise the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
         B, W, V = logits.shape
         depth = tree.depth[:, start : start + W]
-        n = min(self.window, int(seqs.length.max()) - 1)
+        n = min(self.window, int(rows.length.max()) - 1)
         ago = torch.arange(1, n + 1, device=logits.device)  # 1: the token before the root
-        at = seqs.length[:, None] - 1 - ago
-        tokens = seqs.tokens.gather(1, at.clamp(min=0))
+        at = rows.length[:, None] - 1 - ago
+        tokens = rows.tokens.gather(1, at.clamp(min=0))
         near = (ago + depth[..., None] < self.window) & (at >= 0)[:, None]
         path = tree.mask[:, start : start + W] & (depth[..., None] - tree.depth[:, None] < self.window)
         tokens = torch.cat([tokens, tree.tokens], 1)[:, None].expand(-1, W, -1)
         tokens = torch.where(torch.cat([near, path], 2), tokens, V)
-        seen = torch.zeros(B, W, V + 1, dtype=torch.bool, device=logits.device).scatter_(2, tokens, True)[..., :V]
-        return lowered(logits, seen, self.penalty)
+        found = torch.zeros(B, W, V + 1, dtype=torch.bool, device=logits.device).scatter_(2, tokens, True)[..., :V]
+        return penalised(logits, found, self.penalty)

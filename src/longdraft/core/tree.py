@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAD = -2  # parent of a node that is not there: it sees only itself and never matches
+PAD = -2  # the parent of a padding node, which sees only itself and never matches
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Parents come before children; node 0 is the last committed token.
+    """Parents come before children; node 0, the root, is the last committed token.
 
-    tokens, parent, depth [B,T] (parent -1 for the root, PAD for padding), mask [B,T,T] ancestor-or-self,
-    law [B,T,V]: the distribution a node's children were drawn from, kept only where a verifier asks for it.
+    tokens, parent, depth [B,T] (parent -1 for the root, PAD for padding); mask [B,T,T]: ancestor-or-self;
+    draft_probs [B,T,V]: the distribution that a node's children were drawn from, kept only for verify=reject.
     """
 
     tokens: Tensor
@@ -27,22 +27,22 @@ class Tree:
 
     @staticmethod
     def root(tokens: Tensor) -> Tree:
-        """tokens [B] -> a tree of one node per row."""
+        """A tree of one node per row: tokens [B]."""
         one = torch.ones_like(tokens)[:, None]
         return Tree(tokens[:, None], -one, torch.zeros_like(one), one[..., None].bool())
 
     @staticmethod
     def chain(tokens: Tensor) -> Tree:
-        """tokens [B,T], the first of which is the root."""
+        """A chain of tokens [B,T], of which the first is the root."""
         B, T = tokens.shape
         at = torch.arange(T, device=tokens.device)
         mask = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
         return Tree(tokens, (at - 1).expand(B, T), at.expand(B, T), mask.expand(B, T, T))
 
     def row(self, b: int) -> Tree:
-        """Row b's tree alone."""
-        parts = (self.tokens, self.parent, self.depth, self.mask, self.draft_probs)
-        return Tree(*(None if x is None else x[b : b + 1] for x in parts))  # type: ignore[arg-type]
+        """The tree of row b alone."""
+        tensors = (self.tokens, self.parent, self.depth, self.mask, self.draft_probs)
+        return Tree(*(None if x is None else x[b : b + 1] for x in tensors))  # type: ignore[arg-type]
 
     @property
     def size(self) -> int:
@@ -50,17 +50,17 @@ class Tree:
 
     @property
     def last(self) -> Tensor:
-        """[B] index of each row's last real node."""
+        """[B] the index of each row's last real node."""
         return (self.parent > PAD).long().mul(torch.arange(self.size, device=self.tokens.device)).argmax(1)
 
     @property
     def widest(self) -> int:
-        """The most nodes that a depth has, in any row; 0 for the root alone."""
+        """The most nodes at one depth below the root, over all rows."""
         levels = torch.where(self.parent >= 0, self.depth, 0)
         return max((row.count(d) for row in levels.tolist() for d in set(row) - {0}), default=0)
 
     def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
-        """Add W nodes: parent [B,W] indices of present nodes (PAD pads), tokens [B,W]."""
+        """Add W nodes to each row: parent [B,W] indices of existing nodes (PAD for padding), tokens [B,W]."""
         T, W = self.size, tokens.shape[1]
         real, at = parent >= 0, parent.clamp(min=0)
         above = self.mask.gather(1, at[..., None].expand(-1, -1, T)) & real[..., None]
@@ -76,7 +76,7 @@ class Tree:
         )
 
     def add_paths(self, at: Tensor, paths: Tensor) -> Tree:
-        """Hang whole branches: paths [B,N,M] (a negative token ends a path) below nodes at [B,N]."""
+        """Add whole branches: paths [B,N,M] (a negative token ends a path) below the nodes at [B,N]."""
         tree, parent = self, at
         for tokens in paths.unbind(2):
             parent = torch.where(tokens < 0, PAD, parent)
@@ -87,52 +87,43 @@ class Tree:
         return tree
 
     def add_below_root(self, rows: list[list[tuple[int, int]]], wide: int = 1 << 30) -> Tree:
-        """Hang a tree of its own below each row's root: rows[b] lists (parent, token), parents first.
+        """Add a subtree below each row's root: rows[b] lists its (parent, token) pairs, parents first.
 
-        A parent is 0 for the root, or i for the row's i-th pair. Of each depth the first `wide` pairs are planted.
+        A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first `wide` pairs are added.
         """
-        tree, rows = self, [_first(pairs, wide) for pairs in rows]
+        tree, rows = self, [_narrowed(pairs, wide) for pairs in rows]
         depths = [[0] for _ in rows]
         for depth, pairs in zip(depths, rows, strict=True):
             for parent, _ in pairs:
                 depth.append(depth[parent] + 1)
-        place = [[0] * len(depth) for depth in depths]  # where a row's i-th pair is in the tree
+        nodes = [[0] * len(depth) for depth in depths]  # the node that each pair of a row becomes
         for level in range(1, max(map(max, depths)) + 1):
             new = [[i for i, d in enumerate(depth) if d == level] for depth in depths]
             most, table = max(map(len, new)), []
-            for at, pairs, these in zip(place, rows, new, strict=True):
-                nodes = [(at[parent], token) for parent, token in (pairs[i - 1] for i in these)]
-                table.append(nodes + [(PAD, 0)] * (most - len(these)))
+            for at, pairs, these in zip(nodes, rows, new, strict=True):
+                added = [(at[parent], token) for parent, token in (pairs[i - 1] for i in these)]
+                table.append(added + [(PAD, 0)] * (most - len(these)))
                 for n, i in enumerate(these):
                     at[i] = tree.size + n
-            added = torch.tensor(table, device=self.tokens.device)
-            tree = tree.grow(added[..., 0], added[..., 1])
+            columns = torch.tensor(table, device=self.tokens.device)
+            tree = tree.grow(columns[..., 0], columns[..., 1])
         return tree
 
-    def with_draft_probs(self, start: int, draft_probs: Tensor) -> Tree:
-        """The same tree; law [B,W,V] is what the children of nodes [start, start+W) are drawn from."""
-        before = (
-            draft_probs.new_zeros(len(draft_probs), start, draft_probs.shape[-1])
-            if self.draft_probs is None
-            else self.draft_probs[:, :start]
-        )
-        draft_probs = torch.cat([before, draft_probs], 1)
-        return Tree(
-            self.tokens,
-            self.parent,
-            self.depth,
-            self.mask,
-            F.pad(draft_probs, (0, 0, 0, self.size - draft_probs.shape[1])),
-        )
+    def with_draft_probs(self, start: int, probs: Tensor) -> Tree:
+        """The same tree, with probs [B,W,V] as the distributions of the children of nodes [start, start+W)."""
+        known = self.draft_probs
+        before = probs.new_zeros(len(probs), start, probs.shape[-1]) if known is None else known[:, :start]
+        probs = torch.cat([before, probs], 1)
+        return replace(self, draft_probs=F.pad(probs, (0, 0, 0, self.size - probs.shape[1])))
 
 
-def _first(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
-    """Of each depth the first `wide` pairs whose parents are among them."""
-    place, depth, count, kept = {0: 0}, [0], [0] * (len(pairs) + 2), []
+def _narrowed(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
+    """At each depth the first `wide` pairs whose parents are kept, with their parents renumbered."""
+    number, depth, count, kept = {0: 0}, [0], [0] * (len(pairs) + 2), []
     for i, (parent, token) in enumerate(pairs, 1):
         depth.append(depth[parent] + 1)
-        if parent in place and count[depth[i]] < wide:
+        if parent in number and count[depth[i]] < wide:
             count[depth[i]] += 1
-            kept.append((place[parent], token))
-            place[i] = len(kept)
+            kept.append((number[parent], token))
+            number[i] = len(kept)
     return kept

@@ -1,27 +1,25 @@
-"""What of a drafted tree becomes text. A verifier: (tree, logits [B,T,V], seqs) -> Verdict."""
+"""Which drafted tokens are accepted. A verifier: (tree, logits [B,T,V], sampler, rows) -> Verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from longdraft.core.rows import Rows
+from longdraft.core.sampling import Sampler
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
-
-if TYPE_CHECKING:
-    from longdraft.core.sequences import Sequences
 
 
 @dataclass
 class Verdict:
     """path [B,A] nodes from the root down, count [B] how many are real (>= 1), emitted [B,A] the tokens they yield.
 
-    emitted[:, i] is the token after node path[:, i]: drafted and accepted for i < count-1, the bonus token at count-1.
+    emitted[:, i] is the token after node path[:, i]: an accepted draft for i < count-1, the bonus token at count-1.
     """
 
     path: Tensor
@@ -29,12 +27,12 @@ class Verdict:
     emitted: Tensor
 
 
-Verifier = Callable[[Tree, Tensor, "Sequences"], Verdict]
+Verifier = Callable[[Tree, Tensor, Sampler, Rows], Verdict]
 
 
 def walk(tree: Tree, chosen: Tensor) -> Verdict:
-    """From the root down along children equal to the target's own choice, chosen [B,T]: one choice per node."""
-    rows = torch.stack([tree.parent, tree.tokens, chosen], 1).tolist()  # one copy, where they lie on a device
+    """Follow the target's choice at each node, chosen [B,T], from the root down while it was drafted."""
+    rows = torch.stack([tree.parent, tree.tokens, chosen], 1).tolist()  # one copy from the device
     paths = [_down(*row) for row in rows]
     most = max(map(len, paths))
     path = torch.tensor([p + p[-1:] * (most - len(p)) for p in paths], device=chosen.device)
@@ -42,7 +40,7 @@ def walk(tree: Tree, chosen: Tensor) -> Verdict:
 
 
 def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
-    """Of a node's equal children the first is followed."""
+    """The path of one row. Where siblings have equal tokens, the first is followed."""
     children = {(parent[i], tokens[i]): i for i in range(len(parent) - 1, 0, -1)}
     path: list[int] = []
     here: int | None = 0
@@ -52,42 +50,42 @@ def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
     return path
 
 
-def match(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
+def match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
     """Draw the target's token once per node and follow it while it was drafted.
 
     The output equals plain decoding token for token, for any tree from any drafter, because the draw at a node depends
-    on (seed, position, the node's own path) only.
+    only on (seed, position, the node's own path).
     """
-    return walk(tree, seqs.sampler.draw(logits, tree, seqs))
+    return walk(tree, sampler.draw(logits, tree, rows))
 
 
-def reject(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
-    """Speculative sampling by p/q: keeps the target's law (not plain decoding's very tokens).
+def reject(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+    """Speculative sampling by p/q: keeps the target's distribution, but not the very tokens of plain decoding.
 
-    A node's children with q(x) > 0, in index order, must be draws without replacement from q = tree.law at that node.
-    Child x is accepted with probability min(1, p(x)/q(x)); refused, p becomes the residual max(p-q, 0) and q loses x,
-    both normalised. When none is left the target draws from p, and any child that equals the draw is followed: that is
-    how a child that q cannot draw (a level wider than top-p leaves tokens) is used without a bias.
+    A node's children with q(x) > 0, in index order, must be draws without replacement from q = tree.draft_probs at that
+    node. Child x is accepted with probability min(1, p(x)/q(x)); if it is rejected, p becomes the residual max(p-q, 0)
+    and q loses x, both normalised. When no child is left, the target draws from p, and a child equal to the draw is
+    followed: this uses a child that q cannot draw (a level wider than the tokens top-p keeps) without bias.
     """
     if tree.draft_probs is None:
-        raise InputError("verify=reject needs a drafter that keeps the law it draws from; use verify=match")
-    probs = seqs.sampler.processed(logits, tree, seqs)
-    greedy = seqs.sampler.temperature == 0
+        raise InputError("verify=reject needs a drafter that keeps its draft probabilities; use verify=match")
+    probs = sampler.processed(logits, tree, rows)
+    greedy = sampler.temperature == 0
     target = torch.zeros_like(probs).scatter_(-1, probs.argmax(-1, keepdim=True), 1.0) if greedy else probs.softmax(-1)
-    over = ([0], [0])  # a row that is done takes nothing of its verdict
-    rows = [over if done else _reject_row(tree, target[b], seqs, b) for b, done in enumerate(seqs.done.tolist())]
-    most = max(len(path) for path, _ in rows)
-    table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in rows] for i in (0, 1)]
+    skipped = ([0], [0])  # a row that is done uses nothing of its verdict
+    found = [skipped if done else _reject_row(tree, target[b], rows, b) for b, done in enumerate(rows.done.tolist())]
+    most = max(len(path) for path, _ in found)
+    table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in found] for i in (0, 1)]
     path, emitted = (torch.tensor(t, device=probs.device) for t in table)
-    return Verdict(path, torch.tensor([len(r[0]) for r in rows], device=probs.device), emitted)
+    return Verdict(path, torch.tensor([len(r[0]) for r in found], device=probs.device), emitted)
 
 
-def _reject_row(tree: Tree, target: Tensor, seqs: Sequences, b: int) -> tuple[list[int], list[int]]:
-    """One row of `reject`: the path and the tokens emitted. target [T,V]."""
+def _reject_row(tree: Tree, target: Tensor, rows: Rows, b: int) -> tuple[list[int], list[int]]:
+    """One row of `reject`: its path and the tokens it emits. target [T,V]: probabilities."""
     assert tree.draft_probs is not None
-    here, path, emitted, seed = 0, [0], [], seqs.seed[b : b + 1]
+    here, path, emitted, seed = 0, [0], [], rows.seed[b : b + 1]
     while True:
-        position = (seqs.length[b] + tree.depth[b, here]).view(1, 1)
+        position = (rows.length[b] + tree.depth[b, here]).view(1, 1)
         p, q = target[here].double(), tree.draft_probs[b, here].double()
         children = (tree.parent[b] == here).nonzero()[:, 0].tolist()
         accepted = None

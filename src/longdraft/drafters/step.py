@@ -56,7 +56,7 @@ def speculative_step(
     drafted = clock(target.device) - begin
     captured = Captures(drafter.captures())
     logits = target(tree, seqs.cache, view=view, captured=captured)
-    verdict = verify(tree, logits, seqs)
+    verdict = verify(tree, logits, seqs.sampler, seqs)
     count = seqs.commit(verdict)
     captured.target, captured.logits, captured.accepted = (
         target,

@@ -1,4 +1,4 @@
-"""Prompts prefilled once and decoded as often as wanted: how methods are compared on the same keys and values."""
+"""Prompts that are prefilled once and decoded many times, to compare methods on the same keys and values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core.rules import Rules
+from longdraft.core.rows import Rows
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
@@ -20,23 +20,23 @@ from longdraft.engine.generate import Stats, Step, check, decode, prefill
 from longdraft.models.lm import LM
 
 
-class Witness:
-    """What a drafter is lent and must leave as it is: the rows' tokens, their ends, their seeds and the sampler."""
+class RowsSnapshot:
+    """Detects changes by a drafter to what it may only read: the rows' tokens, ends, seeds and sampler."""
 
     def __init__(self, seqs: Sequences):
         self.seqs, self.tokens, self.length = seqs, seqs.tokens.clone(), seqs.length.tolist()
         self.same = {"sampler": seqs.sampler, "end tokens": list(seqs.eos)}
         self.equal = {"seeds": seqs.seed.clone(), "limits": seqs.limit.clone(), "lengths": seqs.prompt.clone()}
 
-    def take(self, step: Step) -> None:
-        """What a step gave belongs to the text from now on."""
+    def extend(self, step: Step) -> None:
+        """Add the tokens that a step emitted."""
         for b, tokens in enumerate(step.tokens):
             n = self.length[b]
             self.tokens[b, n : n + len(tokens)] = self.tokens.new_tensor(tokens)
             self.length[b] = n + len(tokens)
 
     def altered(self) -> str | None:
-        """What is no longer as it was given, in words."""
+        """What has been changed, in words, or None."""
         s = self.seqs
         now = {"sampler": s.sampler, "end tokens": s.eos}
         rows = {"seeds": s.seed, "limits": s.limit, "lengths": s.prompt}
@@ -48,10 +48,10 @@ class Witness:
 
 
 class DecodeSession:
-    """Every decode starts from the prompts alone: what an earlier one wrote behind them is scratch.
+    """Every decode starts from the prompts alone: the slots after them, which earlier decodes wrote, are scratch.
 
-    A drafter that changes more than scratch would spoil that for all that follows, plain decoding included: from
-    `seal` on, `altered` says so. Raises InputError before any work on bad arguments.
+    A drafter that changes a committed slot would spoil all later decodes, plain ones included; after `seal`, `altered`
+    detects this. Raises InputError for bad arguments before any work.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DecodeSession:
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
-        self.sampler, self.seed, self.eos = (sampler or Sampler()).under(Rules.of(target)), seed, eos
+        self.sampler, self.seed, self.eos = (sampler or Sampler()).under(target.rules()), seed, eos
         begin = clock(target.device)
         self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos).cache
         self.prefill_s = clock(target.device) - begin
@@ -74,20 +74,20 @@ class DecodeSession:
         self._altered: str | None = None
 
     def seal(self) -> None:
-        """Remember the prompts' keys and values as they are now."""
-        self._sealed = self._sums()
+        """Take checksums of the prompts' keys and values."""
+        self._sealed = self._checksums()
 
     def altered(self) -> str | None:
-        """What a drafter changed since `seal` that is not its own, in words. Between decodes."""
+        """What a drafter has changed since `seal` without permission, in words, or None. Call it between decodes."""
         if self._altered is None and self._sealed is not None:
-            same = all(torch.equal(a, b) for a, b in zip(self._sealed, self._sums(), strict=True))
+            same = all(torch.equal(a, b) for a, b in zip(self._sealed, self._checksums(), strict=True))
             self._altered = None if same else "the prompt's keys and values"
         return self._altered
 
-    def _sums(self) -> list[Tensor]:
-        """Of every layer and row, for each committed slot of the prompt, a weighted sum of its bits as whole numbers.
+    def _checksums(self) -> list[Tensor]:
+        """For each layer, row and committed slot of the prompts: a weighted sum of its bits, read as integers.
 
-        Weights differ from place to place, so that values which change places are noticed too.
+        The weights differ, so that an exchange of two values is detected too.
         """
         kinds, found = {2: torch.int16, 4: torch.int32, 8: torch.int64}, []
         for b, n in enumerate(self._start.tolist()):
@@ -105,16 +105,16 @@ class DecodeSession:
         limit: int | None = None,
         verify: Verifier = match,
     ) -> Iterator[Step]:
-        """What each step gives; limit: fewer new tokens than there is room for. One decode at a time."""
+        """The tokens of each step. limit: decode fewer new tokens than there is room for. One decode at a time."""
         with torch.inference_mode():
             self.cache.length.copy_(self._start)
         limit = min(limit or self.limit, self.limit)
         seqs = Sequences.on(self.target, self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
-        witness = Witness(seqs)
+        snapshot = RowsSnapshot(seqs)
         for step in decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats()):
-            witness.take(step)
+            snapshot.extend(step)
             yield step
-        self._altered = self._altered or witness.altered()
+        self._altered = self._altered or snapshot.altered()
 
     def rows(
         self, drafter: Drafter | None = None, stats: Stats | None = None, limit: int | None = None
@@ -128,13 +128,13 @@ class DecodeSession:
 
 
 def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[list[int]]) -> dict[str, Any] | None:
-    """Where two outputs part first: {row, position among the new tokens, top2_gap}, or None where they are equal.
+    """The first difference of two outputs: {row, position among the new tokens, top2_gap}; None if they are equal.
 
-    top2_gap: by how much plain decoding preferred its token over the next best there (greedy: in logits; sampled: in
-    log-probability plus noise). Rounding explains a difference only where it is tiny. None where it cannot be known:
-    plain decoding had ended, or the keys and values that it would read were changed.
+    top2_gap: how much better plain decoding scored its token than the next best one there (greedy: in logits; sampled:
+    in log-probability plus noise). Only a tiny gap can be due to rounding. It is None if it cannot be known, because
+    plain decoding had ended or its keys and values have been changed.
     """
-    found = [(_parting(a, b), row) for row, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b]
+    found = [(_first_unequal(a, b), row) for row, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b]
     if not found:
         return None
     position, row = min(found)
@@ -142,17 +142,17 @@ def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[li
         return {"row": row, "position": position, "top2_gap": None}
     gaps: list[float] = []
 
-    def spy(tree: Tree, logits: Tensor, seqs: Sequences) -> Verdict:
-        best, next_best = seqs.sampler.scores(logits, tree, seqs)[row, 0].topk(2).values.tolist()
+    def measure(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+        best, next_best = sampler.scores(logits, tree, rows)[row, 0].topk(2).values.tolist()
         gaps.append(best - next_best)
-        return match(tree, logits, seqs)
+        return match(tree, logits, sampler, rows)
 
-    for _ in runs.decode(limit=position + 1, verify=spy):
+    for _ in runs.decode(limit=position + 1, verify=measure):
         pass
-    gap = gaps[position] if position < len(gaps) else math.nan  # plain decoding had ended before
+    gap = gaps[position] if position < len(gaps) else math.nan  # nan: plain decoding had ended
     return {"row": row, "position": position, "top2_gap": gap if math.isfinite(gap) else None}
 
 
-def _parting(a: list[int], b: list[int]) -> int:
-    """The first position at which two unequal rows differ: one may simply be shorter."""
+def _first_unequal(a: list[int], b: list[int]) -> int:
+    """The first position at which two unequal rows differ; where one of them ends, if it is the start of the other."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Draft, verify, commit: the one loop of plain and speculative decoding."""
+"""Draft, verify, commit: one loop for plain and speculative decoding."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from longdraft.models.lm import LM
 
 @dataclass
 class Stats:
-    """Sums over a run. accepted[i]: steps (of live rows) whose i-th drafted token was accepted.
+    """Totals of a run. accepted[i]: steps of unfinished rows whose i-th drafted token was accepted.
 
-    prefill_s is the target's prefill; start_s is what the drafter does before the first round, a prefill of its own
-    above all; decode_s is all rounds.
+    prefill_s is the target's prefill; start_s is the drafter's work before the first step, such as a prefill of its
+    own; decode_s is all steps.
     """
 
     prefill_s: float = 0.0
@@ -29,13 +29,13 @@ class Stats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     decode_s: float = 0.0
-    steps: int = 0  # verify passes that had a draft behind them or could have had one, per live row
+    steps: int = 0  # verify passes of unfinished rows, without the first step, which never drafts
     emitted: int = 0
     accepted: list[int] = field(default_factory=list)
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted drafts per verify step: the bonus token is counted."""
+        """1 + accepted drafts per verify step: the bonus token counts."""
         return 1 + sum(self.accepted) / self.steps if self.steps else 1.0
 
     @property
@@ -45,36 +45,36 @@ class Stats:
 
 @dataclass
 class Step:
-    """tokens[b]: what one step gave row b. All but the last are accepted drafts; the last is the target's own."""
+    """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own token."""
 
     tokens: list[list[int]]
 
 
 def step(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats, draft: bool = True) -> Step:
-    """One round. Without a draft it is a plain decoding step that also fills the taps."""
-    begin, live, before = clock(target.device), (~seqs.done).tolist(), seqs.length.tolist()
-    done = speculative_step(target, drafter, seqs, verify, draft=draft)
-    count = done.count.tolist()
-    stats.draft_s += done.draft_s
-    stats.verify_s += clock(target.device) - begin - done.draft_s
+    """One decoding step. Without a draft it is a plain step, whose pass still keeps what the drafter captures."""
+    begin, unfinished, before = clock(target.device), (~seqs.done).tolist(), seqs.length.tolist()
+    result = speculative_step(target, drafter, seqs, verify, draft=draft)
+    count = result.count.tolist()
+    stats.draft_s += result.draft_s
+    stats.verify_s += clock(target.device) - begin - result.draft_s
     if draft:
-        _count(stats, live, count, done.verdict.count.tolist())
+        _count(stats, unfinished, count, result.verdict.count.tolist())
     stats.emitted += sum(count)
     return Step([seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))])
 
 
-def _count(stats: Stats, live: list[bool], taken: list[int], verified: list[int]) -> None:
-    """A token cut off by the limit is not counted as accepted; an end token among the drafts is."""
-    for alive, n, v in zip(live, taken, verified, strict=True):
-        stats.steps += alive
-        good = min(n, v - 1) if alive else 0
+def _count(stats: Stats, unfinished: list[bool], taken: list[int], verified: list[int]) -> None:
+    """Count accepted drafts: an end token counts, a token dropped at the limit does not."""
+    for counts, n, v in zip(unfinished, taken, verified, strict=True):
+        stats.steps += counts
+        good = min(n, v - 1) if counts else 0
         stats.accepted += [0] * (good - len(stats.accepted))
         for i in range(good):
             stats.accepted[i] += 1
 
 
 def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Drafter, verify: Verifier) -> None:
-    """Raises InputError for what could only fail later."""
+    """Raises InputError for arguments that would only fail later."""
     target.check_process()
     if max_new_tokens < 1:
         raise InputError(f"max-new-tokens is {max_new_tokens}: give 1 or more")
@@ -96,10 +96,11 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
 
 
 def check_pair(drafter: Drafter, verify: Verifier) -> None:
-    """Raises InputError where the verifier needs what the drafter does not keep."""
+    """Raises InputError if the verifier needs draft probabilities and the drafter does not keep them."""
     if verify is reject and type(drafter) is not Drafter and not drafter.has_draft_probs:
         raise InputError(
-            f"verify=reject needs a drafter that keeps its law; {type(drafter).__name__} does not: use match"
+            f"verify=reject needs a drafter that keeps its draft probabilities; {type(drafter).__name__} does not:"
+            " use verify=match"
         )
 
 
@@ -112,7 +113,7 @@ def prefill(
     seed: int,
     eos: tuple[int, ...] | None = None,
 ) -> Sequences:
-    """All prompt tokens but the last go to the cache; the last is the first root."""
+    """Write all prompt tokens but the last to a new cache; the last one is the first root."""
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
     seqs = Sequences.on(target, prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
@@ -131,11 +132,11 @@ def stream(
     verify: Verifier = match,
     stats: Stats | None = None,
 ) -> Iterator[Step]:
-    """Decode prompts (token ids, of any lengths) side by side; yields what each step gave.
+    """Decode a batch of prompts (token ids, of any lengths); yields the tokens of each step.
 
-    Row b draws with row_seed(seed, b), so its text does not depend on the rows beside it. A row ends at the first token
-    of eos (None: the model's end tokens; (): it decodes past them). drafter None is plain decoding.
-    Raises InputError before any work on bad arguments.
+    Row b draws with row_seed(seed, b), so its output does not depend on the other rows. A row ends at the first token
+    of eos (None: the model's end tokens; (): none). drafter None is plain decoding.
+    Raises InputError for bad arguments before any work.
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)
@@ -146,9 +147,9 @@ def stream(
 
 
 def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step drafts nothing: it taps the last prompt token.
+    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass.
 
-    What the drafter does before it (a prefill of its own, say) is stats.start_s, and counts against the method.
+    The drafter's work before it, such as a prefill of its own, is stats.start_s and counts against the method.
     """
     begin = clock(target.device)
     with torch.inference_mode():
@@ -165,7 +166,7 @@ def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stat
 
 
 def generate(target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options) -> list[list[int]]:
-    """The new tokens of each row; options as in stream."""
+    """The new tokens of each row. Options as for stream."""
     rows: list[list[int]] = [[] for _ in prompts]
     for out in stream(target, prompts, drafter, **options):
         for row, tokens in zip(rows, out.tokens, strict=True):

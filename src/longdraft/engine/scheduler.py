@@ -1,4 +1,4 @@
-"""Continuous batching: a row that ends leaves, a waiting prompt takes its place between two steps."""
+"""Continuous batching: when a row ends, the next prompt takes its place before the next step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.ops import row_seed
 
-PATIENCE = 0.05  # seconds that running rows wait, once, for a prompt that was asked for
+PROMPT_WAIT_S = 0.05  # how long running rows wait for a prompt that the iterator has been asked for
 
 
 @dataclass
 class Finished:
-    """The new tokens of one prompt, by its place in the order of prompts; error: why there are not more of them."""
+    """The new tokens of the prompt with this index; error: why it failed, if it did."""
 
     index: int
     tokens: list[int]
@@ -42,17 +42,17 @@ def serve(
     verify: Verifier = match,
     stats: Stats | None = None,
 ) -> Iterator[Finished]:
-    """Decode any number of prompts, at most `batch` side by side; yields each as it ends.
+    """Decode any number of prompts, at most `batch` at once; yields each as it ends.
 
-    Prompt i draws with row_seed(seed, i): its text is that of row i of `generate` with this seed, whoever its
-    neighbours are, and what `generate` gives it alone with seed=row_seed(seed, i). eos: as in stream. slots: the
-    longest prompt and its new tokens. A bad prompt, or one that fails, is yielded with its error; the others go on.
-    Prompts are taken from the iterable as places become free; while it has none to give, the rows that run go on, and
-    what it raises is raised when they have ended.
+    Batching never changes a prompt's output: prompt i draws with row_seed(seed, i), like row i of `generate` with this
+    seed, or like the prompt alone with seed=row_seed(seed, i). eos: as for stream. slots: room for the longest prompt
+    and its new tokens. A bad or failing prompt is yielded with its error, and the others continue. Prompts are taken
+    from the iterable as rows become free. While it blocks, the running rows continue; an exception that it raises is
+    raised after they have ended.
     """
     check(target, [[0]], max_new_tokens, drafter or Drafter(), verify)
     session = Session(target, drafter, batch, slots, sampler, verify, stats)
-    source = _Listed(prompts) if isinstance(prompts, Sequence) else _Pulled(prompts)
+    source = _ListedPrompts(prompts) if isinstance(prompts, Sequence) else _PulledPrompts(prompts)
     running: dict[int, Finished] = {}  # by the session's id
     count = 0
     try:
@@ -79,8 +79,8 @@ def serve(
         raise source.error
 
 
-class _Listed:
-    """Prompts that are all there: none is waited for."""
+class _ListedPrompts:
+    """Prompts of a list, none of which has to be waited for."""
 
     error = None
 
@@ -88,7 +88,7 @@ class _Listed:
         self._rest, self.over = iter(prompts), False
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
-        """Up to `wanted` prompts; fewer only at the end."""
+        """The next `wanted` prompts; fewer only at the end."""
         for _ in range(wanted):
             try:
                 yield next(self._rest)
@@ -99,16 +99,16 @@ class _Listed:
     def close(self) -> None: ...
 
 
-class _Pulled:
-    """Prompts of an iterator that may block: a thread pulls as many as were asked for and no more.
+class _PulledPrompts:
+    """Prompts of an iterator that may block: a thread takes as many as were requested, and no more.
 
-    over: it has none left, or has raised `error`. The thread is a daemon: one that blocks for ever ends with the
-    process.
+    over: it has none left, or it has raised `error`. The thread is a daemon, so that an iterator that blocks for ever
+    does not keep the process alive.
     """
 
     def __init__(self, prompts: Iterable[list[int]]):
         self.over, self.error = False, None
-        self._asked, self._expected, self._closed = Semaphore(0), 0, False
+        self._requested, self._expected, self._closed = Semaphore(0), 0, False
         self._found = SimpleQueue[tuple[list[int] | None, BaseException | None]]()
         self._thread = Thread(target=self._pull, args=(prompts,), name="longdraft-prompts", daemon=True)
         self._thread.start()
@@ -116,7 +116,7 @@ class _Pulled:
     def _pull(self, prompts: Iterable[list[int]]) -> None:
         try:
             rest = iter(prompts)
-            while self._asked.acquire() and not self._closed:
+            while self._requested.acquire() and not self._closed:
                 self._found.put((next(rest), None))
         except StopIteration:
             self._found.put((None, None))
@@ -124,10 +124,10 @@ class _Pulled:
             self._found.put((None, error))
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
-        """Up to `wanted` prompts; wait: for the first of them as long as it takes."""
-        deadline = monotonic() + (0 if self._expected else PATIENCE)  # a thread that is late already is not waited for
+        """Up to `wanted` prompts. wait: block until the first of them is there."""
+        deadline = monotonic() + (0 if self._expected else PROMPT_WAIT_S)  # no second wait for the same prompt
         for _ in range(wanted - self._expected):
-            self._asked.release()
+            self._requested.release()
         self._expected = max(wanted, self._expected)
         while self._expected and not self.over:
             try:
@@ -142,4 +142,4 @@ class _Pulled:
 
     def close(self) -> None:
         self._closed = True
-        self._asked.release()
+        self._requested.release()

@@ -1,4 +1,4 @@
-"""A session: requests of many callers decoded side by side; each enters, ends and fails by itself."""
+"""A session: requests of many callers in one batch. Each of them enters, ends and fails on its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Self
 
 import torch
 
-from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.verify import Verifier, match
@@ -21,12 +20,12 @@ from longdraft.engine.generate import Stats, check, check_pair, step
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-SPARE = 128  # slots beyond a row's text, for the nodes of a tree
+SPARE = 128  # slots of a row for the nodes of a draft tree
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and all that decides its text."""
+    """A prompt and everything that determines its output."""
 
     id: int
     prompt: list[int]
@@ -37,10 +36,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Event:
-    """New tokens of a request, and, in its last event, how it ended.
+    """New tokens of a request and, in its last event, how it ended.
 
-    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None while it goes on. error: why
-    it failed.
+    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has not ended. error:
+    why it failed.
     """
 
     id: int
@@ -52,9 +51,9 @@ class Event:
 class Session:
     """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens to the others.
 
-    At most `batch` requests run side by side, each in a row of `slots` slots for its prompt and its new tokens; the
-    others wait in the order of their submission. A request's text is what `generate` gives its prompt alone with the
-    same seed. `submit` and `cancel` may be called from any thread at any time; `step` from one thread at a time.
+    At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its new tokens; the others
+    wait in order of submission. Batching never changes a request's output: it equals that of `generate` with the same
+    seed. `submit` and `cancel` may be called from any thread at any time; `step` from one thread at a time.
     """
 
     def __init__(
@@ -70,56 +69,58 @@ class Session:
         if batch < 1:
             raise InputError(f"batch is {batch}: give 1 or more")
         if slots < 2:
-            raise InputError(f"slots is {slots}: a prompt and a new token need 2 or more")
+            raise InputError(f"slots is {slots}: give 2 or more, for a prompt and a new token")
         self.target, self.slots, self.verify = target, slots, verify
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._places = Places(target, batch, slots, (sampler or Sampler()).under(Rules.of(target)))
+        self._rows = RowPool(target, batch, slots, (sampler or Sampler()).under(target.rules()))
         self._eos = target.end_tokens
-        self._started = False  # whether the drafter knows the rows that run
-        self._tapped = True  # whether it has seen a round of all of them
-        self._lock, self._turn = Lock(), Lock()  # of the fields below; of the one thread that is inside step
+        self._started = False  # whether the drafter has started with the running rows
+        self._captured = True  # whether it has seen a step of all of them, so that it can draft
+        self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
         self._waiting = deque[Request]()
-        self._alive: set[int] = set()  # requests that have not ended
-        self._unwanted: set[int] = set()  # those of them that were cancelled after they had begun to run
+        self._open: set[int] = set()  # requests that have not ended
+        self._cancelled: set[int] = set()  # running requests to be ended at the next step
         self._events: list[Event] = []
         self._count, self._closed = 0, False
 
     def submit(
         self, prompt: Iterable[int], max_new_tokens: int = 256, seed: int = 0, eos: Iterable[int] | None = None
     ) -> int:
-        """Queue a prompt (token ids) -> the id that its events carry. eos None: the model's end tokens end its text.
+        """Queue a prompt (token ids) -> the id of its events. eos None: it ends at the model's end tokens.
 
-        Raises InputError where it cannot be decoded.
+        Raises InputError if it cannot be decoded.
         """
         try:
             tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in (self._eos if eos is None else eos))
         except TypeError as error:
-            raise InputError(f"a prompt and its end tokens must be lists of token numbers: {error}") from None
+            raise InputError(f"a prompt and its end tokens must be lists of token ids: {error}") from None
         check(self.target, [tokens], max_new_tokens, Drafter(), match)
         need = len(tokens) + max_new_tokens
         if need > self.slots:
             what = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {need} slots"
             raise InputError(f"{what}, and a row has {self.slots}: give more slots or a shorter prompt")
         if not -(1 << 63) <= seed < 1 << 63:
-            raise InputError(f"seed is {seed}: give one of at most 63 bits")
+            raise InputError(f"seed is {seed}: give a number of at most 63 bits")
         with self._lock:
             if self._closed:
                 raise RuntimeError("the session is closed")
             self._count += 1
-            self._alive.add(self._count)
+            self._open.add(self._count)
             self._waiting.append(Request(self._count, tokens, max_new_tokens, seed, ends))
             return self._count
 
     def cancel(self, id: int) -> bool:
-        """End a request before the next round -> whether it had not ended yet. Its last event may still say otherwise:
-        the round at hand may have been its last."""
+        """End a request before the next step -> whether it had not ended yet.
+
+        If it ends in the step that is running, its last event says so instead.
+        """
         with self._lock:
-            if id not in self._alive:
+            if id not in self._open:
                 return False
             waiting = next((r for r in self._waiting if r.id == id), None)
             if waiting is None:
-                self._unwanted.add(id)
+                self._cancelled.add(id)
             else:
                 self._waiting.remove(waiting)
                 self._end(id, "cancelled")
@@ -127,44 +128,44 @@ class Session:
 
     @property
     def running(self) -> int:
-        return len(self._places.requests)
+        return len(self._rows.requests)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     def step(self) -> list[Event]:
-        """Let requests in where there is room and decode one round of all rows -> what happened since the last call.
+        """Admit waiting requests to free rows and decode one step of all rows -> the events since the last call.
 
-        Without anything to do it returns at once. A request that cannot enter fails alone; if a round fails, all of its
-        rows do, and the session goes on with those that wait.
+        Returns at once if there is nothing to do. A request that cannot enter fails alone. If a decoding step fails,
+        all running requests fail, and the session continues with the waiting ones.
         """
-        if not self._turn.acquire(blocking=False):
+        if not self._step_lock.acquire(blocking=False):
             raise RuntimeError("another thread is inside step: call it from one thread at a time")
         try:
             with torch.inference_mode():
                 for b in reversed(range(self.running)):
-                    if self._places.requests[b].id in self._unwanted:
+                    if self._rows.requests[b].id in self._cancelled:
                         self._leave(b, [], "cancelled")
                 self._admit()
                 if self.running:
-                    self._round()
+                    self._decode_step()
         finally:
-            self._turn.release()
+            self._step_lock.release()
         with self._lock:
             events, self._events = self._events, []
         return events
 
     def close(self) -> list[Event]:
-        """End all requests and give their memory back -> the events that no step has returned. Waits for a step."""
-        with self._turn:
+        """Cancel all requests and free the cache -> the events not yet returned. Waits for a running step."""
+        with self._step_lock:
             with self._lock:
                 self._closed = True
                 self._waiting.clear()
-                for id in sorted(self._alive):
+                for id in sorted(self._open):
                     self._end(id, "cancelled")
                 events, self._events = self._events, []
-            self._places = Places(self.target, 1, 1, Sampler())
+            self._rows = RowPool(self.target, 1, 1, Sampler())
         return events
 
     def __enter__(self) -> Self:
@@ -174,22 +175,22 @@ class Session:
         self.close()
 
     def _end(self, id: int, how: str, tokens: Iterable[int] = (), error: BaseException | None = None) -> None:
-        """The caller holds the lock."""
-        self._alive.discard(id)
-        self._unwanted.discard(id)
+        """Record the last event of a request. The caller holds the lock."""
+        self._open.discard(id)
+        self._cancelled.discard(id)
         self._events.append(Event(id, list(tokens), how, error))
 
     def _next(self) -> Request | None:
         with self._lock:
-            return self._waiting.popleft() if self._waiting and self._places.free else None
+            return self._waiting.popleft() if self._waiting and self._rows.free else None
 
     def _admit(self) -> None:
         while (request := self._next()) is not None:
             try:
                 self._enter(request)
             except BaseException as error:
-                if self.running and self._places.requests[-1] is request:  # it was the drafter that could not
-                    self._places.leave(self.running - 1)
+                if self.running and self._rows.requests[-1] is request:  # the drafter failed, after the prefill
+                    self._rows.leave(self.running - 1)
                     self._started = False
                 with self._lock:
                     self._end(request.id, "failed", error=error)
@@ -198,27 +199,27 @@ class Session:
 
     def _enter(self, request: Request) -> None:
         begin = perf_counter()
-        self._places.enter(request)
+        self._rows.enter(request)
         prefilled = perf_counter()
         self.stats.prefill_s += prefilled - begin
         if self._started:
-            self.drafter.enter(self._places.seqs, self.running - 1)
+            self.drafter.enter(self._rows.seqs, self.running - 1)
         else:
             self._start()
         self.stats.start_s += perf_counter() - prefilled
-        self._tapped = False
+        self._captured = False
 
     def _start(self) -> None:
-        """Let the drafter begin with the rows that there are: the first ones, or those left after it has failed."""
-        self.drafter.start(self._places.seqs)
-        self._started, self._tapped = True, False
+        """Start the drafter with the running rows: at first, and again after it has failed."""
+        self.drafter.start(self._rows.seqs)
+        self._started, self._captured = True, False
 
-    def _round(self) -> None:
+    def _decode_step(self) -> None:
         begin = perf_counter()
         try:
             if not self._started:
                 self._start()
-            tokens = step(self.target, self.drafter, self._places.seqs, self.verify, self.stats, self._tapped).tokens
+            tokens = step(self.target, self.drafter, self._rows.seqs, self.verify, self.stats, self._captured).tokens
         except BaseException as error:
             self._started = False
             for b in reversed(range(self.running)):
@@ -226,38 +227,38 @@ class Session:
             if not isinstance(error, Exception):
                 raise
             return
-        self._tapped = True
-        done = self._places.seqs.done.tolist()
+        self._captured = True
+        done = self._rows.seqs.done.tolist()
         with self._lock:
             self._events += [
                 Event(r.id, new)
-                for r, new, over in zip(self._places.requests, tokens, done, strict=True)
+                for r, new, over in zip(self._rows.requests, tokens, done, strict=True)
                 if new and not over
             ]
         for b in reversed(range(self.running)):
             if done[b]:
-                self._leave(b, tokens[b], "eos" if tokens[b][-1] in self._places.requests[b].eos else "length")
+                self._leave(b, tokens[b], "eos" if tokens[b][-1] in self._rows.requests[b].eos else "length")
         self.stats.decode_s += perf_counter() - begin
 
     def _leave(self, b: int, tokens: list[int], how: str, error: BaseException | None = None) -> None:
-        """Row b ends; a drafter that cannot follow starts anew before the next round."""
-        request = self._places.leave(b)
+        """End the request in row b. A drafter that fails at this starts again before the next step."""
+        request = self._rows.leave(b)
         with self._lock:
             self._end(request.id, how, tokens, error)
         if not self._started:
             return
         try:
-            self.drafter.leave(self._places.seqs, b)
-            if type(self.drafter).leave is Drafter.leave:  # it has started anew
-                self._tapped = False
+            self.drafter.leave(self._rows.seqs, b)
+            if type(self.drafter).leave is Drafter.leave:  # the default, which starts again
+                self._captured = False
         except BaseException as error:
             self._started = False
             if not isinstance(error, Exception):
                 raise
 
 
-class Places:
-    """Rows [0, n) of one cache are in use; the last one moves into the place of a row that leaves."""
+class RowPool:
+    """Rows [0, n) of one cache are in use; when a row leaves, the last one moves to its index."""
 
     def __init__(self, target: LM, batch: int, slots: int, sampler: Sampler):
         self.target = target
@@ -270,7 +271,7 @@ class Places:
         return self.whole.capacity - len(self.requests)
 
     def enter(self, request: Request) -> None:
-        """Prefill a prompt into the next free row. If this fails, the rows in use are as they were."""
+        """Prefill a prompt into the next free row. If this fails, the rows in use are unchanged."""
         s, b, prompt = self.whole, len(self.requests), request.prompt
         s.cache.length[b] = 0
         self.target.prefill(prompt[:-1], s.cache.row(b))
@@ -281,7 +282,7 @@ class Places:
         self.seqs = s.first(len(self.requests))
 
     def leave(self, b: int) -> Request:
-        """Free row b -> the request that was in it."""
+        """Free row b -> its request."""
         s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):

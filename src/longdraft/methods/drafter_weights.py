@@ -10,11 +10,10 @@ from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import CONFIG
 from longdraft.drafters.kinds import KINDS
 from longdraft.errors import InputError
+from longdraft.methods.auto import TRAINED
 from longdraft.methods.method import ANY
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
-
-AUTO_KINDS = ("glide", "budget", "heads")  # kinds that `auto` uses if they are beside the target
 
 
 @dataclass
@@ -64,7 +63,7 @@ class DrafterWeights:
             found = read_json(Path(self.folder).expanduser() / CONFIG).get("longdraft")
             kind = found.get("kind") if isinstance(found, dict) else None
             return [kind if isinstance(kind, str) and kind in KINDS else "budget"]
-        return ["glide"] if self.random else [kind for kind in AUTO_KINDS if self.beside(kind)]
+        return ["glide"] if self.random else [kind for kind in TRAINED if self.beside(kind)]
 
     def origin(self, kind: str | None) -> str | None:
         """The origin of the weights as a record states it."""

@@ -17,7 +17,7 @@ from longdraft.backends.partition import in_parts
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.kv_view import KVView
-from longdraft.core.rules import end_tokens
+from longdraft.core.rules import Rules, end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 
@@ -59,6 +59,10 @@ class LM:
     def exact(self) -> bool:
         """Whether a node's numbers are the same bits whatever is computed beside it."""
         return self.backend.exact
+
+    def rules(self) -> Rules:
+        """The rules in its generation_config as it is now. Raises InputError for those that cannot be applied."""
+        return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
 
     def nbytes(self) -> int:
         """Bytes of weights that one decoding step reads: all except the embedding table, of which it reads one row."""

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import windows_of
 from longdraft.backends.attention import NAME
-from longdraft.core.rules import Rules, end_tokens
+from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -39,7 +39,7 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     Only safetensors are read, and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device)
-    Rules.of(lm)  # refuses an unknown rule now, not at the first prompt
+    lm.rules()  # refuses an unknown rule now, not at the first prompt
     where = lm.hf.name_or_path
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))

@@ -1,7 +1,8 @@
-"""Attention on a CPU: query groups folded into rows, so that grouped heads are never repeated.
+"""Attention on a CPU. Query heads that share a key head are folded into rows, so keys are never repeated.
 
-Three ways, by shape. One unmasked segment goes to torch's flash kernel; few queries take one softmax over the joined
-logits of all segments (fewer passes than merging parts); many queries (prefill) go to the flash kernel part by part.
+The shape decides how: one unmasked segment goes to torch's flash kernel; few queries take one softmax over the joined
+logits of all segments, which needs fewer passes than merging; many queries (prefill) go to the flash kernel one part at
+a time.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from longdraft.ops.reference import Attended, Segment, merge
 
-FEW = 128  # above this many query rows the joined logits no longer fit the cache
+MAX_JOINED = 128  # with more query rows the joined logits no longer fit into the processor's cache
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R]. The only use of this private torch operator."""
+    """q [K,R,D], k, v [K,S,D], bias [R,S] -> out [K,R,D], lse [K,R]. Uses a private torch operator."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = op(q[None], k[None], v[None], 0.0, False, attn_mask=bias, scale=scale)
     return out[0], lse[0]
@@ -28,7 +29,7 @@ def _bias(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def _split(segment: Segment) -> list[Segment]:
-    """The part all queries see, and the masked tail."""
+    """The part that all queries see, and the masked tail."""
     if segment.visible is None:
         return [segment]
     head = segment.k.shape[1] - segment.visible.shape[1]
@@ -37,13 +38,13 @@ def _split(segment: Segment) -> list[Segment]:
 
 
 def _many(q: Tensor, segments: list[Segment], scale: float, groups: int) -> tuple[Tensor, Tensor]:
-    """Flash over each part, merged by log-sum-exp. q [K,R,D] -> out [K,R,Dv], lse [K,R]."""
+    """The flash kernel over each part, merged by log-sum-exp. q [K,R,D] -> out [K,R,Dv], lse [K,R]."""
     state: tuple[Tensor, Tensor] | None = None
     for part in (p for s in segments for p in _split(s)):
         bias = None if part.visible is None else _bias(part.visible, groups, q.dtype)
         out, lse = _flash(q, part.k, part.v, scale, bias)
         if part.visible is not None and not bool((seen := part.visible.any(1)).all()):
-            blind = ~seen.repeat(groups)  # a query that sees nothing of this part gets NaN from the kernel
+            blind = ~seen.repeat(groups)  # the kernel returns NaN for a query that sees nothing of this part
             out, lse = out.masked_fill(blind[:, None], 0.0), lse.masked_fill(blind, float("-inf"))
         state = (out.float(), lse) if state is None else merge(state, (out.float(), lse))
     assert state is not None
@@ -85,13 +86,13 @@ def attend(
     sink: Tensor | None = None,
     keep: list[int] | None = None,
 ) -> Attended:
-    """See reference.attend: the same contract."""
+    """See reference.attend."""
     H, T, D = q.shape
     K = segments[0].k.shape[0]
     G = H // K
     square = segments[0].v.shape[-1] == D and softcap is None and keep is None
     unmasked = len(segments) == 1 and segments[0].visible is None and sink is None
-    if square and q.is_cpu and (unmasked or T > FEW):  # elsewhere that kernel is not there
+    if square and q.is_cpu and (unmasked or T > MAX_JOINED):  # the kernel exists on CPUs only
         out, lse = _many(q.reshape(K, G * T, D), segments, scale, G)
         if sink is not None:
             seen = torch.sigmoid(lse.reshape(H, T) - sink[:, None])

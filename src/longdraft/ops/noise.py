@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (row seed, position, token): speculation cannot change what is drawn."""
+"""Randomness as a pure function of (row seed, position, token), so that speculation cannot change what is drawn."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from longdraft.ops import native
 
-# salts: streams that share nothing with the draws themselves
+# Salts of the seed: streams that are independent of the draws themselves.
 ACCEPT, RESIDUAL, DRAFT = 0x5DEECE66D, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85
 
 
 def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser on wrapping int64 (the masks make the shifts logical)."""
+    """The finaliser of splitmix64 on wrapping int64; the masks make the shifts logical."""
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -4658895280553007687
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -7723592293110705685
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 def row_seed(seed: int, row: int) -> int:
-    """The seed that row (or prompt) `row` of a run draws with. Row 0 keeps the run's own, as an int64.
+    """The seed of row (or prompt) `row` in a run with this seed. Row 0 uses the run's seed itself, as an int64.
 
-    The others' are 62 bits mixed from both numbers, so two pairs of run and row share a stream only by accident.
+    The other rows use 62 bits mixed from both numbers, so that two pairs of run and row hardly ever share a stream.
     """
     if row:
         return _mixed(_mixed(seed + 0x9E3779B97F4A7C15) + row * 0xD1B54A32D192ED03) >> 2
@@ -29,7 +29,7 @@ def row_seed(seed: int, row: int) -> int:
 
 
 def _mixed(x: int) -> int:
-    """splitmix64's finaliser, as `_mix`, on an unsigned number of any size."""
+    """The same finaliser for a Python integer of any size."""
     x &= (1 << 64) - 1
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & ((1 << 64) - 1)
@@ -39,7 +39,7 @@ def _mixed(x: int) -> int:
 def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
     """Uniform in the open (0, 1), float64: seed [B], position [B,T], token [V] or [B,T,V] -> [B,T,V].
 
-    token may be a number V for the tokens 0..V-1: the same bits, sooner where there is a native build.
+    token may be a number V, for the tokens 0..V-1: the same bits, computed faster if there is a native build.
     """
     if isinstance(token, int):
         lib = native.library()
@@ -63,8 +63,9 @@ def draw(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) -> 
     """argmax of logits / temperature + noise: logits [B,T,V], seed [B], position [B,T] -> tokens [B,T]."""
     lib = native.library()
     if lib is None or not logits.is_cpu:
-        law = logits.float() if temperature == 0 else (logits.float() / temperature).log_softmax(-1)
-        return (law if temperature == 0 else law + gumbel(seed, position, logits.shape[-1])).argmax(-1)
+        if temperature == 0:
+            return logits.float().argmax(-1)
+        return ((logits.float() / temperature).log_softmax(-1) + gumbel(seed, position, logits.shape[-1])).argmax(-1)
     logits, seed, position = logits.float().contiguous(), seed.contiguous(), position.contiguous()
     out = torch.empty(position.shape, dtype=torch.long)
     lib.longdraft_draw(

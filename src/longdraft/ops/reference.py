@@ -1,4 +1,4 @@
-"""The specification of attention: slow, plain, and what every other implementation is tested against."""
+"""The specification of attention: slow and simple. Every other implementation is tested against it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass
 class Segment:
-    """A run of keys that one row attends to: k [K,S,D], v [K,S,Dv].
+    """Consecutive keys that one row attends to: k [K,S,D], v [K,S,Dv].
 
-    visible [T,M] bool says which of the LAST M keys each query sees; the S-M keys before them are seen by all.
-    None: every key is seen by every query.
+    visible [T,M] bool: which of the last M keys each query sees; all queries see the S-M keys before them. None: every
+    query sees every key.
     """
 
     k: Tensor
@@ -23,7 +23,7 @@ class Segment:
 
 @dataclass
 class Attended:
-    """out [T,H,Dv]; of the query rows asked for, logits and weights [H,R,S] over the segments' keys in order."""
+    """out [T,H,Dv]; for the requested query rows, logits and weights [H,R,S] over the keys of all segments in order."""
 
     out: Tensor
     logits: Tensor | None = None
@@ -31,7 +31,7 @@ class Attended:
 
 
 def full_mask(segment: Segment, queries: int) -> Tensor:
-    """Segment's visibility over all its keys: [T,S] bool."""
+    """[T,S] bool: which of a segment's keys each query sees."""
     mask = torch.ones(queries, segment.k.shape[1], dtype=torch.bool, device=segment.k.device)
     if segment.visible is not None:
         mask[:, mask.shape[1] - segment.visible.shape[1] :] = segment.visible
@@ -52,7 +52,7 @@ def attend_one(q: Tensor, segment: Segment, scale: float, softcap: float | None)
 
 
 def merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Join attention over disjoint keys (LongSpec sec. 3.3): (out [H,T,D], lse [H,T]) twice -> that of the union."""
+    """Merge attention over disjoint keys (LongSpec sec. 3.3): two (out [H,T,D], lse [H,T]) -> that of the union."""
     (out_a, lse_a), (out_b, lse_b) = a, b
     share = torch.sigmoid(lse_a - lse_b).nan_to_num(0.0)[..., None]
     return out_a * share + out_b * (1 - share), torch.logaddexp(lse_a, lse_b)
@@ -66,10 +66,10 @@ def attend(
     sink: Tensor | None = None,
     keep: list[int] | None = None,
 ) -> Attended:
-    """Attention of one row over the union of its segments: part by part, merged by log-sum-exp.
+    """Attention of one row over the union of its segments: one segment at a time, merged by log-sum-exp.
 
-    q [H,T,D]; every query must see at least one key. sink [H]: a logit that takes weight and gives no value.
-    keep: query rows whose logits and weights are returned.
+    q [H,T,D]; every query must see at least one key. sink [H]: a logit that takes weight but has no value.
+    keep: the query rows whose logits and weights are returned.
     """
     parts = [attend_one(q, s, scale, softcap) for s in segments]
     out, lse = parts[0][:2]

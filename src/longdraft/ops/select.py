@@ -1,4 +1,4 @@
-"""From scores to a compact copy of the best keys; native where there are kernels and the tensors lie on a CPU."""
+"""Selecting the best keys by score and copying them side by side; by native kernels where they exist, on a CPU."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from torch import Tensor
 from longdraft.ops import native
 
 
-def lend(scores: Tensor, reach: int, share: float) -> Tensor:
-    """scores [...,S] -> [...,S]: each place also gets `share` of every one of the `reach` scores before it."""
+def spread(scores: Tensor, reach: int, share: float) -> Tensor:
+    """scores [...,S] -> [...,S]: each position passes a share of its score on to the next `reach` positions."""
     if not reach:
         return scores
-    lent = torch.zeros_like(scores)
+    passed = torch.zeros_like(scores)
     for back in range(1, min(reach, scores.shape[-1] - 1) + 1):
-        lent[..., back:] += scores[..., :-back]
-    return scores + share * lent
+        passed[..., back:] += scores[..., :-back]
+    return scores + share * passed
 
 
 def choose(scores: Sequence[Tensor], count: int, reach: int = 0, share: float = 0.0) -> Tensor:
-    """scores: L of [S] float32, finite -> [L,count] places of the best after `lend`, ascending; of equals the earlier.
+    """L scores [S], float32 and finite -> [L,count] indices of the best after `spread`, ascending; ties: the earlier.
 
-    The scores may lie anywhere: to put them together would cost as much as to choose.
+    The scores need not be adjacent in memory: joining them would cost as much as choosing.
     """
     lib = native.library()
     if lib is None or not scores[0].is_cpu or not count:
-        best = lend(torch.stack(list(scores)), reach, share).sort(stable=True, dim=-1, descending=True)
+        best = spread(torch.stack(list(scores)), reach, share).sort(stable=True, dim=-1, descending=True)
         return best.indices[..., :count].sort(-1).values
     rows = [s if s.stride(0) == 1 else s.contiguous() for s in scores]
     if any(len(s) != len(rows[0]) or s.dtype != torch.float32 for s in rows):
-        raise ValueError("scores to choose from are float32, as many in every row")
+        raise ValueError("scores must be float32 and of equal length")
     indices = torch.empty(len(rows), count, dtype=torch.long)
-    places = (ctypes.c_void_p * len(rows))(*[s.data_ptr() for s in rows])
-    lib.longdraft_choose(places, len(rows), len(rows[0]), reach, share, count, indices.data_ptr())
+    pointers = (ctypes.c_void_p * len(rows))(*[s.data_ptr() for s in rows])
+    lib.longdraft_choose(pointers, len(rows), len(rows[0]), reach, share, count, indices.data_ptr())
     return indices
 
 
 def take(x: Tensor, slots: Tensor) -> Tensor:
-    """x [K,S,D] at slots [P], or [K|1,P] of each head -> [K,P,D]."""
+    """x [K,S,D] at slots [P], or [K|1,P] for each head -> [K,P,D]."""
     lib = native.library()
     slots = (slots if slots.dim() == 1 else slots.expand(len(x), -1)).contiguous()
     if lib is None or not x.is_cpu or x.stride()[1:] != (x.shape[2], 1):
@@ -56,28 +56,28 @@ def take(x: Tensor, slots: Tensor) -> Tensor:
     return out
 
 
-ROOM = 64  # slots that a compact copy may grow by before it is made anew
+SPARE = 64  # slots by which a compact copy may grow before it is allocated again
 
 
 class Compact:
-    """Keys and values of chosen slots side by side, in an order of their own; each choice copies only what it adds."""
+    """Keys and values of selected slots side by side, in any order; a new selection copies only the slots it adds."""
 
     def __init__(self) -> None:
-        self._slots = self._places = torch.empty(0, dtype=torch.long)  # what is held, ascending, and where
+        self._slots = self._places = torch.empty(0, dtype=torch.long)  # the slots held, ascending, and their positions
         self._k = self._v = torch.empty(0, 0, 0)
 
     def fill(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [K,S,D] at ascending slots [P], or [K,P] of each head -> [K,P,D] each, until the next call.
+        """k, v [K,S,D] at ascending slots [P], or [K,P] for each head -> [K,P,D] each, valid until the next call.
 
-        What a slot holds must not change between calls.
+        The contents of a slot must not change between calls.
         """
         return refill([(self, k, v, slots)])[0]
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
-        """What the kernel is to do; once it is done, the slots that are held, and where."""
+        """The kernel's job, and the slots and positions to `hold` once it is done."""
         (K, S, D), n, size = k.shape, len(slots), k.element_size()
         if self._k.shape[::2] != (K, D) or self._k.shape[1] < n or self._k.dtype != k.dtype:
-            self._k, self._v = (x.new_empty(K, n + ROOM, D) for x in (k, v))
+            self._k, self._v = (x.new_empty(K, n + SPARE, D) for x in (k, v))
             self._slots = self._places = slots[:0]
         slots, places = slots.contiguous(), torch.empty_like(slots)
         job = native.Copy(
@@ -88,33 +88,33 @@ class Compact:
         return job, slots, places
 
     def forget(self) -> None:
-        """The kernel may have stopped half-way: nothing is held."""
+        """Hold nothing, since the kernel may have stopped half-way."""
         self._slots = self._places = self._slots[:0]
 
     def hold(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """What the kernel has put there."""
+        """The keys and values that the kernel has copied."""
         self._slots, self._places = slots, places
         return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
 
-def refill(asked: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Compact.fill for many copies, in one call of the kernel where it does them."""
+def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Compact.fill for many copies, in one kernel call where possible."""
 
     def fits(k: Tensor, v: Tensor, slots: Tensor) -> bool:
         same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)
         return lib is not None and slots.dim() == 1 and k.is_cpu and same
 
     lib = native.library()
-    jobs = [copy.change(*what) if fits(*what) else None for copy, *what in asked]
+    jobs = [copy.change(*what) if fits(*what) else None for copy, *what in requests]
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
         try:
             lib.longdraft_retake((native.Copy * len(ready))(*ready), len(ready))
         except BaseException:
-            for copy, *_ in asked:
+            for copy, *_ in requests:
                 copy.forget()
             raise
     return [
         copy.hold(*job[1:]) if job else (take(k, slots), take(v, slots))
-        for (copy, k, v, slots), job in zip(asked, jobs, strict=True)
+        for (copy, k, v, slots), job in zip(requests, jobs, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Threads that stay where they are: one that is moved or must wait stalls all the others at the next barrier."""
+"""Pinning torch's threads to processors: one that is moved or must wait stalls all others at the next barrier."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import torch
 
 from longdraft.ops import native
 
-ASKED = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")  # whoever sets one of them has decided
-_before: list[int] = []  # processors that the threads may run on again when they are released
+AFFINITY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")  # set by users who place threads themselves
+_before: list[int] = []  # the processors that the threads could run on before they were pinned
 
 
 def pin() -> bool:
-    """Give each of torch's threads a processor of its own, until `release`; -> whether it was done.
+    """Pin each of torch's threads to a processor of its own until `release`; -> whether it was done.
 
-    Only where there are as many threads as processors (a choice among more is the scheduler's, which knows what else
-    runs), with a native build, on a system with affinities, and where the environment does not say it already. Set the
-    number of threads first: threads that are made later share the first one's processor.
+    It is done only if there are as many threads as processors (otherwise the operating system's scheduler, which knows
+    what else runs, chooses better), with a native build, on a system with affinities, and unless the environment sets
+    them already. Set the number of threads first: threads created later share the first one's processor.
     """
     release()
     lib: Any = native.library()
     threads = torch.get_num_threads()
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if lib is None or not 1 < threads == len(allowed) or any(name in os.environ for name in ASKED):
+    if lib is None or not 1 < threads == len(allowed) or any(name in os.environ for name in AFFINITY):
         return False
     own = torch.tensor(allowed)
     if not lib.longdraft_pin(threads, own.data_ptr()):
-        return False  # more processors than the system's set of them holds
+        return False  # more processors than an affinity mask can hold
     _before.extend(allowed)
     return True
 
 
 def release() -> None:
-    """Let the threads run where they could before, and those that were made meanwhile too."""
+    """Let all threads, those created meanwhile included, run where they could before."""
     for task in Path("/proc/self/task").iterdir() if _before else ():
         with suppress(OSError):  # it has ended
             os.sched_setaffinity(int(task.name), _before)

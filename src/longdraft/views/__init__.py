@@ -1,10 +1,10 @@
-"""Views of the target's cache: one policy per file."""
+"""Which cached keys a pass may read: one policy per file."""
 
 from __future__ import annotations
 
 from longdraft.views.base import Full, Policy, View
 from longdraft.views.chunks import Chunks
-from longdraft.views.controls import RandomPicks, Recents
+from longdraft.views.controls import RandomSlots, RecentSlots
 from longdraft.views.guided import Guided
 from longdraft.views.partial import Partial
 from longdraft.views.quest import Quest
@@ -19,8 +19,8 @@ __all__ = [
     "Partial",
     "Policy",
     "Quest",
-    "RandomPicks",
-    "Recents",
+    "RandomSlots",
+    "RecentSlots",
     "Retrieval",
     "SinkWindow",
     "SnapKV",

@@ -1,4 +1,4 @@
-"""A view of the cache is data: chosen slots, and everything from a slot on. Policies choose; nothing here decides."""
+"""A view of the cache is data: selected slots, and every slot of the tail. Policies make the selections."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact, Segment, refill
 
 T = TypeVar("T")
-Table = dict[tuple[int, int], T]  # by layer and row
+ByLayerAndRow = dict[tuple[int, int], T]
 
 
 @dataclass
 class View:
-    """picks [L|1,B,P] slots, ascending (-1 pads the end), below since [B]; all slots from `since` on are seen.
+    """Shows the selected slots `indices`, which lie below tail_start [B], and every slot from tail_start on.
 
-    picks [L|1,B,K|1,P]: each key head has its own, as many as its neighbours. layers maps a model's layer to its place
-    in picks (None: one choice serves all). The picked keys are copied together once per row and layer, when a draft
-    first reads them: into copies of its own, or into those of the view it follows, which must not be read any more.
+    indices [L|1,B,P]: ascending, with -1 for padding at the end; or [L|1,B,K|1,P] with a selection per key head, of
+    equal lengths. layers maps a layer of the model to its entry in indices (None: one selection for all layers).
+    The selected keys and values are copied side by side, once per layer and row, when a draft first reads them.
+    copies: the buffers, which a view may take over from the view before it, and which only one of them may read.
+    copied: what this view has copied into them; None where nothing is selected.
     """
 
     indexable: ClassVar[bool] = True
     indices: Tensor
     tail_start: Tensor
     layers: dict[int, int] | None = None
-    copies: Table[Compact] = field(default_factory=dict)
-    copied: Table[tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    copies: ByLayerAndRow[Compact] = field(default_factory=dict)
+    copied: ByLayerAndRow[tuple[Tensor, Tensor] | None] = field(default_factory=dict)
     _tail_start: list[int] = field(init=False)
     _counts: list[int] = field(init=False)
 
@@ -44,102 +46,100 @@ class View:
         self._counts = (one >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The picked keys and values of row b, side by side, from its k, v [K,S,D]; None where nothing is picked."""
+        """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if nothing is selected."""
         if (layer, b) not in self.copied:
             self.copy([(layer, b, k, v)])
         return self.copied[layer, b]
 
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
-        """`compact` of many (layer, row, k, v) together."""
-        places, asked = [], []
+        """`compact` for many (layer, row, k, v), in one kernel call where possible."""
+        keys, requests = [], []
         for layer, b, k, v in rows:
             if self._counts[b]:
                 slots = self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
-                places.append((layer, b))
-                asked.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
-        copies = dict(zip(places, refill(asked), strict=True))
+                keys.append((layer, b))
+                requests.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
+        copies = dict(zip(keys, refill(requests), strict=True))
         self.copied.update({(layer, b): copies.get((layer, b)) for layer, b, *_ in rows})
 
     def without(self, row: int) -> View:
-        """The view of the rows that remain when this one leaves and the last one takes its place, copies included."""
+        """The view after row `row` has left and the last row has taken its place; the copies are kept."""
         indices, tail_start = without(self.indices.transpose(0, 1), row).transpose(0, 1), without(self.tail_start, row)
-        copies, copied = (
-            table_without(self.copies, row, len(tail_start)),
-            table_without(self.copied, row, len(tail_start)),
-        )
-        return View(indices, tail_start, self.layers, copies, copied)
+        copies = without_row(self.copies, row, len(tail_start))
+        return View(indices, tail_start, self.layers, copies, without_row(self.copied, row, len(tail_start)))
 
     def seen(self, lengths: list[int]) -> list[int]:
-        """How many of each row's committed slots it shows."""
+        """How many of each row's `lengths` committed slots it shows."""
         return [count + n - at for count, n, at in zip(self._counts, lengths, self._tail_start, strict=True)]
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
     ) -> list[Segment]:
-        """What row b sees in this layer of k, v [K,S,D] when its scratch ends at slot `end`, whatever its queries q."""
+        """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not used."""
         at, selected = self._tail_start[b], self.compact(layer, b, k, v)
         tail = Segment(k[:, at:end], v[:, at:end], visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
 
-def table_without(table: Table[T], row: int, last: int) -> Table[T]:
-    """The table when `row` has left and row `last` has taken its place."""
+def without_row(table: ByLayerAndRow[T], row: int, last: int) -> ByLayerAndRow[T]:
+    """The table after row `row` has left and row `last` has taken its place."""
     return {(layer, row if b == last else b): x for (layer, b), x in table.items() if b != row}
 
 
 class Policy:
-    """Chooses views. `wants` is what a verify pass must leave behind for `update`; `view` is asked before each draft.
+    """Selects what drafts read. `view` is called before each draft; `update` after each verify pass and its commit.
 
-    `update` sees the cache after the commit. A policy starts knowing nothing: its first view may be everything.
+    A policy starts without information, so its first view may show everything.
     """
 
     def captures(self) -> CaptureSpec:
+        """What the next verify pass must keep for `update`."""
         return CaptureSpec()
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        """`cache` is the model's own. When a view is asked for, it holds all but the last few of each row's tokens
-        [B,N], and only then may the model be run, on scratch slots: no committed one may change.
+        """Begin with these rows; there may be none yet. tokens [B,N] grow in place. `cache` is the model's own.
 
-        `tokens` grows in place with the text. There may be no rows yet.
+        When `view` is called, the cache holds all but the last few of each row's tokens. Only then may the policy run
+        the model, on scratch slots: it may not change a committed slot.
         """
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Row `row`, the last one, is new; the others go on. See Drafter.enter. By default everything starts anew."""
+        """Row `row`, the last one, is new; see Drafter.enter. The default is to start again with all rows."""
         self.start(model, tokens, cache)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Row `row` has left, and the last one may have taken its place. See Drafter.leave."""
+        """Row `row` has left, and the last row has taken its place; see Drafter.leave."""
         self.start(model, tokens, cache)
 
-    def update(self, cache: KVCache, captured: Captures) -> None: ...
+    def update(self, cache: KVCache, captured: Captures) -> None:
+        """`cache` is the cache after the commit; `captured` is what the verify pass kept."""
 
     def seen(self, lengths: list[int]) -> list[int]:
-        """About how many of each row's committed slots its view shows: what a draft under it reads."""
+        """About how many of each row's `lengths` committed slots the view shows, for estimates of a draft's cost."""
         return lengths
 
     def view(self, cache: KVCache) -> KVView | None:
-        """None: everything is seen."""
+        """The view for the next draft; None shows everything."""
         raise NotImplementedError
 
 
 class Full(Policy):
-    """Everything is seen."""
+    """Shows everything."""
 
     def view(self, cache: KVCache) -> View | None:
         return None
 
 
 def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
-    """How many slots a view may pick of a context: ratio of it, at least `floor`, at most all (Vegas sec. 3)."""
-    return min(
-        length, max(min_budget, ceil(keep_ratio * length - 1e-9))
-    )  # 0.07 * 400 is 28, though floats say a little more
+    """How many slots of a context a view may show: keep_ratio * length, but at least min_budget (Vegas sec. 3)."""
+    wanted = ceil(keep_ratio * length - 1e-9)  # as floats, 0.07 * 400 is a little more than 28
+    return min(length, max(min_budget, wanted))
 
 
 def pad_rows(
     rows: list[Tensor], tail_start: list[int], device: torch.device, layers: dict[int, int] | None = None
 ) -> View:
-    """Per-row picks [L,P_b] -> a View; a row that picks nothing and has since 0 sees everything."""
+    """A View of each row's indices [L,P_b]; a row with no indices and tail_start 0 sees everything."""
     most = max(r.shape[-1] for r in rows)
     short = [most - r.shape[-1] for r in rows]
     rows = [torch.nn.functional.pad(r, (0, n), value=-1) if n else r for r, n in zip(rows, short, strict=True)]

@@ -1,4 +1,4 @@
-"""Controls: an acceptance length means nothing beside a guided view unless these do worse at the same budget."""
+"""Controls: a guided view must reach longer acceptance than these at the same budget, or its guidance is useless."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from longdraft.ops import uniform
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
-class RandomPicks(Policy):
-    """As many slots as a guided view would pick, drawn uniformly from all but the root's; the root on is seen too."""
+class RandomSlots(Policy):
+    """As many committed slots as a guided view selects, drawn uniformly; later slots are all shown."""
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
         self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed
@@ -29,8 +29,8 @@ class RandomPicks(Policy):
         return pad_rows(rows, tail_start, device)
 
 
-class Recents(Policy):
-    """The latest slots alone: a window without a sink."""
+class RecentSlots(Policy):
+    """Only the latest slots: a window without a sink."""
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256):
         self.keep_ratio, self.min_budget = keep_ratio, min_budget

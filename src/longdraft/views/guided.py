@@ -1,4 +1,4 @@
-"""Vegas: the target's own verification says which keys the next draft should read."""
+"""Vegas: the attention of each verify pass selects the keys that the next draft reads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose
-from longdraft.views.base import Policy, Table, View, budget_of, pad_rows, table_without
+from longdraft.views.base import ByLayerAndRow, Policy, View, budget_of, pad_rows, without_row
 
-SHARE = 0.25  # of its score, what a place lends to each of those that follow it (measured: docs/log.md)
+SHARE = 0.25  # the share of its score that a position passes on (measured: docs/log.md)
 
 
 class Guided(Policy):
-    """Slots 0..root ranked by the verify pass's own queries, one choice per layer (Vegas sec. 3).
+    """Selects, in each layer, the slots up to the root with the best scores in the verify pass (Vegas sec. 3).
 
-    Scores are means over query rows and heads; what came after the root stays visible. The first choice is guided by
-    the last prompt token's row. rows: "ends" are the first and the last, as in the paper; "mean" is the mean of all.
-    reach: a place lends part of its score to so many places after it, since what a text repeats is read on, one place
-    a token, while a draft goes on (0 in the paper).
+    Scores are means over query rows and heads; slots after the root are all shown. The first selection uses the query
+    of the last prompt token. score: "weights" or "logits". rows: "ends" are the first and last node, as in the paper;
+    "mean" is the mean of all nodes. reach: each position passes a share of its score on to the next `reach` positions,
+    because a draft that repeats a passage reads one position further with every token (0 in the paper).
     """
 
     def __init__(
@@ -32,18 +32,18 @@ class Guided(Policy):
     ):
         self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
         self._view: View | None = None
-        self._copies: Table[Compact] = {}
+        self._copies: ByLayerAndRow[Compact] = {}
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._view, self._copies = None, {}  # those of another text
+        self._view, self._copies = None, {}
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The next verification guides every row; what has been copied of the others stays."""
+        """The next verify pass selects for every row; the copies of the other rows are kept."""
         self._view = None
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         if self._view is None:
-            self._copies = table_without(self._copies, row, len(cache.length))
+            self._copies = without_row(self._copies, row, len(cache.length))
         else:
             self._view = self._view.without(row)
             self._copies = self._view.copies
@@ -53,11 +53,11 @@ class Guided(Policy):
 
     def update(self, cache: KVCache, captured: Captures) -> None:
         if captured.scores and captured.covered is not None:
-            # a row that is done committed nothing: its root is still scratch
+            # a row that is done has not committed its root
             self._view = self._choose(captured.scores, minimum(captured.covered, cache.length).tolist())
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
-        """scores {layer: [B,R,1,S]}, covered: slots scored per row -> the picks of each."""
+        """scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b -> the selection."""
         first = next(iter(scores.values()))
         table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
         rows, tail_start = [], []

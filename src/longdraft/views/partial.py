@@ -1,4 +1,4 @@
-"""TokenSwift's partial cache: a fixed budget, in order of importance."""
+"""TokenSwift's partial cache: a fixed number of slots in order of importance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from longdraft.views.base import Policy, View
 
 
 class Partial(Policy):
-    """Never more than `budget` committed slots: the first `sink`, the newest, and of the rest the most important.
+    """At most `budget` committed slots: the first `sink`, the newest, and the most important of the others.
 
-    Importance is q.k of the last verification's root, per key head, summed over the query heads of its group
-    (TokenSwift eq. 2; a mean of scaled logits orders the slots alike). Each token committed since takes the place of
-    the least important slot. Once they have taken all places but the sink's, the next verification ranks anew.
+    Importance is q.k of the root in the last ranking verify pass, per key head, summed over the query heads of its
+    group (TokenSwift eq. 2; a mean of scaled logits gives the same order). Each token committed after it replaces the
+    least important slot. When new tokens have replaced all slots but the sink, the next verify pass ranks again.
     """
 
     def __init__(self, budget: int, sink: int = 16):
@@ -28,7 +28,7 @@ class Partial(Policy):
         self._forget()
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """The next verification ranks the new row; the others keep their order."""
+        """The next verify pass ranks the new row; the others keep their ranking."""
         if self._stale:
             self._built.append(0)
             self._stale.append(True)
@@ -42,10 +42,10 @@ class Partial(Policy):
             self._order = without(self._order, row)
 
     def _forget(self) -> None:
-        self._order: list[Tensor] = []  # per row [L,K,budget - sink or fewer]: ranked slots, best first
-        self._built: list[int] = []  # per row: how many slots had been ranked
+        self._order: list[Tensor] = []  # per row: slots [L,K,budget - sink or fewer], best first
+        self._built: list[int] = []  # per row: how many slots the ranking covered
         self._layers: dict[int, int] = {}
-        self._stale: list[bool] = []  # per row: whether the next verification is to rank it
+        self._stale: list[bool] = []  # per row: whether the next verify pass must rank it
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(rows="first", split=True) if not self._stale or any(self._stale) else CaptureSpec()
@@ -59,14 +59,15 @@ class Partial(Policy):
             self._layers = {layer: i for i, layer in enumerate(captured.scores)}
             none = table.new_zeros(*table[:, 0, :, :0].shape, dtype=torch.long)
             self._order = self._order or [none] * len(lengths)
-            covered = torch.minimum(captured.covered, cache.length).tolist()  # a row that is done committed nothing
+            # a row that is done has not committed its root
+            covered = torch.minimum(captured.covered, cache.length).tolist()
             for b, n in enumerate(covered):
                 if self._stale[b]:
                     ranked = table[:, b, :, self.sink : n]
                     top = ranked.topk(min(self.budget - self.sink, ranked.shape[-1])).indices
                     self._order[b], self._built[b] = top + self.sink, n
-        places = self.budget - self.sink
-        self._stale = [n - built >= places for n, built in zip(lengths, self._built, strict=True)]
+        ranked_slots = self.budget - self.sink
+        self._stale = [n - built >= ranked_slots for n, built in zip(lengths, self._built, strict=True)]
 
     def seen(self, lengths: list[int]) -> list[int]:
         return [min(n, self.budget) for n in lengths]
@@ -74,7 +75,7 @@ class Partial(Policy):
     def view(self, cache: KVCache) -> View | None:
         lengths = cache.length.tolist()
         if not self._order or max(lengths) <= self.budget:
-            return None  # all of it is seen (or nothing is ranked, where every layer has a window of its own)
+            return None  # everything fits (or every layer has a sliding window, and nothing is ranked)
         tail_start = [max(built, n - self.budget + self.sink) for built, n in zip(self._built, lengths, strict=True)]
         L, K = self._order[0].shape[:2]
         indices = torch.full((L, len(lengths), K, self.budget), -1, device=cache.length.device)

@@ -1,4 +1,4 @@
-"""Choosing once, after prefill, by what the end of the prompt attends to; and the scores to choose by."""
+"""Selecting slots once, after prefill, by what the end of the prompt attends to."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ from longdraft.core.tree import Tree
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View, pad_rows
 
-OBSERVED = 32  # queries that vote, at most
+OBSERVED = 32  # the most queries whose attention is averaged
 
-# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, of the layers that see everything
+# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, for layers with full attention
 Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
 
 
-def _again(model: LM, tokens: Tensor, cache: KVCache, tail_start: int, captured: Captures) -> dict[int, Tensor]:
-    """Run the tokens from slot `since` to the root once more and commit nothing -> {layer: [K,S]}. taps: of one row."""
-    n = int(cache.length[0])
-    with cache.reopen(n - tail_start):
-        model(Tree.chain(tokens[:, tail_start : n + 1]), cache, captured=captured)
+def _scores(model: LM, tokens: Tensor, cache: KVCache, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
+    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,S]}."""
+    n, captured = int(cache.length[0]), Captures(spec)
+    with cache.reopen(n - first):
+        model(Tree.chain(tokens[:, first : n + 1]), cache, captured=captured)
     return {layer: scores[0, 0] for layer, scores in captured.scores.items()}
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """Mean softmax weights of the last queries, of those after `slots` (SnapKV; BudgetDraft sums them).
+    """Mean softmax weights of the last queries, at most those after `slots` (SnapKV; BudgetDraft sums them).
 
-    The pass runs these queries alone and keeps their mean, so one row of scores is held for a layer.
+    The pass runs only these queries and keeps only their mean, so memory holds one row of scores per layer.
     """
     first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
-    scores = _again(model, tokens, cache, first, Captures(CaptureSpec(rows="mean", of="weights", split=True)))
+    scores = _scores(model, tokens, cache, first, CaptureSpec(rows="mean", of="weights", split=True))
     return {layer: s[:, :slots] for layer, s in scores.items()}
 
 
 def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """The last query times each key: over a chunk their mean is the query times the mean key (TriForce)."""
-    scores = _again(
-        model, tokens, cache, int(cache.length[0]), Captures(CaptureSpec(rows="first", of="logits", split=True))
-    )
+    """The last query times each key; the mean over a chunk is the query times the chunk's mean key (TriForce)."""
+    root = int(cache.length[0])
+    scores = _scores(model, tokens, cache, root, CaptureSpec(rows="first", of="logits", split=True))
     return {layer: s[:, :slots] for layer, s in scores.items()}
 
 
 def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """The last key, as a stand-in for the query, times each key (BudgetDraft's released evaluation)."""
+    """The last key, in place of the query, times each key (BudgetDraft's released evaluation)."""
     n = int(cache.length[0])
-    _again(model, tokens, cache, n, Captures())  # the root's key, in scratch
+    _scores(model, tokens, cache, n, CaptureSpec())  # writes the root's key to a scratch slot
     keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer not in model.windows}
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 
@@ -58,75 +57,75 @@ SCORERS: dict[str, Scorer] = {f.__name__: f for f in (obs_window, last_query_mea
 
 
 class PromptSelection(Policy):
-    """Picks are chosen before a row's first draft for each layer and key head, then stay; later slots are all seen.
+    """Selects slots of each layer and key head before a row's first draft, and keeps them; later slots are all shown.
 
-    A kind says from which slot on all is seen, and which of the slots before it. every: choose again each so many
-    rounds (0: never).
+    A subclass defines `tail_start` and `select`. every: select again every so many steps (0: never).
     """
 
     def __init__(self, score: str, every: int = 0):
         self.scorer, self.every = SCORERS[score], every
         self._view: View | None = None
-        self._text: tuple[LM, Tensor] | None = None
-        # per row: slots [K,P] by layer, none where it sees everything; None: still to be chosen
-        self._chosen: list[dict[int, Tensor] | None] = []
+        self._source: tuple[LM, Tensor] | None = None  # the model, and the rows' tokens
+        # per row: the slots [K,P] of each layer, {} where everything is shown; None: still to be selected
+        self._selected: list[dict[int, Tensor] | None] = []
         self._tail_start: list[int] = []
-        self._rounds = 0
+        self._steps = 0
 
     def tail_start(self, length: int) -> int:
-        """The slot of a text of `length` tokens from which on all is seen; 0: the budget covers everything."""
+        """The slot of a `length`-token prompt from which on all are shown; 0: the budget covers everything."""
         raise NotImplementedError
 
-    def pick(self, scores: Tensor, length: int) -> Tensor:
-        """scores [K,since(length)], the higher the better -> slots [K,P], as many for each head."""
+    def select(self, scores: Tensor, length: int) -> Tensor:
+        """scores [K,tail_start(length)], the higher the better -> slots [K,P], equally many for each head."""
         raise NotImplementedError
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._text, self._rounds, self._view = (model, tokens), 0, None
-        self._chosen, self._tail_start = [None] * len(cache.length), [0] * len(cache.length)
+        self._source, self._steps, self._view = (model, tokens), 0, None
+        self._selected, self._tail_start = [None] * len(cache.length), [0] * len(cache.length)
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Only the new row's slots are to be chosen and copied."""
-        self._text = model, tokens
-        self._chosen.append(None)
+        """Slots are selected and copied for the new row only."""
+        self._source = model, tokens
+        self._selected.append(None)
         self._tail_start.append(0)
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        self._text, known = (model, tokens), self._view is not None and len(self._view.tail_start) == len(self._chosen)
-        self._chosen, self._tail_start = without(self._chosen, row), without(self._tail_start, row)
-        self._view = self._view.without(row) if self._view is not None and known else None
+        self._source, view = (model, tokens), self._view
+        known = view is not None and len(view.tail_start) == len(self._selected)
+        self._selected, self._tail_start = without(self._selected, row), without(self._tail_start, row)
+        self._view = view.without(row) if view is not None and known else None
 
     def seen(self, lengths: list[int]) -> list[int]:
         return lengths if self._view is None else self._view.seen(lengths)
 
     def view(self, cache: KVCache) -> View | None:
-        if self.every and self._rounds and self._rounds % self.every == 0:
-            self._chosen, self._view = [None] * len(self._chosen), None
-        self._rounds += 1
-        new = [b for b, chosen in enumerate(self._chosen) if chosen is None]
+        if self.every and self._steps and self._steps % self.every == 0:
+            self._selected, self._view = [None] * len(self._selected), None
+        self._steps += 1
+        new = [b for b, selected in enumerate(self._selected) if selected is None]
         for b in new:
-            self._choose(cache, b)
+            self._select_row(cache, b)
         if new or self._view is None:
             before, self._view = self._view, self._joined()
-            if before is not None and self._view is not None:  # the other rows' copies are as good as they were
-                self._view.copies = {place: x for place, x in before.copies.items() if place[1] not in new}
-                self._view.copied = {place: x for place, x in before.copied.items() if place[1] not in new}
+            if before is not None and self._view is not None:  # the copies of the other rows are still valid
+                self._view.copies = {key: x for key, x in before.copies.items() if key[1] not in new}
+                self._view.copied = {key: x for key, x in before.copied.items() if key[1] not in new}
         return self._view
 
-    def _choose(self, cache: KVCache, b: int) -> None:
-        """The choice of row b."""
-        assert self._text is not None
-        (model, tokens), length = self._text, int(cache.length[b]) + 1  # the root counts: its query is the last one
+    def _select_row(self, cache: KVCache, b: int) -> None:
+        """Select the slots of row b."""
+        assert self._source is not None
+        (model, tokens), length = self._source, int(cache.length[b]) + 1  # with the root, whose query is the last one
         tail_start = self.tail_start(length)
         scores = self.scorer(model, tokens[b : b + 1], cache.row(b), tail_start) if tail_start else {}
-        self._chosen[b] = {layer: self.pick(s, length) for layer, s in scores.items()}
+        self._selected[b] = {layer: self.select(s, length) for layer, s in scores.items()}
         self._tail_start[b] = tail_start
 
     def _joined(self) -> View | None:
-        """The rows' choices as a view; None if all rows fit, or all layers have windows of their own."""
-        one = next((chosen for chosen in self._chosen if chosen), None)
+        """The selections of all rows as a view; None if everything is shown, or all layers have sliding windows."""
+        one = next((selected for selected in self._selected if selected), None)
         if one is None:
             return None
-        rows = [chosen or {layer: x[..., :0] for layer, x in one.items()} for chosen in self._chosen]
+        rows = [selected or {layer: x[..., :0] for layer, x in one.items()} for selected in self._selected]
         indices = [torch.stack(list(row.values())) for row in rows]
         return pad_rows(indices, self._tail_start, indices[0].device, {layer: i for i, layer in enumerate(one)})

@@ -1,7 +1,8 @@
-"""Quest: every draft step reads the pages that could hold the keys its own query likes best."""
+"""Quest: each query reads the pages of the cache that may contain its best keys."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,40 +12,41 @@ from torch import Tensor
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import Segment
-from longdraft.views.base import Policy, Table, budget_of, table_without
+from longdraft.views.base import ByLayerAndRow, Policy, budget_of, without_row
 
 
 @dataclass
 class Pages:
-    """lows, highs {(layer, row): [K,N,D]}: per channel, the least and greatest of each of a row's first N full pages.
+    """lows, highs {(layer, row): [K,N,D]}: per channel, the smallest and largest key of a row's first N full pages.
 
-    They are made of committed keys alone, which never change, so a page is computed once.
+    Full pages contain only committed keys, which never change, so each page is computed once.
     """
 
     page: int
-    lows: Table[Tensor] = field(default_factory=dict)
-    highs: Table[Tensor] = field(default_factory=dict)
+    lows: ByLayerAndRow[Tensor] = field(default_factory=dict)
+    highs: ByLayerAndRow[Tensor] = field(default_factory=dict)
 
     def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
-        """For queries q [H,W,D] and keys k [K,S,D] of the row -> [K,count], no less than any q.k in each page.
+        """An upper bound [K,count] of q.k in each page, for queries q [H,W,D] and keys k [K,S,D] of the row.
 
-        Per channel a page cannot give more than max(q * low, q * high) (Quest sec. 3.3); of a key head's query heads
-        and nodes, the greatest bound counts, since they read the same pages.
+        In each channel no key of a page gives more than max(q * low, q * high) (Quest sec. 3.3). The query heads and
+        nodes of a key head read the same pages, so the bound is the largest of theirs.
         """
         K, _, D = k.shape
-        low, high = (
-            self._grown(t, (layer, b), k, count, least) for t, least in ((self.lows, True), (self.highs, False))
-        )
+        low = self._extended(self.lows, (layer, b), k, count, torch.amin)
+        high = self._extended(self.highs, (layer, b), k, count, torch.amax)
         rows = q.reshape(K, -1, D)
         most = rows.clamp(min=0) @ high[:, :count].mT + rows.clamp(max=0) @ low[:, :count].mT
         return most.amax(1)
 
-    def _grown(self, table: Table[Tensor], key: tuple[int, int], k: Tensor, count: int, least: bool) -> Tensor:
+    def _extended(
+        self, table: ByLayerAndRow[Tensor], key: tuple[int, int], k: Tensor, count: int, extreme: Callable[..., Tensor]
+    ) -> Tensor:
+        """The table's entry, extended to at least `count` pages."""
         known = table.get(key)
         have = 0 if known is None else known.shape[1]
         if known is None or have < count:
-            new = k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page))
-            new = new.amin(2) if least else new.amax(2)
+            new = extreme(k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page)), 2)
             known = table[key] = new if known is None else torch.cat([known, new], 1)
         return known
 
@@ -53,7 +55,7 @@ class Pages:
 class QuestView:
     """Not indexable: each query selects its own pages. counts: full pages of each row; selected: how many are read.
 
-    Slots after the last full page are always seen.
+    Slots after the last full page are always shown.
     """
 
     indexable: ClassVar[bool] = False
@@ -76,7 +78,7 @@ class QuestView:
 
 
 class Quest(Policy):
-    """Pages of `page` slots, as many as the budget holds but at least 3, the page being filled among them.
+    """Shows as many pages of `page` slots as the budget holds, at least 3, one of which is the page being filled.
 
     The first `dense` layers see everything, as published.
     """
@@ -89,10 +91,10 @@ class Quest(Policy):
         self._pages = Pages(self.page)
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """Its pages are computed when they are first read."""
+        """The pages of the new row are computed when they are first read."""
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        lows, highs = (table_without(t, row, len(cache.length)) for t in (self._pages.lows, self._pages.highs))
+        lows, highs = (without_row(t, row, len(cache.length)) for t in (self._pages.lows, self._pages.highs))
         self._pages = Pages(self.page, lows, highs)
 
     def seen(self, lengths: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""SpecExtend: the last accepted token's attention in the target says which chunks the next drafts should read."""
+"""SpecExtend: the target's attention at the last accepted token selects the chunks that the next drafts read."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 def last_layer(model: LM) -> int | None:
-    """The last layer that sees the whole text; None if every layer has a window."""
+    """The last layer with full attention; None if every layer has a sliding window."""
     return max(set(range(model.config.num_hidden_layers)) - set(model.windows), default=None)
 
 
 class Retrieval(Policy):
-    """Chunks of `chunk` slots ranked by the mean weight that the last accepted node gave them, chosen every n rounds.
+    """Selects, every `every` steps, the chunks of `chunk` slots to which the last accepted node gives most weight.
 
-    Weights are means over heads (SpecExtend sec. 4.2). Chunks that were not full then, and all later ones, are seen
-    too, so new text joins of itself. only: the one layer whose weights are asked for and choose for all layers, of
-    another model's cache if need be (cross-model retrieval); None: each layer chooses for itself.
+    Weights are means over heads (SpecExtend sec. 4.2). Slots after the last full chunk are shown, so new tokens are
+    always seen. only: the layer whose weights select for all layers, even in the cache of another model (cross-model
+    retrieval); None: each layer selects for itself.
     """
 
     def __init__(
@@ -31,31 +31,28 @@ class Retrieval(Policy):
 
     def _forget(self) -> None:
         self._view: View | None = None
-        self._rounds = 0
+        self._steps = 0
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._forget()
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        """A row that enters makes the next round choose for all; one that leaves takes only its own choice away."""
+        """The other rows keep their selection. (When a row enters, the next step selects for all rows.)"""
         self._view = self._view and self._view.without(row)
 
     def captures(self) -> CaptureSpec:
-        """All rows: which node is the last accepted one is known only afterwards. Nothing between two choices."""
-        return (
-            CaptureSpec(rows="all", of="weights", only=self.only) if self._rounds % self.every == 0 else CaptureSpec()
-        )
+        """The weights of all nodes, since the last accepted one is known only after the pass."""
+        due = self._steps % self.every == 0
+        return CaptureSpec(rows="all", of="weights", only=self.only) if due else CaptureSpec()
 
     def update(self, cache: KVCache, captured: Captures) -> None:
-        due, self._rounds = self._rounds % self.every == 0, self._rounds + 1
+        due, self._steps = self._steps % self.every == 0, self._steps + 1
         if due and captured.scores and captured.covered is not None and captured.accepted is not None:
-            # a row that is done committed nothing: its root is still scratch
-            self._view = self._choose(
-                captured.scores, captured.accepted, minimum(captured.covered, cache.length).tolist()
-            )
+            covered = minimum(captured.covered, cache.length).tolist()  # a row that is done has not committed its root
+            self._view = self._select(captured.scores, captured.accepted, covered)
 
-    def _choose(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:
-        """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b] of each row."""
+    def _select(self, scores: dict[int, Tensor], accepted: Tensor, covered: list[int]) -> View:
+        """scores {layer: [B,T,1,S]} -> the slots of the best full chunks among the first covered[b] slots of row b."""
         layers = list(scores) if self.only is None else [self.only]
         rows, tail_start = [], []
         for b, n in enumerate(covered):
@@ -68,8 +65,8 @@ class Retrieval(Policy):
             first = means.topk(wanted).indices.sort().values * self.chunk
             rows.append((first[..., None] + arange(self.chunk, device=first.device)).flatten(1))
             tail_start.append(0 if everything else full * self.chunk)
-        places = {layer: i for i, layer in enumerate(layers)} if self.only is None else None
-        return pad_rows(rows, tail_start, weights.device, places)
+        entries = {layer: i for i, layer in enumerate(layers)} if self.only is None else None
+        return pad_rows(rows, tail_start, weights.device, entries)
 
     def seen(self, lengths: list[int]) -> list[int]:
         return lengths if self._view is None else self._view.seen(lengths)

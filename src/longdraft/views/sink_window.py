@@ -1,4 +1,4 @@
-"""StreamingLLM: the first tokens and the latest ones."""
+"""StreamingLLM: the first and the latest slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 
 class SinkWindow(Policy):
-    """`sink` first slots and the latest ones, together as many as the budget allows (MagicDec-Stream)."""
+    """The first `sink` slots and as many of the latest as the budget allows (MagicDec-Stream)."""
 
     def __init__(self, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256):
         self.sink, self.keep_ratio, self.min_budget = sink, keep_ratio, min_budget

@@ -1,4 +1,4 @@
-"""SnapKV: the prompt's last queries vote for the keys to keep."""
+"""SnapKV: the last queries of the prompt select the keys to keep."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from longdraft.views.base import budget_of
 from longdraft.views.prompt_selection import OBSERVED, PromptSelection
 
-POOL = 5  # neighbours of a key that many queries read are kept with it
+POOL = 5  # slots over which scores are averaged, so that neighbours of a good key are kept with it
 
 
 class SnapKV(PromptSelection):
-    """The window of the last 32 slots, which vote with their softmax weights, and the best slots before it (MagicDec).
+    """Shows the last `window` slots, at most 32, and the slots before them with the best softmax weights (MagicDec).
 
-    A budget below twice the window leaves it half.
+    With a budget below twice the window, the window gets half of it.
     """
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, window: int = OBSERVED, every: int = 0):
@@ -25,7 +25,7 @@ class SnapKV(PromptSelection):
         budget = budget_of(length, self.keep_ratio, self.min_budget)
         return 0 if budget >= length else length - max(1, min(self.window, budget // 2))
 
-    def pick(self, scores: Tensor, length: int) -> Tensor:
+    def select(self, scores: Tensor, length: int) -> Tensor:
         count = budget_of(length, self.keep_ratio, self.min_budget) - (length - scores.shape[1])
         pooled = F.avg_pool1d(scores[None], POOL, stride=1, padding=POOL // 2)[0]
         return pooled.topk(count).indices.sort().values

@@ -154,7 +154,7 @@ class StaticPass:
         s, window = self.shape, self.model.windows.get(layer, 0)
         keys = min(s.keys, bucket(window + s.tree, 1)) if window else s.keys
         visible = self.near[window] if window else self.visible
-        reach = slots.Reach(
+        reach = slots.SlotKeys(
             self.cache[layer], self.indices[layer], self.bounds, visible, self.own_depth, keys,
             0 if window else s.selected, window,
         )  # fmt: skip

@@ -163,7 +163,8 @@ ONE_COPY static float softmax_chunk(float* row, int64_t padded, float& max, floa
 }
 
 // The same for n scores of the chunk-th chunk, after which -inf stands up to the next multiple of sixteen. They go to the sink.
-static inline float softmax_kept(float* row, int64_t n, int64_t chunk, const ScoreSink& sink, float& max, float& total, Prefetch& prefetch) {
+static inline float softmax_kept(float* row, int64_t n, int64_t chunk, const ScoreSink& sink, float& max, float& total,
+                                 Prefetch& prefetch) {
     const int64_t padded = (n + 15) / 16 * 16;
     if (sink.logits) std::memcpy(sink.logits + chunk * CHUNK, row, sizeof(float) * n);
     const float keep = softmax_chunk(row, padded, max, total, prefetch);
@@ -191,8 +192,8 @@ struct KeysMemory {
 // Adds n keys k, v [n,D] to a partial result. They lie at slots first and on, a multiple of CHUNK after those before; first < 0:
 // selected keys, which every row sees. sinks, if given, has one for each row, for these keys.
 template <typename E, int ND, typename Products>
-static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Partial partial, const ScoreSink* sinks,
-                        const KeysMemory<Products>& memory) {
+static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Partial partial,
+                        const ScoreSink* sinks, const KeysMemory<Products>& memory) {
     constexpr int D = 16 * ND;
     const int64_t R = x.R;
     float *scores = memory.scores, *keep = memory.keep;
@@ -206,7 +207,8 @@ static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int
             float* row = scores + r * CHUNK;
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
             if (masked) hide(row, x, r, first + c, len);
-            keep[r] = softmax_kept(row, len, c / CHUNK, sinks ? sinks[r] : ScoreSink{}, partial.max[r], partial.sum[r], prefetch);
+            const ScoreSink sink = sinks ? sinks[r] : ScoreSink{};
+            keep[r] = softmax_kept(row, len, c / CHUNK, sink, partial.max[r], partial.sum[r], prefetch);
         }
         products.values(scores, keep, v + c * D, len, partial.out, prefetch);
     }

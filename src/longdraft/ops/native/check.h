@@ -14,7 +14,8 @@ static bool fits(const Layer& f, const Model& m) {
     if (!in_range(f.kind, DECODER, CROSS) || f.window < 0 || !f.input_norm) return false;
     if (!fits(f.q, q, m.width) || !fits(f.o, m.width, q)) return false;
     if (f.kind != CROSS && (!fits(f.k, kv, m.width) || !fits(f.v, kv, m.width))) return false;
-    return f.kind == RING || (f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp));
+    const bool gate_and_up = fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width);
+    return f.kind == RING || (f.mlp_norm && gate_and_up && fits(f.down, m.width, m.mlp));
 }
 
 static bool fits(const Model& m) {
@@ -55,7 +56,8 @@ static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
 // The scores and states to be kept.
 static Code check_kept(const Model& m, const Pass& p) {
     if (p.scored) {
-        if (!in_range(p.scored, 1, MANY) || !p.score_nodes || !p.scores || !in_range(p.score_layer, -1, m.layers - 1)) return BAD_SCORES;
+        if (!in_range(p.scored, 1, MANY) || !p.score_nodes || !p.scores) return BAD_SCORES;
+        if (!in_range(p.score_layer, -1, m.layers - 1)) return BAD_SCORES;
         for (int64_t i = 0; i < p.rows * p.scored; i++)
             if (!in_range(p.score_nodes[i], 0, p.nodes - 1)) return BAD_SCORES;
         const int64_t longest = *std::max_element(p.length, p.length + p.rows);

@@ -32,7 +32,8 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     t.residual.reserve(T * m.width), t.normed.reserve(T * std::max(m.width, H * D));
     t.projected.reserve(T * std::max({H * D + 2 * K * D, 2 * m.mlp, m.width}));
     t.queries.reserve(T * H * D), t.rotation.reserve(T * D), t.lse.reserve(T * H);
-    t.block_max.reserve(pairs * widest * R), t.block_sum.reserve(pairs * widest * R), t.block_out.reserve(pairs * widest * R * D);
+    const int64_t partials = pairs * widest * R;
+    t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
     reserve_scores(p, t, pairs, G);
     t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
     for (const int64_t in : {m.width, H * D, m.mlp}) t.own_bytes = std::max(t.own_bytes, linear_bytes<E>(T, in));
@@ -48,13 +49,15 @@ class Forward {
     const Pass& p;
     Work& t;
     const Wave first;
-    const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups, width = m.width;
+    const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups;
+    const int64_t width = m.width;
     float *const residual = t.residual.data(), *const normed = t.normed.data();
     float *const q = t.projected.data(), *const k = q + T * H * D, *const v = k + T * K * D;
     float *const gate = t.projected.data(), *const up = gate + T * m.mlp;
 
    public:
-    Forward(const Model& m, const Pass& p, Work& t, int64_t threads) : m(m), p(p), t(t), first(reserve<E, ND>(m, p, t, threads)) {}
+    Forward(const Model& m, const Pass& p, Work& t, int64_t threads)
+        : m(m), p(p), t(t), first(reserve<E, ND>(m, p, t, threads)) {}
 
     void run() {
         embed();

@@ -47,7 +47,8 @@ struct Mean {
 
 // Slots [begin, end) of a mean, which are a chunk as attend_keys went through them. The sum over heads of several waves goes
 // on from what the wave before has left in `out`.
-static void average_chunk(const LayerPass& x, Work& t, const Wave& wave, const Mean& mean, int64_t chunk, int64_t begin, int64_t end) {
+static void average_chunk(const LayerPass& x, const Work& t, const Wave& wave, const Mean& mean, int64_t chunk, int64_t begin,
+                          int64_t end) {
     const Pass& p = x.p;
     const int64_t K = x.m.key_heads, G = x.m.groups, n = end - begin;
     const bool weights = keeps_weights(p);

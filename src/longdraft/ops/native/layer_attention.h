@@ -37,7 +37,8 @@ class LayerAttention {
     };
 
    public:
-    LayerAttention(const LayerPass& x, Work& t, const Wave& wave) : x(x), p(x.p), t(t), wave(wave), arena(t.mine()), sinks(arena.array<ScoreSink>(R)) {}
+    LayerAttention(const LayerPass& x, Work& t, const Wave& wave)
+        : x(x), p(x.p), t(t), wave(wave), arena(t.mine()), sinks(arena.array<ScoreSink>(R)) {}
 
     // Bytes that a thread needs.
     static int64_t bytes(int64_t R, int64_t G, int64_t scratch) {
@@ -76,8 +77,9 @@ class LayerAttention {
 
     void selected(const Unit& unit) {
         const Selected& from = x.selected(unit.row);
-        const int64_t begin = unit.block * BLOCK, n = std::min(BLOCK, from.count - begin), skip = (unit.head * from.stride + begin) * D;
-        add(queries(unit), static_cast<const E*>(from.k) + skip, static_cast<const E*>(from.v) + skip, n, -1, unit.partial, nullptr);
+        const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * D;
+        const E *k = static_cast<const E*>(from.k) + skip, *v = static_cast<const E*>(from.v) + skip;
+        add(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr);
     }
 
     // A block of the cache's slots, from where the view or the window begins. In a verify pass, the part that holds scratch nodes

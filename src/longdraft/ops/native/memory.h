@@ -25,7 +25,8 @@ class Buffer {
         if (n <= size) return array;
         clear();
         const int64_t more = n + n / 8;  // sequences grow, so the next call needs slightly more
-        if (request_must_fail() || n > (int64_t{1} << 44) || posix_memalign(reinterpret_cast<void**>(&array), 64, more * sizeof(T))) {
+        void** const to = reinterpret_cast<void**>(&array);
+        if (request_must_fail() || n > (int64_t{1} << 44) || posix_memalign(to, 64, more * sizeof(T))) {
             array = nullptr;
             throw std::bad_alloc();
         }

@@ -14,7 +14,8 @@ Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t row
 
 Code longdraft_draw(const float* logits, double temperature, const int64_t* seed, const int64_t* position, int64_t rows,
                     int64_t nodes, int64_t vocab, int64_t* out) {
-    if (!in_range(rows, 0, MANY) || !in_range(nodes, 0, MANY) || !in_range(vocab, 1, MANY) || !(temperature >= 0)) return BAD_DRAW;
+    if (!in_range(rows, 0, MANY) || !in_range(nodes, 0, MANY) || !in_range(vocab, 1, MANY)) return BAD_DRAW;
+    if (!(temperature >= 0)) return BAD_DRAW;
 #pragma omp parallel for schedule(static) if (rows * nodes > 1)
     for (int64_t i = 0; i < rows * nodes; i++)
         out[i] = draw(logits + i * vocab, vocab, temperature, key_of(seed[i / nodes], position[i]));

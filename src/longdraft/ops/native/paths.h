@@ -97,7 +97,8 @@ class PathAttention {
             for (int64_t e = 0; e < found; e++) row[committed + e] = t.scratch_scores[r * x.scratch + t.path[e]];
             for (int64_t j = n; j < padded; j++) row[j] = NONE;
             if (x.window) hide(row, visible, 0, c, n);
-            t.keep[r] = softmax_kept(row, n, chunk, sinks ? sinks[r] : ScoreSink{}, partial.max[r], partial.sum[r], none);
+            const ScoreSink sink = sinks ? sinks[r] : ScoreSink{};
+            t.keep[r] = softmax_kept(row, n, chunk, sink, partial.max[r], partial.sum[r], none);
         }
     }
 

@@ -73,7 +73,8 @@ struct ChooseMemory {
           between(arena.array<uint32_t>(n + 1)) {}
 };
 
-static void choose(const float* scores, int64_t n, int64_t reach, float share, int64_t count, int64_t* out, const ChooseMemory& t) {
+static void choose(const float* scores, int64_t n, int64_t reach, float share, int64_t count, int64_t* out,
+                   const ChooseMemory& t) {
     std::fill(t.passed_on, t.passed_on + n, 0.0f);
     for (int64_t j = 1; j <= reach; j++)
         for (int64_t i = j; i < n; i++) t.passed_on[i] += scores[i - j];
@@ -215,7 +216,8 @@ static Code with_memory(Call call) noexcept {
 
 Code longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64_t reach, float share, int64_t count,
                       int64_t* chosen) {
-    if (!in_range(rows, 1, MANY) || !in_range(n, 1, MANY) || !in_range(count, 1, n) || !in_range(reach, 0, MANY)) return BAD_SCORES;
+    if (!in_range(rows, 1, MANY) || !in_range(n, 1, MANY) || !in_range(count, 1, n)) return BAD_SCORES;
+    if (!in_range(reach, 0, MANY)) return BAD_SCORES;
     return with_memory<ChooseMemory>([&](Buffer<char>& memory) {
         Arena size;
         ChooseMemory(size, n);

@@ -10,8 +10,9 @@ static Code chain_node(const Model& m, const Pass& given, Work& t, const Chain& 
     for (int64_t b = 0; b < B; b++) {
         for (int64_t j = 0; j < scratch; j++) t.depth[b * scratch + j] = j;
         t.position[b] = std::min(given.length[b] + scratch, c.reach) - 1;
-        if (given.ring_mask)
-            std::memcpy(&t.ring_mask[b * (ring + scratch)], given.ring_mask + (b * c.count + i) * (ring + c.count), ring + scratch);
+        if (!given.ring_mask) continue;
+        const uint8_t* sees = given.ring_mask + (b * c.count + i) * (ring + c.count);
+        std::memcpy(&t.ring_mask[b * (ring + scratch)], sees, ring + scratch);
     }
     Pass p = given;
     p.nodes = 1, p.start = scratch - 1;

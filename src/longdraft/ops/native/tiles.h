@@ -90,15 +90,18 @@ static inline void products(const bf16* w, const bf16* other, const float* packe
 static inline void turn8(const float* from, int64_t rows, float* to, int64_t pitch) {
     __m512 a[8], b[8];
     for (int i = 0; i < 8; i++)
-        a[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(from + i * TILE)), _mm256_loadu_ps(from + (i + 8) * TILE), 1);
+        a[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(from + i * TILE)),
+                                  _mm256_loadu_ps(from + (i + 8) * TILE), 1);
     for (int i = 0; i < 8; i += 2) b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
     for (int i = 0; i < 8; i += 4)
         for (int j = 0; j < 2; j++) {  // keys i..i+3, and eight on, of queries 2j and 2j+1 and of those four on
             a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i + j]), _mm512_castps_pd(b[i + j + 2])));
             a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i + j]), _mm512_castps_pd(b[i + j + 2])));
         }
-    const __m512i low = _mm512_set_epi32(27, 26, 25, 24, 11, 10, 9, 8, 19, 18, 17, 16, 3, 2, 1, 0), high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
-    for (int64_t r = 0; r < rows; r++) _mm512_storeu_ps(to + r * pitch, _mm512_permutex2var_ps(a[r % 4], r < 4 ? low : high, a[r % 4 + 4]));
+    const __m512i low = _mm512_set_epi32(27, 26, 25, 24, 11, 10, 9, 8, 19, 18, 17, 16, 3, 2, 1, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(4));
+    for (int64_t r = 0; r < rows; r++)
+        _mm512_storeu_ps(to + r * pitch, _mm512_permutex2var_ps(a[r % 4], r < 4 ? low : high, a[r % 4 + 4]));
 }
 
 #endif

@@ -15,19 +15,19 @@ constexpr int64_t HELD = int64_t{64} << 20, KEPT = int64_t{128} << 20;
 
 // T = B W rows of a pass. A wave's pairs are counted from its first; each has `widest` blocks of G W query rows.
 struct Work {
-    Buffer<float> residual;                          // [T,width]
-    Buffer<float> projected;                         // q, k and v, or gate and up: each [T,outputs]
-    Buffer<float> normed;                            // [T,width]; after attention its outputs [T,H,D]
-    Buffer<float> queries;                           // [B,K,G,W,D], scaled
-    Buffer<float> rotation;                          // [T,D]: cosines, then sines
-    Buffer<float> block_max, block_sum, block_out;   // partial results [pairs,widest,G W], with D numbers for the outputs
-    Buffer<float> lse;                               // [B,H,W]: log of the sum of exp(score)
-    Buffer<float> kept_scores, chunk_max;            // what ScoreSink points to: logits,
-    Buffer<bf16> kept_weights;                       // or weights
-    Buffer<int64_t> score_row;                       // [B,W]: which of the nodes whose scores are kept a node is
-    Buffer<char> own;                                // own_bytes for each thread
-    Buffer<int64_t> token, depth, position;          // of a chain
-    Buffer<uint8_t> mask, ring_mask;
+    Buffer<float> residual;                         // [T,width]
+    Buffer<float> projected;                        // q, k and v, or gate and up: each [T,outputs]
+    Buffer<float> normed;                           // [T,width]; after attention its outputs [T,H,D]
+    Buffer<float> queries;                          // [B,K,G,W,D], scaled
+    Buffer<float> rotation;                         // [T,D]: cosines, then sines
+    Buffer<float> block_max, block_sum, block_out;  // partial results [pairs,widest,G W], the outputs of D numbers each
+    Buffer<float> lse;                              // [B,H,W]: log of the sum of exp(score)
+    Buffer<float> kept_scores, chunk_max;           // what a ScoreSink points to: logits, or maxima
+    Buffer<bf16> kept_weights;                      // and weights
+    Buffer<int64_t> score_row;                      // [B,W]: its index among the nodes whose scores are kept
+    Buffer<char> own;                               // own_bytes for each thread
+    Buffer<int64_t> token, depth, position;         // of a chain
+    Buffer<uint8_t> mask, ring_mask;                // of a chain
     int64_t own_bytes = 0;
     Barrier barrier;
 
@@ -72,8 +72,7 @@ struct LayerPass {
     int64_t tail_start(int64_t row) const { return viewed ? p.tail_start[row] : 0; }
     const Selected& selected(int64_t row) const { return p.selected[layer * p.rows + row]; }
 
-    // A row's blocks: first those of the selected keys, then those of its slots, of which `first_slot` is the number of the
-    // first.
+    // A row's blocks: first those of the selected keys, then those of its slots, from the first_block-th of all slots on.
     int64_t selected_blocks(int64_t row) const { return viewed ? (selected(row).count + BLOCK - 1) / BLOCK : 0; }
     int64_t first_block(int64_t row) const { return tail_start(row) / BLOCK; }
     int64_t blocks(int64_t row) const {

@@ -1,10 +1,10 @@
-"""The operations of `ops` on a GPU, by Triton's kernels (kernels.py): attention of one row over segments, keyed noise.
+"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a norm, keyed noise.
 
-Checked by the interpreter and compiled for sm_80, sm_90 and sm_100 in the tests; `trial.py` checks them once more on
-the device itself before they are used.
+The tests run the kernels in Triton's interpreter and compile them for sm_80, sm_90 and sm_100; self_check.py tests them
+on the device itself before they are first used.
 """
 
-# A Triton kernel is not the Python function that it reads like.
+# Pyright takes a Triton kernel for a Python function.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.triton.kernels import attend_split, gumbel_noise, merge_splits, rms_rows
 
-STEP = 64  # keys of one turn of a program's loop, at most
-PROGRAMS = 512  # that a launch should have: a few for each of a GPU's 100 to 150 processors
+STEP = 64  # the most keys in one iteration of a program's loop
+PROGRAMS = 512  # the programs of a launch: a few for each of a GPU's 100 to 150 multiprocessors
 
 
 def wide(n: int) -> int:
-    """A tile's side: matrix units take powers of two from 16 on."""
+    """The side of a tile that holds n: a power of two from 16 on, as matrix units need."""
     return max(16, triton.next_power_of_2(n))
 
 
 def tile_of(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Of so many query rows of so many numbers, how many one program takes, and how many keys a turn.
+    """How many of the query rows [rows,dim] one program takes, and how many keys it takes per iteration.
 
-    What fits a program's registers and shared memory: 128 rows and 64 keys of 128 numbers of 16 bits.
+    A program's registers and shared memory fit 128 rows and 64 keys of 128 16-bit numbers.
     """
     large = dtype.itemsize > 2
     most = max(16, min(128, 16384 // wide(dim) // (4 if large else 1)))
@@ -38,13 +38,13 @@ def tile_of(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def tiling(rows: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many tiles so many rows make, and the warps that one fits in."""
+    """The number of tiles for these query rows, and the warps of each."""
     tile, _ = tile_of(rows, dim, dtype)
     return triton.cdiv(rows, tile), 8 if tile > 64 else 4
 
 
 def span_of(keys: int, programs: int) -> int:
-    """How many keys a program folds where there are already so many programs for other reasons."""
+    """How many keys one program takes, when heads, rows and tiles alone already give this many programs."""
     return STEP * max(1, triton.cdiv(keys, STEP * max(1, PROGRAMS // programs)))
 
 
@@ -64,7 +64,7 @@ def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor
 def sizes(
     dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, selected: bool, masked: bool, capped: bool
 ) -> dict:
-    """What a build of attend_split is made for."""
+    """The compile-time constants of attend_split."""
     tile, step = tile_of(R, max(D, DV), dtype)
     return {
         "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": step,
@@ -73,7 +73,7 @@ def sizes(
 
 
 def _place(nodes: int, rows: list[int], device: torch.device) -> Tensor | None:
-    """[nodes] where a node's scores are kept, -1 for those that are not."""
+    """[nodes] the row of the kept scores that belongs to each node, or -1."""
     if not rows:
         return None
     place = torch.full((nodes,), -1, dtype=torch.int32)
@@ -90,7 +90,7 @@ def attend(
     keep: list[int] | None = None,
     slots: Tensor | None = None,
 ) -> Attended:
-    """See reference.attend: the same contract. slots [P]: only these keys of every segment, in this order."""
+    """See reference.attend. slots [P]: use only these keys of every segment, in this order."""
     H, T, D = q.shape
     segments = [s for s in segments if s.k.shape[1]]
     K, _, DV = segments[0].v.shape
@@ -122,7 +122,7 @@ def attend(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..,D] over its root mean square, times weight [D]: Llama's norm in one launch instead of eight."""
+    """Llama's norm in one launch instead of eight: x [..,D] over its root mean square, times weight [D]."""
     x = x.contiguous()
     out, D = torch.empty_like(x), x.shape[-1]
     rms_rows[(x.numel() // D,)](x, weight, out, eps, D, wide(D))

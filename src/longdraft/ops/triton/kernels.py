@@ -1,11 +1,11 @@
-"""Triton's kernels: attention of a few query rows over a long cache, keys split among programs; keyed noise.
+"""Triton kernels: attention of a few query rows over a long cache, with the keys split among programs; keyed noise.
 
-`fold` goes over one program's keys; around it stand two kernels that say where the keys are: in tensors
-(`attend_split`), or in the slots of a cache whose place and lengths lie in device memory (`attend_slots`), so that the
-launch does not depend on them and a CUDA graph can hold it. `merge_splits` joins what the programs found.
+`fold` goes over one program's keys. Two kernels around it find the keys: in tensors (`attend_split`), or in the slots
+of a cache whose address and lengths are in device memory (`attend_slots`), so that the launch does not depend on them
+and can be part of a CUDA graph. `merge_splits` merges the results of the programs.
 """
 
-# A Triton kernel is not the Python function that it reads like.
+# Pyright takes a Triton kernel for a Python function.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def fold(
 ):  # fmt: skip
     """Rows x [ROWS,WIDE] over keys [begin, end) of k, v -> their mean value [ROWS,WIDE_V] and log-sum-exp [ROWS].
 
-    Keys from `first` on are seen as visible [nodes,masked] says; earlier ones by all (WINDOW: those from far [ROWS] on,
-    by that row). slots: key n is k[slots[n]] (PICKED). kept [ROWS]: where the scores of the rows `wanted` are stored.
+    visible [nodes,masked] decides who sees the keys from `first` on; all rows see the earlier ones (with WINDOW, row r
+    sees those from far[r] on). slots: key n is k[slots[n]] (PICKED). kept [ROWS]: where scores of `wanted` rows go.
     """
     cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -52,7 +52,7 @@ def fold(
         if KEPT:
             tl.store(kept[:, None] + n[None, :], s, mask=wanted[:, None] & there[None, :])
         new = tl.maximum(top, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)  # a row that has seen nothing yet
+        safe = tl.where(new == float("-inf"), 0.0, new)  # for a row that has seen no key yet
         p = tl.exp(s - safe[:, None])
         shrink = tl.exp(top - safe)
         value = tl.load(
@@ -75,7 +75,8 @@ def attend_split(
 ):  # fmt: skip
     """Program (split and tile of rows, key head): q [H,T,D] over keys [split*span, ...) of k [K,S,D], v [K,S,DV] ->
     row `base`+split of lse [K,splits,R], out [K,splits,R,DV]. Row r of a key head is its query head r // T, node r % T.
-    slots [keys]: which slots (PICKED). visible [T,masked]: of the last keys. place [T]: in logits [H,KEPT,keys], or -1.
+    slots [keys]: which slots (PICKED). visible [T,masked]: of the last keys. place [T]: a node's row of logits
+    [H,KEPT,keys], or -1.
     """
     tiles: tl.constexpr = (R + ROWS - 1) // ROWS
     split, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
@@ -107,11 +108,11 @@ def attend_slots(
 ):  # fmt: skip
     """Program (split and tile of rows, key head, row b): q [B,H,W,D] of nodes [start, start+W) over row b's keys.
 
-    bounds [B,4]: committed slots n, start, nodes of the tree, since. cache [4]: addresses of k and v [B,K,S,D], and S.
-    picked [B,4]: addresses of k and v [K,P,D], P, and slots from head to head. The first picked_splits programs share
-    the picked keys (PICKED), the others the slots from `since` on, or from the first that a WINDOW shows, to the end of
-    the tree; those beyond find nothing. visible [B,W,M]: of the tree's nodes, window included. depth [B,W]. place
-    [B,W]: in logits [B,H,KEPT,wide], or -1. -> lse [B,K,splits,R], out [B,K,splits,R,D].
+    bounds [B,4]: committed slots n, start, nodes of the tree, tail_start. cache [4]: addresses of k and v [B,K,S,D], S.
+    selected [B,4]: addresses of k and v [K,P,D], P, and the slots between heads. The first picked_splits programs share
+    the selected keys (PICKED); the others share the slots from tail_start, or from the first slot in the WINDOW, to the
+    end of the tree; any further program has no keys. visible [B,W,M]: of the tree's nodes, window included. depth
+    [B,W]. place [B,W]: row of logits [B,H,KEPT,wide], or -1. -> lse [B,K,splits,R], out [B,K,splits,R,D].
     """
     tiles: tl.constexpr = (R + ROWS - 1) // ROWS
     split, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -133,7 +134,7 @@ def attend_slots(
         end = tl.load(selected + b * 4 + 2)
         first, table, skip = end, selected + b * 4, head * tl.load(selected + b * 4 + 3)
     kind = tl.pointer_type(q.dtype.element_ty)
-    keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers begin at such addresses
+    keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers are aligned
     values = tl.multiple_of(tl.load(table + 1).to(kind), 16) + skip * D
     mean, found = fold(
         x, real, node, keys, values, D, D, place, begin, tl.minimum(begin + span, end), first, visible + b * W * M, far,
@@ -142,7 +143,7 @@ def attend_slots(
     )  # fmt: skip
     part = (((b * K + head) * splits + split) * R + r).to(tl.int64)
     tl.store(lse + part, found, mask=real)
-    some = real & (found > float("-inf"))  # what saw nothing is not read again
+    some = real & (found > float("-inf"))  # merge_splits does not read rows that saw no key
     tl.store(out + part[:, None] * D + cols[None, :], mean, mask=some[:, None] & (cols[None, :] < D))
 
 
@@ -152,7 +153,7 @@ def merge_splits(
     R: tl.constexpr, W: tl.constexpr, DV: tl.constexpr, WIDE_V: tl.constexpr, SPLITS: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
     """Program (node, query head, row b): out [B,K,splits,R,DV], lse [B,K,splits,R] of disjoint keys -> mixed [B,W,H,DV]
-    and the whole log-sum-exp, total [B,H,W]. sink [H]: a logit that takes weight and gives no value."""
+    and the total log-sum-exp, total [B,H,W]. sink [H]: a logit that takes weight but has no value."""
     w, head, b, heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
     group: tl.constexpr = R // W
     first = ((b * (heads // group) + head // group) * splits).to(tl.int64) * R + (head % group) * W + w
@@ -160,14 +161,14 @@ def merge_splits(
     parts = tl.load(lse + first + s * R, mask=s < splits, other=float("-inf"))
     extra = tl.load(sink + head).to(tl.float32) if SINK else float("-inf")
     top = tl.maximum(tl.max(parts, 0), extra)
-    top = tl.where(top == float("-inf"), 0.0, top)  # a padding node may have seen nothing
+    top = tl.where(top == float("-inf"), 0.0, top)  # a padding node may have seen no key
     weight = tl.sum(tl.exp(parts - top), 0) + tl.exp(extra - top)
     whole = top + tl.log(tl.where(weight > 0, weight, 1.0))
     mean = tl.zeros([WIDE_V], tl.float32)
     for at in range(0, splits, 16):
         few = at + tl.arange(0, 16)
         shares = tl.exp(tl.load(lse + first + few * R, mask=few < splits, other=float("-inf")) - whole)
-        some = (shares > 0)[:, None] & (cols[None, :] < DV)  # a split that saw nothing was not written
+        some = (shares > 0)[:, None] & (cols[None, :] < DV)  # a split that saw no key was not written
         value = tl.load(out + (first + few * R)[:, None] * DV + cols[None, :], mask=some, other=0.0)
         mean += tl.sum(shares[:, None] * value, 0)
     row = (b * tl.num_programs(0) + w) * heads + head
@@ -179,11 +180,11 @@ def merge_splits(
 def write_slots(
     k, v, cache, bounds, k_row, k_head, k_node, v_row, v_head, v_node, D: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """Program (node, key head, row b): k, v [B,K,W,D] of nodes [start, size) go to slots n+start and on."""
+    """Program (node, key head, row b): write k, v [B,K,W,D] of nodes [start, size) to the slots from n+start."""
     w, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n, start, size = tl.load(bounds + b * 4), tl.load(bounds + b * 4 + 1), tl.load(bounds + b * 4 + 2)
     cols = tl.arange(0, WIDE)
-    mine = cols < tl.where(w < size - start, D, 0)  # nodes beyond the tree only pad
+    mine = cols < tl.where(w < size - start, D, 0)  # padding beyond the tree is not written
     skip = ((b * tl.num_programs(1) + head) * tl.load(cache + 2) + n + start + w) * D
     kind = tl.pointer_type(k.dtype.element_ty)
     key = tl.load(k + b * k_row + head * k_head + w * k_node + cols, mask=mine)
@@ -198,8 +199,8 @@ def mean_scores(
     W: tl.constexpr, KEPT: tl.constexpr, PER: tl.constexpr, WEIGHTS: tl.constexpr, POOLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (part of the slots, kept row, row b and column): logits [B,H,KEPT,wide] -> scores [B,rows,columns,wide],
-    means over the PER query heads of a column and, POOLED, the tree's rows; -inf beyond the root. keep [B,KEPT]."""
+    """Program (block of slots, kept row, row b and column): logits [B,H,KEPT,wide] -> scores [B,rows,columns,wide],
+    means over the PER query heads of a column and, if POOLED, the tree's rows; -inf beyond the root. keep [B,KEPT]."""
     columns = heads // PER
     b, column, row = tl.program_id(2) // columns, tl.program_id(2) % columns, tl.program_id(1)
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -221,7 +222,7 @@ def mean_scores(
 
 @triton.jit
 def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
-    """Program (row): x [..,D] over its root mean square, rounded to x's type, then times weight [D], as Llama does."""
+    """Program (row): x [..,D] over its root mean square, rounded to x's dtype, then times weight [D], as in Llama."""
     cols = tl.arange(0, WIDE)
     at = tl.program_id(0).to(tl.int64) * D + cols
     row = tl.load(x + at, mask=cols < D, other=0.0).to(tl.float32)
@@ -239,7 +240,7 @@ def _mix(x):
 
 @triton.jit
 def gumbel_noise(seed, position, out, nodes, vocab, WIDE: tl.constexpr):
-    """Program (node of all rows, part of the vocabulary): noise.gumbel's numbers, the integers bit for bit."""
+    """Program (node of all rows, block of tokens): noise.gumbel; the integers before the logarithms are equal bits."""
     node = tl.program_id(0)
     token = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     s = tl.load(seed + node // nodes).to(tl.uint64)

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels are right on this very device: tried once, on small shapes, before they are first used."""
+"""A check of the Triton kernels on this device: run once, on small shapes, before they are first used."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from torch import Tensor
 from longdraft.ops import noise, reference
 from longdraft.ops.reference import Segment
 
-# Norm of the difference over norm of the reference.
+# Largest norm of the difference, relative to the norm of the reference.
 ERROR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 @cache
 def kernels() -> ModuleType | None:
-    """ops.gpu; None where torch must do: no Triton, LONGDRAFT_TRITON=0, or a kernel that fails here (one warning)."""
+    """triton.functions, or None to use torch: no Triton, LONGDRAFT_TRITON=0, or a kernel that fails (one warning)."""
     if os.environ.get("LONGDRAFT_TRITON") == "0" or find_spec("triton") is None:
         return None
     try:
         from longdraft.ops.triton import functions as gpu
 
         compare(torch.device("cuda"))
-    except Exception as error:  # a compiler's, a driver's, or a number that is wrong: torch can do without
+    except Exception as error:  # from the compiler, the driver, or a wrong number: torch still works
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        warnings.warn(f"Triton's kernels are not used on this device: {why[:200]}", stacklevel=2)
+        warnings.warn(f"Triton kernels are not used on this device: {why[:200]}", stacklevel=2)
         return None
     return gpu
 
 
 def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> None:
-    """Raises ArithmeticError where a kernel's numbers are not the reference's."""
+    """Raises ArithmeticError where a kernel differs from the reference."""
     for dtype in dtypes:
         _attention(device, dtype)
         _slots(device, dtype)
@@ -58,7 +58,7 @@ def _draw(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) ->
 
 
 def _attention(device: torch.device, dtype: torch.dtype) -> None:
-    """Two segments, a mask, grouped heads, a sink, scores kept."""
+    """Two segments, a mask, grouped heads, a sink, kept scores."""
     from longdraft.ops.triton import functions as gpu
 
     q, k, v, sink = _draw(device, dtype, (4, 5, 64), (2, 150, 64), (2, 150, 64), (4,))
@@ -73,7 +73,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def _slots(device: torch.device, dtype: torch.dtype) -> None:
-    """Three new nodes behind 90 slots of a cache, of which the first 40 are replaced by 20 picked keys."""
+    """Three new nodes after 90 slots of a cache, of which the first 40 are replaced by 20 selected keys."""
     from longdraft.ops.triton import slots
 
     q, new_k, new_v, k, v = _draw(device, dtype, (1, 4, 3, 64), *[(1, 2, 3, 64)] * 2, *[(1, 2, 128, 64)] * 2)
@@ -90,12 +90,12 @@ def _slots(device: torch.device, dtype: torch.dtype) -> None:
 
     visible = torch.zeros(1, 3, 16, dtype=torch.uint8, device=device)
     visible[0, :, :3] = mask
-    reach = slots.Reach(
+    keys = slots.SlotKeys(
         table(k.data_ptr(), v.data_ptr(), 128, 0), table(own_k.data_ptr(), own_v.data_ptr(), 20, 20)[None],
         table(90, 0, 3, 40)[None], visible, table(0, 1, 2)[None], 1024, 64,
     )  # fmt: skip
-    slots.write(new_k, new_v, reach.cache, reach.bounds)
-    out, _, _ = slots.attend(q, 2, reach, 0.125)
+    slots.write(new_k, new_v, keys.cache, keys.bounds)
+    out, _, _ = slots.attend(q, 2, keys, 0.125)
     _near("attention over slots", out[0], wanted.out, ERROR[dtype])
 
 

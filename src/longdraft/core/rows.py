@@ -1,0 +1,64 @@
+"""The rows of a batch, as sampling and verification see them: tokens, lengths, limits and seeds, but no cache."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Rows:
+    """Row b has committed tokens[b, :length[b]]; the last of them is the root of its next tree.
+
+    tokens [B,N] (N has room for every prompt and its limit); length, prompt, limit, seed, done [B]. prompt: tokens in
+    the prompt. limit: how many tokens may follow it. eos[b]: the row's end tokens. A row is done when it reaches its
+    limit or one of its end tokens.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    limit: Tensor
+    seed: Tensor
+    eos: list[tuple[int, ...]]
+    prompt: Tensor = field(init=False)
+    capacity: int = field(init=False)  # how many rows there is memory for; `first` and `row` do not change it
+    done: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt, self.capacity = self.length.clone(), len(self.length)
+        self.done = self.limit <= 0
+
+    def first(self, count: int) -> Self:
+        """Rows [0, count), over the same memory."""
+        return self._slice(slice(count))
+
+    def row(self, b: int) -> Self:
+        """Row b alone, over the same memory."""
+        return self._slice(slice(b, b + 1))
+
+    def _slice(self, rows: slice) -> Self:
+        view = copy(self)
+        for name in ("tokens", "length", "limit", "seed", "eos", "prompt", "done"):
+            setattr(view, name, getattr(self, name)[rows])
+        return view
+
+    @property
+    def last(self) -> Tensor:
+        """[B] the newest token of each row, which is the next root."""
+        return self.tokens.gather(1, self.length[:, None] - 1)[:, 0]
+
+    @property
+    def room(self) -> int:
+        """The most drafted tokens that any row can still use; the bonus token takes the last position."""
+        left = torch.where(self.done, 0, self.prompt + self.limit - self.length)
+        return max(int(left.max()) - 1, 0)
+
+    def tokens_since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row's tokens after its first `consumed` [B]: left-aligned [B,M], and how many of them are real [B]."""
+        n = self.length - consumed
+        at = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)
+        return self.tokens.gather(1, at.clamp(max=self.tokens.shape[1] - 1)), n
