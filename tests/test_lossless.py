@@ -12,7 +12,7 @@ from listed import BUILD, FROM_TEXT, ROWS, each_method, each_method_on, each_row
 from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
 from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
 from longdraft.methods import CONTROLS, METHODS
-from longdraft.views import Chunks, Full, Guided, RandomSlots, RecentSlots, SinkWindow, SnapKV
+from longdraft.views import Chunks, Full, Guided, RandomSlots, SinkWindow, SnapKV
 
 
 @each_method_on(*tiny.MAIN)
@@ -153,7 +153,7 @@ REJECTING = {
     "vegas": lambda t: SelfDrafter(t, Guided(0.07, 16), [1] * 4),
     "tree": lambda t: SelfDrafter(t, SinkWindow(4, 0.07, 16), [3, 6]),
     "random-picks": lambda t: SelfDrafter(t, RandomSlots(0.07, 16), [2, 4]),
-    "recents": lambda t: SelfDrafter(t, RecentSlots(0.07, 16), [1, 1]),
+    "recents": lambda t: SelfDrafter(t, SinkWindow(0, 0.07, 16), [1, 1]),
     "snapkv": lambda t: SelfDrafter(t, SnapKV(0.07, 16), [1] * 4),
     "budgetdraft": lambda t: SmallModelDrafter(t, Chunks(40), [1] * 4),
     "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40), [2, 4]),

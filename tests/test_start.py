@@ -156,7 +156,7 @@ def test_the_methods_read_no_more_than_pays():
         ("specextend", {}, 0),
     ]
     for name, option, tail in tails:
-        drafter = build(name, lm, random_lm(lm, 1), **option)
+        drafter = build(name, lm, random_lm(lm, 1), any_target=True, **option)
         inner = drafter.inner if isinstance(drafter, Hierarchical) else drafter
         assert isinstance(inner, SmallModelDrafter) and inner.tail == tail, name
 
@@ -252,7 +252,7 @@ def test_the_drafts_are_those_of_a_prompt_without_what_is_not_read(policy, path)
 def test_a_budget_as_large_as_the_context_accepts_every_draft(reads):
     options = {"gamma": 5, "budget": 112, "reads": reads}
     for rows in ((70,), (70, 1, 31)):
-        check_full_acceptance(lambda t: build("budgetdraft", t, t, **options), 5, lengths=rows)
+        check_full_acceptance(lambda t: build("budgetdraft", t, t, any_target=True, **options), 5, lengths=rows)
 
 
 @torch.inference_mode()

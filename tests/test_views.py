@@ -12,7 +12,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import SelfDrafter
-from longdraft.views import Full, Guided, Policy, RandomSlots, RecentSlots, SinkWindow, View
+from longdraft.views import Full, Guided, Policy, RandomSlots, SinkWindow, View
 from longdraft.views.base import budget_of
 
 LENGTHS = [400, 37, 16, 9, 1, 0]
@@ -39,7 +39,7 @@ POLICIES = {
     "no sink": SinkWindow(0, 0.07, 16),
     "sink above the budget": SinkWindow(99, 0.07, 16),
     "random": RandomSlots(0.07, 16),
-    "recents": RecentSlots(0.07, 16),
+    "recents": SinkWindow(0, 0.07, 16),
 }
 
 

@@ -6,7 +6,7 @@ from longdraft.core.options import Depth, NotNegative, Positive, Share
 from longdraft.drafters import Drafter, SelfDrafter
 from longdraft.methods.method import Method
 from longdraft.models.lm import LM
-from longdraft.views import RandomSlots, RecentSlots
+from longdraft.views import RandomSlots, SinkWindow
 
 
 def random_picks(
@@ -18,7 +18,7 @@ def random_picks(
 
 def recents(target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256) -> Drafter:
     """Control: the target drafts and reads only the latest slots, as many as vegas reads."""
-    return SelfDrafter(target, RecentSlots(keep_ratio, min_budget), [1] * gamma)
+    return SelfDrafter(target, SinkWindow(0, keep_ratio, min_budget), [1] * gamma)
 
 
 CONTROLS = {

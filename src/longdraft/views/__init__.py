@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longdraft.views.base import Full, Policy, View
 from longdraft.views.chunks import Chunks
-from longdraft.views.controls import RandomSlots, RecentSlots
+from longdraft.views.controls import RandomSlots
 from longdraft.views.guided import Guided
 from longdraft.views.partial import Partial
 from longdraft.views.quest import Quest
@@ -20,7 +20,6 @@ __all__ = [
     "Policy",
     "Quest",
     "RandomSlots",
-    "RecentSlots",
     "Retrieval",
     "SinkWindow",
     "SnapKV",

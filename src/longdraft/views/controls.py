@@ -1,4 +1,4 @@
-"""Controls: a guided view must reach longer acceptance than these at the same budget, or its guidance is useless."""
+"""A control: a guided view must reach longer acceptance than this at the same budget, or its guidance is useless."""
 
 from __future__ import annotations
 
@@ -27,19 +27,3 @@ class RandomSlots(Policy):
             rows.append(indices)
             tail_start.append(0 if budget >= n else n)
         return pad_rows(rows, tail_start, device)
-
-
-class RecentSlots(Policy):
-    """Only the latest slots: a window without a sink."""
-
-    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256):
-        self.keep_ratio, self.min_budget = keep_ratio, min_budget
-
-    def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
-
-    def view(self, cache: KVCache) -> View:
-        lengths = cache.length.tolist()
-        tail_start = [n - budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
-        none = torch.zeros(1, 0, dtype=torch.long, device=cache.length.device)
-        return pad_rows([none] * len(tail_start), tail_start, cache.length.device)

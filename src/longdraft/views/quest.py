@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,13 +39,13 @@ class Pages:
         return most.amax(1)
 
     def _extended(
-        self, table: ByLayerAndRow[Tensor], key: tuple[int, int], k: Tensor, count: int, extreme: Callable[..., Tensor]
+        self, table: ByLayerAndRow[Tensor], key: tuple[int, int], k: Tensor, count: int, reduce: Any
     ) -> Tensor:
-        """The table's entry, extended to at least `count` pages."""
+        """The table's entry, extended to at least `count` pages; fold: torch.amin or torch.amax."""
         known = table.get(key)
         have = 0 if known is None else known.shape[1]
         if known is None or have < count:
-            new = extreme(k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page)), 2)
+            new = fold(k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page)), 2)
             known = table[key] = new if known is None else torch.cat([known, new], 1)
         return known
 
