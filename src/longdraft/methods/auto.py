@@ -20,7 +20,7 @@ TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def auto(target: LM, weights: dict[str, Any], rounds: Positive = 16) -> Drafter:
+def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
     """Tries each method that has its drafter weights for `rounds` decoding steps and continues with the fastest."""
     trained = [build(target, weights[kind], **given) for kind, (build, given) in TRAINED.items() if kind in weights]
     return Auto([*trained, vegas(target), vegas_reuse(target), suffix(target)], rounds)

@@ -95,6 +95,8 @@ class CostModel:
 
     def best(self) -> tuple[float, int, int]:
         """The highest expected rate (tokens per unit of cost), with its depth and width; (rate, 0, ...) is no draft."""
+        if not self.plain:
+            return 0.0, 0, UNBOUNDED
         found = [(1 / median(self.plain), 0, UNBOUNDED)]
         deepest = min(2 * max((d for depths in self.costs.values() for d in depths), default=0), self.max_depth)
         for width in self.widths if deepest else []:
