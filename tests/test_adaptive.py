@@ -267,7 +267,7 @@ def test_auto_keeps_the_drafter_that_measures_best():
     [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
     prophets = [Prophet([row], 7, lambda n, good=good: good) for good in (1, 7, 2)]
     clock, drafter = Clock(1.0), Auto(prophets, rounds=12)
-    for part in drafter.parts:
+    for part in drafter.drafters:
         part.given = Measured(lambda part=part: (setattr(clock, "drafter", part), clock())[1])
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]

@@ -18,8 +18,8 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
-from longdraft.drafters.adaptive.adaptive_draft import TAPPED
-from longdraft.drafters.adaptive.cost_model import ANY
+from longdraft.drafters.adaptive.adaptive_draft import CAPTURE
+from longdraft.drafters.adaptive.cost_model import UNBOUNDED
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.eagle.drafter import chosen
 from longdraft.models.lm import LM
@@ -84,7 +84,19 @@ def test_the_cache_is_recomputation_from_scratch(kind, reach):
 @each_kind
 def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
     """Whatever it saw, before a draft the cache is what it is when every round is seen."""
-    shapes = cycle([(0, ANY), (0, ANY), (0, ANY), (TAPPED, ANY), (2, ANY), (3, 2), (0, ANY), (TAPPED, ANY), (1, 1)])
+    shapes = cycle(
+        [
+            (0, UNBOUNDED),
+            (0, UNBOUNDED),
+            (0, UNBOUNDED),
+            (CAPTURE, UNBOUNDED),
+            (2, UNBOUNDED),
+            (3, 2),
+            (0, UNBOUNDED),
+            (CAPTURE, UNBOUNDED),
+            (1, 1),
+        ]
+    )
     monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: next(shapes))
     lm = tiny.target("llama")
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, 512)

@@ -164,7 +164,7 @@ def test_heads_come_first():
     twice = Sequential(*[Heads(lm, random_heads(lm, 0), Full(), [1, 1, 1, 1]) for _ in range(2)])
     with pytest.raises(ValueError, match="put them first"):
         list(stream(lm, tiny.prompts(9), twice, max_new_tokens=9))
-    with pytest.raises(ValueError, match="two drafters"):
+    with pytest.raises(ValueError, match="at most one drafter of a Sequential"):
         Sequential(Heads(lm, random_heads(lm, 0), Guided(), [1] * 4), Medusa(lm, random_medusa(lm, 0)))
 
 

@@ -238,8 +238,8 @@ def test_every_drafter_reports_what_it_reads(method, monkeypatch):
             return super().end(inner, seqs, tree, depth, captured)
 
     monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, UNBOUNDED))
-    parts = BUILD[method](lm)
-    adaptive = AdaptiveDraft(parts.parts[0].inner if isinstance(parts, Auto) else parts, Spy(lm))
+    drafter = BUILD[method](lm)
+    adaptive = AdaptiveDraft(drafter.drafters[0].inner if isinstance(drafter, Auto) else drafter, Spy(lm))
     generate(lm, tiny.prompts(70, 31), adaptive, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)
     assert seen and all(x == 0 for x in seen) if method in FROM_TEXT else all(0 < x < 3 for x in seen), seen
 

@@ -122,8 +122,8 @@ DEEP = '{"longdraft": ' * 100_000 + "1" + "}" * 100_000
 ODD_FILES = {
     "deep": (DEEP, "nested too deeply"),
     "a deep list": ("[" * 100_000, "nested too deeply"),
-    "a list": ("[1, 2]", "no JSON object"),
-    "a number": ("7", "no JSON object"),
+    "a list": ("[1, 2]", "does not contain a JSON object"),
+    "a number": ("7", "does not contain a JSON object"),
     "not a number": ('{"longdraft": NaN}', "NaN is not a number in JSON"),
     "infinite": ('{"longdraft": -Infinity}', "-Infinity is not a number in JSON"),
     "cut short": ('{"longdraft": {"kind"', "unreadable"),

@@ -100,7 +100,7 @@ def test_a_part_of_auto_reads_when_its_turn_comes():
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
     assert small.read == 0
-    drafter._switch(drafter.parts[1])
+    drafter._switch(drafter.drafters[1])
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
     assert small.read > SINK + TAIL // 2
@@ -134,7 +134,7 @@ def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
 def test_a_text_is_indexed_at_the_first_draft(method):
     drafter = BUILD[method](tiny.target("llama"))
     seqs = begun(drafter, tiny.prompts(70))
-    [rows] = [part.rows for part in getattr(drafter, "parts", [drafter]) if hasattr(part, "rows")]
+    [rows] = [part.rows for part in getattr(drafter, "drafters", [drafter]) if hasattr(part, "rows")]
     indexed = lambda: getattr(rows[0], "seen" if method == "suffix" else "size")  # noqa: E731
     assert indexed() == 0
     drafter.ready(seqs)
@@ -156,7 +156,7 @@ def test_the_methods_read_no_more_than_pays():
         ("specextend", {}, 0),
     ]
     for name, option, tail in tails:
-        drafter = build(name, lm, random_lm(lm, 1), **option)
+        drafter = build(name, lm, random_lm(lm, 1), any_target=True, **option)
         inner = drafter.inner if isinstance(drafter, Hierarchical) else drafter
         assert isinstance(inner, SmallModelDrafter) and inner.tail == tail, name
 

@@ -70,49 +70,49 @@ class Drafter:
 class Sequential(Drafter):
     """Drafters applied in order to one tree. At most one of them may use captures."""
 
-    def __init__(self, *parts: Drafter):
-        self.parts = parts
-        self.max_depth = max(p.max_depth for p in parts)
+    def __init__(self, *drafters: Drafter):
+        self.drafters = drafters
+        self.max_depth = max(d.max_depth for d in drafters)
         self.captures()
 
     def captures(self) -> CaptureSpec:
-        specs = [spec for spec in (p.captures() for p in self.parts) if spec.rows or spec.hidden]
+        specs = [spec for spec in (d.captures() for d in self.drafters) if spec.rows or spec.hidden]
         if len(specs) > 1:
             raise ValueError("at most one drafter of a Sequential may use captures of the verify pass")
         return specs[0] if specs else CaptureSpec()
 
     def rewind(self, seqs: Sequences) -> None:
-        for p in self.parts:
-            p.rewind(seqs)
+        for d in self.drafters:
+            d.rewind(seqs)
 
     def ready(self, seqs: Sequences) -> None:
-        for p in self.parts:
-            p.ready(seqs)
+        for d in self.drafters:
+            d.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
-        for p in self.parts:
-            p.start(seqs)
+        for d in self.drafters:
+            d.start(seqs)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        return sum(p.reads(seqs, depth) for p in self.parts)
+        return sum(d.reads(seqs, depth) for d in self.drafters)
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        for p in self.parts:
-            p.enter(seqs, row)
+        for d in self.drafters:
+            d.enter(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        for p in self.parts:
-            p.leave(seqs, row)
+        for d in self.drafters:
+            d.leave(seqs, row)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        for p in self.parts:
+        for d in self.drafters:
             left = limits.within(width=max(limits.width - tree.widest, 0))
-            tree = p.grow(tree, seqs, left)
+            tree = d.grow(tree, seqs, left)
         return tree
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        for p in self.parts:
-            p.update(seqs, tree, verdict, captured)
+        for d in self.drafters:
+            d.update(seqs, tree, verdict, captured)
 
 
 def beam(

@@ -1,4 +1,4 @@
-"""Several drafters tried one after the other on the text itself; the one that measured best goes on."""
+"""Several drafters are tried one after the other on the sequence itself; the fastest is kept."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from longdraft.core.verify import Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.base import Drafter
 
-ENOUGH, BEHIND = 5, 0.8  # rounds of a trial after which a part that expects this share of another's rate is given up
+LEAST = 2  # steps of a trial before it may be given up for an earlier drafter's higher rate
 
 
 class Auto(Drafter):
-    """One of its parts drafts at a time, each at its own pace: first every one for a trial, then the best for good.
+    """One of its drafters is in use at a time, as an AdaptiveDraft: each for a trial, then the fastest for good.
 
-    A trial is `rounds` rounds, cut short where the part finds that no draft of its own pays. A plain step, tapped for
-    the next part, stands between two. A part that is a Pace already keeps its own costs.
+    A trial lasts `rounds` steps. It ends sooner if its drafter turns itself off, or expects a lower rate than one
+    tried before. Between trials there is a step without a draft that captures what the next drafter needs.
     """
 
-    def __init__(self, parts: Sequence[Drafter], rounds: int = 16):
-        self.parts = [part if isinstance(part, AdaptiveDraft) else AdaptiveDraft(part) for part in parts]
+    def __init__(self, drafters: Sequence[Drafter], rounds: int = 8):
+        self.drafters = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d) for d in drafters]
         self.rounds = rounds
-        self.has_draft_probs = all(part.has_draft_probs for part in parts)
-        self.max_depth = max(part.max_depth for part in parts)
+        self.has_draft_probs = all(d.has_draft_probs for d in drafters)
+        self.max_depth = max(d.max_depth for d in drafters)
 
     def rewind(self, seqs: Sequences) -> None:
-        for part in self.parts:
-            part.rewind(seqs)
+        for d in self.drafters:
+            d.rewind(seqs)
 
     def ready(self, seqs: Sequences) -> None:
         self.now.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
-        """All parts: a small model's prefill is no part of its trial. One measures plain steps for all."""
-        for part in self.parts:
-            part.start(seqs)
-        for part in self.parts[1:]:
-            part.model.plain, part.plan = self.parts[0].model.plain, part.plan[3:]
-        self.waiting, self.trying = list(self.parts), True
+        """Start all drafters. The first measures plain steps for all; the others begin with one probe."""
+        for d in self.drafters:
+            d.start(seqs)
+        for d in self.drafters[1:]:
+            d.model.plain, d.plan = self.drafters[0].model.plain, d.plan[3:4]
+        self.waiting = list(self.drafters)
         self._switch(self.waiting.pop(0))
-        self.fresh = False  # the first step drafts nothing anyway
+        self.trying, self.fresh = True, False  # the first step drafts nothing anyway
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        for part in self.parts:
-            part.enter(seqs, row)
+        for d in self.drafters:
+            d.enter(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        for part in self.parts:
-            part.leave(seqs, row)
+        for d in self.drafters:
+            d.leave(seqs, row)
 
-    def _switch(self, part: AdaptiveDraft) -> None:
-        self.now, self.left, self.fresh = part, self.rounds, True
-        part.asked = None  # its own latest round is over: the step at hand drafts nothing
+    def _switch(self, drafter: AdaptiveDraft) -> None:
+        self.now, self.steps, self.fresh = drafter, 0, True
+        drafter.asked = None  # the next step drafts nothing and is not measured
 
     def captures(self) -> CaptureSpec:
         return self.now.captures()
@@ -66,27 +66,27 @@ class Auto(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.fresh:
             return tree
-        self.left -= 1
+        self.steps += 1
         return self.now.grow(tree, seqs, limits)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)
-        if not self.trying or (self.left > 0 and not self.now.off and not self._hopeless()):
+        if not self.trying or not self._trial_is_over():
             return
         if self.waiting:
             self._switch(self.waiting.pop(0))
             return
         self.trying = False
-        best = max(self.parts, key=self._rate)
+        best = max(self.drafters, key=self._rate)
         if best is not self.now:
             self._switch(best)
 
-    def _rate(self, part: AdaptiveDraft) -> float:
-        return part.model.best()[0]
+    def _trial_is_over(self) -> bool:
+        if self.now.off or self.steps >= self.rounds:
+            return True
+        tried = self.drafters[: self.drafters.index(self.now)]
+        return self.steps >= LEAST and any(self._rate(self.now) < self._rate(d) for d in tried)
 
-    def _hopeless(self) -> bool:
-        """Whether the part at hand has been seen long enough to know that another is far ahead."""
-        tried = self.parts[: self.parts.index(self.now)]
-        seen = self.rounds - self.left
-        return seen >= ENOUGH and any(self._rate(self.now) < BEHIND * self._rate(part) for part in tried)
+    def _rate(self, drafter: AdaptiveDraft) -> float:
+        return drafter.model.best()[0]
