@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.stock import projections
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, ChainDraws, KVCache, Tree
 from longdraft.ops import native
 
 
