@@ -157,7 +157,7 @@ def test_only_chains_of_fixed_length_have_an_oracle():
 
 def test_oracle_and_real_acceptance_stand_apart(speed, tmp_path):
     records = record.load([speed])
-    oracle = [{**r, "oracle": 3.0, "draft_depth": 4} for r in records]
+    oracle = [{**r, "oracle": 3.0} for r in records]
     found = report.sections(records + oracle)
     assert len(found) == 2
     assert "real acceptance" in found[0].title

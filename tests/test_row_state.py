@@ -1,4 +1,4 @@
-"""What a drafter knows of a row survives when other rows enter and leave."""
+"""What a drafter has learned about a row is kept when other rows enter and leave."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BUSY = {0: [(31, 3), (70, LONG), (20, 9)], 2: [(50, 1)], 4: [(9, 6), (60, 2)], 7
 ENTRIES = {step for step in BUSY if step}  # after which all rows take a plain step
 
 
-def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]]:
-    """Tokens of the long request's rounds: with others that come and go beside it, or alone with their plain steps."""
+def steps_of(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]]:
+    """Tokens by step of the long request: with others that come and go, or alone but with the same plain steps."""
     s, chunks, watched, step = session(model, drafter, 4, "greedy"), [], None, 0
     while step == 0 or s.running:
         for n, (length, new) in enumerate(BUSY.get(step, ())):
@@ -41,23 +41,23 @@ def rounds(drafter: Drafter, busy: bool, model: str = "llama") -> list[list[int]
 OTHERWISE = {
     "specextend": "a row that enters makes every row choose its chunks anew",
     "specextend by itself": "a row that enters makes every row choose its chunks anew",
-    "suffix over texts": "a row drafts from the texts that have left",
+    "suffix over texts": "a row drafts from the outputs of rows that have left",
     "auto": "how long its trials last depends on what all rows accept",
 }
 
 
 @pytest.mark.parametrize("method", sorted(set(BUILD) - set(OTHERWISE)))
 def test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method):
-    """Round by round the same tokens are accepted as without them: no state is lost, or goes to another row."""
+    """Each step accepts the same tokens as without them: no state is lost or moved to another row."""
     lm = tiny.target("llama-loops" if method in FROM_TEXT else "llama")
-    alone, beside = (rounds(BUILD[method](lm), busy, lm.name) for busy in (False, True))
+    alone, beside = (steps_of(BUILD[method](lm), busy, lm.name) for busy in (False, True))
     assert beside == alone
     assert max(map(len, alone)) > 1
 
 
 @pytest.mark.parametrize("method", FULL_BUDGET)
 def test_acceptance_stays_at_its_maximum_while_rows_come_and_go(method):
-    """A draft under a view of everything is the target's: each round of each row accepts all of it."""
+    """A draft under a view of everything is the target's own, so every step accepts all of it in every row."""
     drafted = Counter()
 
     def verify(tree, logits, sampler, rows):
@@ -103,27 +103,27 @@ def test_a_small_model_reads_each_prompt_once(method, monkeypatch):
     assert 0 < sum(read) <= sum(n for n, _, _ in REQUESTS)
 
 
-def test_the_pace_that_was_found_survives():
-    """Entries and exits neither empty the ledger nor begin the plan again."""
-    pace = AdaptiveDraft(
+def test_what_adaptive_drafting_has_learned_survives():
+    """Rows that enter or leave neither empty the cost model nor repeat the first measurements."""
+    drafter = AdaptiveDraft(
         BUILD["vegas"](tiny.target("llama")), Measured(count().__next__)
-    )  # a second a round, whatever it drafts
-    s, ends = session("llama", pace), Ends()
+    )  # a second per step, whatever it drafts
+    s, ends = session("llama", drafter), Ends()
     s.submit(tiny.prompts(40)[0], 60, eos=())
     for _ in range(9):
         ends.take(s.step())
-    ledger, depth = pace.ledger, pace.asked
-    assert depth is not None and depth > 1 and not pace.plan
+    model, depth = drafter.model, drafter.asked
+    assert depth is not None and depth > 1 and not drafter.plan
     s.submit(tiny.prompts(30)[0], 4, eos=())
     ends.take(s.step())
     while s.running:
         ends.take(s.step())
-        assert pace.ledger is ledger and pace.asked != 1 and not pace.plan
+        assert drafter.model is model and all(depth > 0 for depth, _ in [(drafter.asked or 1, 0), *drafter.plan])
     assert sorted(map(len, ends.texts.values())) == [4, 60]
 
 
 class Plain(Drafter):
-    """As simple as a drafter of someone else's may be: it knows nothing of rows that come and go."""
+    """A drafter as simple as a user's may be: it does not handle rows that enter and leave."""
 
     def __init__(self):
         self.seen: list[int] | None = None
@@ -136,7 +136,7 @@ class Plain(Drafter):
         self.seen = seqs.last.tolist()
 
     def grow(self, tree, seqs, limits):
-        assert self.seen == seqs.last.tolist(), "a round of these very rows comes first"
+        assert self.seen == seqs.last.tolist(), "a step of these very rows comes first"
         return tree.grow(torch.zeros_like(tree.tokens), tree.tokens) if limits.depth else tree
 
 
@@ -150,7 +150,7 @@ def test_a_drafter_without_enter_and_leave_starts_anew():
 
 
 def keys_stay(mp) -> None:
-    """A row's keys and values in a small model's cache do not follow its text."""
+    """A row's keys and values in a small model's cache do not move with the row."""
     leave = SmallModelDrafter.leave
 
     def wrong(self, seqs, row):
@@ -164,8 +164,8 @@ def keys_stay(mp) -> None:
     mp.setattr(SmallModelDrafter, "leave", wrong)
 
 
-def picks_swapped(mp) -> None:
-    """The first two rows swap what their views pick."""
+def slots_swapped(mp) -> None:
+    """The first two rows swap the slots that their views select."""
 
     def wrong(self, model, tokens, cache, row):
         self._view = self._view and self._view.without(row)
@@ -176,22 +176,22 @@ def picks_swapped(mp) -> None:
 
 
 def rows_shifted(mp) -> None:
-    """Those behind the row that leaves move up, though only the last one has moved."""
+    """Later rows move up when a row leaves, though only the last one takes its place."""
     mp.setattr(Lookup, "leave", lambda self, seqs, row: self.rows.pop(row))
 
 
-def ranks_forgotten(mp) -> None:
-    """As before: when a row leaves, everything starts anew."""
+def views_forgotten(mp) -> None:
+    """When a row leaves, all rows start anew."""
     mp.setattr(Guided, "leave", lambda self, model, tokens, cache, row: self.start(model, tokens, cache))
 
 
 @pytest.mark.parametrize(
     "fault,method",
-    [(keys_stay, "budgetdraft tree"), (picks_swapped, "vegas"), (rows_shifted, "lookup"), (ranks_forgotten, "vegas")],
+    [(keys_stay, "budgetdraft tree"), (slots_swapped, "vegas"), (rows_shifted, "lookup"), (views_forgotten, "vegas")],
     ids=lambda x: getattr(x, "__name__", x),
 )
 def test_state_of_the_wrong_row_is_harmless_and_caught(fault, method, monkeypatch):
-    """The planted faults: the text is the same, its rounds are not."""
+    """The planted faults: the output is the same, its steps are not."""
     fault(monkeypatch)
     test_session.test_rows_that_come_and_go_say_what_they_say_alone("llama", method)
     with pytest.raises(AssertionError):

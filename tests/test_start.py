@@ -144,19 +144,19 @@ def test_a_text_is_indexed_at_the_first_draft(method):
 def test_the_methods_read_no_more_than_pays():
     """`reads` bounds it, and never below what may be seen; 0 reads all."""
     lm = tiny.target("llama")
-    tails = {
-        ("sd", ()): 2048,
-        ("sd", ("reads", "0")): 0,
-        ("budgetdraft", ()): 2048,
-        ("budgetdraft", ("reads", "0")): 0,
-        ("budgetdraft", ("reads", "100")): 256,
-        ("sd-sparse", ("budget", "4096")): 4096,
-        ("triforce", ()): 1024,
-        ("triforce", ("window", "3000")): 3000,
-        ("specextend", ()): 0,
-    }
-    for (name, option), tail in tails.items():
-        drafter = build(name, lm, dict([option] if option else []), random_lm(lm, 1))
+    tails = [
+        ("sd", {}, 2048),
+        ("sd", {"reads": 0}, 0),
+        ("budgetdraft", {}, 2048),
+        ("budgetdraft", {"reads": 0}, 0),
+        ("budgetdraft", {"reads": 100}, 256),
+        ("sd-sparse", {"budget": 4096}, 4096),
+        ("triforce", {}, 1024),
+        ("triforce", {"window": 3000}, 3000),
+        ("specextend", {}, 0),
+    ]
+    for name, option, tail in tails:
+        drafter = build(name, lm, random_lm(lm, 1), **option)
         inner = drafter.inner if isinstance(drafter, Hierarchical) else drafter
         assert isinstance(inner, SmallModelDrafter) and inner.tail == tail, name
 
@@ -248,11 +248,11 @@ def test_the_drafts_are_those_of_a_prompt_without_what_is_not_read(policy, path)
     assert torch.equal(alone.grow(Tree.root(read.last), read, DraftLimits(read.room)).tokens, found.tokens)
 
 
-@pytest.mark.parametrize("reads", ["10", "2048", "0"])
+@pytest.mark.parametrize("reads", [10, 2048, 0])
 def test_a_budget_as_large_as_the_context_accepts_every_draft(reads):
-    options = {"gamma": "5", "budget": "112", "reads": reads}
+    options = {"gamma": 5, "budget": 112, "reads": reads}
     for rows in ((70,), (70, 1, 31)):
-        check_full_acceptance(lambda t: build("budgetdraft", t, options, t), 5, lengths=rows)
+        check_full_acceptance(lambda t: build("budgetdraft", t, t, **options), 5, lengths=rows)
 
 
 @torch.inference_mode()

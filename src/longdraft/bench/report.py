@@ -95,9 +95,9 @@ def _speed(records: list[Record]) -> Section:
         )
     about = f"{first['model']}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
     if "oracle" in first:
-        depths = sorted({r["draft_depth"] for r in records if r.get("draft_depth")})  # older records have none
-        drafted = f"{first['oracle']:g} of {' or '.join(map(str, depths))}" if depths else f"{first['oracle']:g}"
-        title = f"Speed at a given acceptance (oracle: {drafted} drafts accepted per step; cost only)"
+        depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})
+        drafted = f"{first['oracle']:g} of {' or '.join(map(str, depths))} drafts"
+        title = f"Speed at a given acceptance (oracle: {drafted} accepted per step; cost only)"
     else:
         title = "Speed, real acceptance"
     header = ["context", "method", "tokens/s", "speedup", "end to end", "steady"]

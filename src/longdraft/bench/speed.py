@@ -160,7 +160,7 @@ def _describe(job: Speed, cell: Cell, entry: Entry, text: Text, output: Output, 
     if "score" in entry.options:
         found["score"] = entry.options["score"]
     if job.accept is not None:
-        found |= {"oracle": job.accept, "draft_depth": depth}
+        found["oracle"] = job.accept
     if entry.name == "plain":
         found |= traffic(cell.ours, output)
     return found

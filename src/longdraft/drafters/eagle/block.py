@@ -214,7 +214,9 @@ def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> Eagle3Block:
 
 def _filled(block: B, target: LM, seed: int) -> B:
     generator = torch.Generator().manual_seed(seed)
-    for p in block.parameters():
+    for name, p in block.named_parameters():
         if p.dim() > 1:
             nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=generator)
+        elif name.endswith("bias"):
+            nn.init.zeros_(p)
     return block.to(target.device, target.dtype).eval().requires_grad_(False)
