@@ -342,11 +342,7 @@ def test_slots_that_are_not_there_are_not_copied():
             take(k, torch.tensor(slots))
     with pytest.raises(RuntimeError, match="scores"):
         choose([torch.randn(5)], 6)
-<<<<<<< HEAD
     with pytest.raises(ValueError, match="equal length"):
-=======
-    with pytest.raises(ValueError, match="of equal length"):
->>>>>>> refs/heads/backends
         choose([torch.randn(5), torch.randn(4)], 2)
 
 
