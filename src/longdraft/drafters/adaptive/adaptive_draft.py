@@ -9,6 +9,7 @@ from longdraft.drafters.adaptive.cost_model import CostModel, median, ranks
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
 from longdraft.drafters.base import Drafter
 
+# Set by the simulation in docs/log.md, "adaptive drafting no longer decides by luck".
 PROBE = 4  # depth of a draft that tests whether drafting pays
 OFF = 16  # drafting stays off for this many times what it has cost so far, in plain steps
 MOST = 256  # plain steps: the largest cost that counts, so that drafting is off for OFF * MOST steps at most
