@@ -87,8 +87,8 @@ class CostModel:
         return cost - level * depth, level
 
     def could_pay(self, depth: int, width: int) -> bool:
-        """Whether a draft would be faster than plain decoding if all of it were accepted."""
-        if not self.costs:
+        """Whether a draft would be faster than plain decoding if all of it were accepted; True if none was as deep."""
+        if max(self.costs.get(width, [0])) < depth:
             return True
         fixed, level = self.line(width)
         return fixed + level * depth < (depth + 1) * median(self.plain)
