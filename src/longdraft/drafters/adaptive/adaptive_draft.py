@@ -15,14 +15,10 @@ from longdraft.drafters.base import Drafter
 
 # Set by the simulation of docs/log.md, "Adaptive drafting no longer decides by luck" (2026-11-22).
 PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
-OFF = (
-    8  # drafting stays off for this many times what it has cost so far, in plain steps; 32 lost gains, 16 was no better
-)
+OFF = 8  # drafting stays off for this many times what it has cost so far, in plain steps
 HOPELESS = 4  # longer if even fully accepted drafts would not pay: nothing but a change of costs could help
 MOST = 256  # plain steps: the largest cost that counts, so that drafting is tried again in the end
-RECHECK = (
-    64  # drafting steps between measurements of a plain step or another width: up to 2 of 64 steps are not drafted
-)
+RECHECK = 64  # drafting steps between measurements of a plain step or of another width
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
 
 
