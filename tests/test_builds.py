@@ -1,4 +1,4 @@
-"""A build is used where processor and system can run it; a wish that cannot be met is one line."""
+"""A build is used where it can run and has this interface; otherwise the reason is one line."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ ASKED = {
 
 
 @pytest.fixture(autouse=True)
-def asked_anew(monkeypatch):
-    """What was found out about builds is forgotten before and after."""
+def nothing_cached(monkeypatch):
+    """Clears what is cached about builds, before and after each test."""
     caches = (native._library, native._open)
     monkeypatch.delenv("LONGDRAFT_NATIVE", raising=False)
     for one in caches:
@@ -40,8 +40,8 @@ def asked_anew(monkeypatch):
 
 @pytest.mark.skipif(not FLAGS.exists(), reason="not on Linux")
 @pytest.mark.parametrize("kind", ASKED)
-def test_the_probe_says_what_the_system_says(kind, monkeypatch):
-    """An emulator shows programs another processor than /proc does, so there only what it can run is asked."""
+def test_the_probe_agrees_with_the_system(kind, monkeypatch):
+    """Under an emulator, /proc shows another processor than the one that programs see."""
     flags = set(re.findall(r"\w+", next((x for x in FLAGS.read_text().splitlines() if x.startswith("flags")), "")))
     monkeypatch.delenv("LONGDRAFT_CPU", raising=False)
     if os.environ.get("LONGDRAFT_EMULATED"):
@@ -50,8 +50,8 @@ def test_the_probe_says_what_the_system_says(kind, monkeypatch):
         assert native.runs(kind) == (ASKED[kind] <= flags)
 
 
-def test_the_probe_needs_nothing_that_a_processor_may_lack():
-    """It is not one of the builds that it speaks for, and none of their flags was used to compile it."""
+def test_any_processor_can_run_the_probe():
+    """It was compiled without the flags of the builds."""
     probe = native._probe()
     assert probe is not None and "_probe" not in native.NEEDS
     assert probe.longdraft_runs(b"_neon") == 0
@@ -63,7 +63,7 @@ def test_a_smaller_processor_gets_the_smaller_build(monkeypatch):
     assert native.opened("_avx512") is None and "does not offer AVX-512" in native.lacking("_avx512")
 
 
-def test_torchs_own_setting_is_not_ours(monkeypatch):
+def test_torchs_setting_chooses_no_build(monkeypatch):
     """ATEN_CPU_CAPABILITY chooses torch's kernels; LONGDRAFT_NATIVE chooses these."""
     best = native.library()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
@@ -73,27 +73,27 @@ def test_torchs_own_setting_is_not_ours(monkeypatch):
 
 @pytest.mark.parametrize("kind", list(native.NEEDS))
 def test_a_build_that_the_processor_lacks_is_never_loaded(kind, monkeypatch):
-    """Not even opened: code may run when a library is."""
+    """It is not even opened, because opening a library may run code."""
     monkeypatch.setattr(native, "runs", lambda kind: False)
     monkeypatch.setattr(native.ctypes, "CDLL", lambda path: pytest.fail(f"{path} was opened"))
     assert native.opened(kind) is None and native.lacking(kind)
 
 
 @pytest.mark.parametrize(
-    ("wish", "names"),
+    ("choice", "names"),
     [("avx512", "does not offer AVX-512"), ("amx", "does not offer AMX"), ("avx1024", "choose amx, avx512, avx2")],
 )
-def test_a_wish_that_cannot_be_met_is_one_line(wish, names, monkeypatch):
+def test_a_build_that_cannot_run_is_an_error(choice, names, monkeypatch):
     monkeypatch.setenv("LONGDRAFT_CPU", "haswell")
-    monkeypatch.setenv("LONGDRAFT_NATIVE", wish)
+    monkeypatch.setenv("LONGDRAFT_NATIVE", choice)
     with pytest.raises(InputError, match=names):
         native.library()
 
 
-@pytest.mark.parametrize("wish", ["avx512", pytest.param("avx1024", marks=pytest.mark.full)])
-def test_the_command_line_says_so_and_exits_with_2(wish):
-    """In a process of its own: the old code died of an illegal instruction."""
-    environment = {**os.environ, "LONGDRAFT_NATIVE": wish, "LONGDRAFT_CPU": "haswell"}
+@pytest.mark.parametrize("choice", ["avx512", pytest.param("avx1024", marks=pytest.mark.full)])
+def test_the_command_line_reports_it_in_one_line(choice):
+    """In a process of its own, which an illegal instruction would end."""
+    environment = {**os.environ, "LONGDRAFT_NATIVE": choice, "LONGDRAFT_CPU": "haswell"}
     words = [sys.executable, "-m", "longdraft", "generate", "hi", "--max-new-tokens", "2"]
     found = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert found.returncode == 2 and found.stdout == ""
@@ -101,14 +101,14 @@ def test_the_command_line_says_so_and_exits_with_2(wish):
     assert len(said) == 1 and said[0].startswith("longdraft: LONGDRAFT_NATIVE is ")
 
 
-def test_a_build_that_is_missing_is_said(monkeypatch, tmp_path):
+def test_a_missing_build_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     monkeypatch.setenv("LONGDRAFT_NATIVE", "avx2")
     with pytest.raises(InputError, match="not in this installation"):
         native.library()
 
 
-# What another version of interface.h may have otherwise.
+# What may differ in another version of interface.h.
 CHANGES = {
     "a field more": ("int64_t ring;", "int64_t ring, more;"),
     "a field less": ("    int64_t window;", ""),
@@ -134,7 +134,7 @@ def changed(what: str) -> str:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_build_of_another_interface_is_refused(what, monkeypatch):
-    """The header is the newer one here."""
+    """Here the header is the newer of the two."""
     monkeypatch.setattr(native, "INTERFACE", Interface(changed(what)))
     assert native.opened("_avx2") is None and "made from other sources" in native.lacking("_avx2")
     assert "\n" not in native.lacking("_avx2")
@@ -143,7 +143,7 @@ def test_a_build_of_another_interface_is_refused(what, monkeypatch):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize("what", ["two fields of one type swapped", "a field more", "an argument of another type"])
 def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
-    """The build is the newer one, its table from the same layout.cpp; the same header is accepted."""
+    """Here the build is the newer one: its table is compiled from layout.cpp and a changed header."""
     (tmp_path / "layout.cpp").write_text((SOURCES / "layout.cpp").read_text())
 
     def built(header: str, name: str) -> ctypes.CDLL:
@@ -152,7 +152,7 @@ def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
         subprocess.run(words, check=True)
         return ctypes.CDLL(str(tmp_path / name))
 
-    missing = "they differ in longdraft_new"  # the first function, none of which layout.cpp contains
+    missing = "it differs in longdraft_new"  # the first function, none of which layout.cpp contains
     assert native.INTERFACE.difference(built(HEADER, "same.so")) == missing
     assert native.INTERFACE.difference(built(changed(what), "_avx2.changed.so")) not in ("", missing)
     for probe in native.FOLDER.glob("_probe.*so"):
@@ -162,7 +162,7 @@ def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
 
 
 def test_a_build_that_does_not_describe_itself_is_refused():
-    """As those of versions before there was a table."""
+    """As in versions without such a table."""
     assert "does not describe" in native.INTERFACE.difference(ctypes.CDLL(None))
 
 
@@ -197,7 +197,7 @@ def test_what_the_reader_does_not_understand_is_an_error(text):
         Interface(text)
 
 
-def test_every_code_has_its_words():
+def test_every_code_has_a_message():
     assert set(native.WRONG) == {code.name for code in native.Code} - {"DONE", "NO_MEMORY"}
 
 

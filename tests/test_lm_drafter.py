@@ -48,7 +48,7 @@ CASES = {
 def test_its_cache_is_that_of_the_committed_text(case, sampler):
     """After every round, for rows of unequal length and rows that have ended; a full view, so a prefill says what."""
     target, drafter = tiny.target("llama"), CASES[case](tiny.target("llama"))
-    lm = next(d for d in getattr(drafter, "parts", [drafter]) if isinstance(d, SmallModelDrafter))
+    lm = next(d for d in getattr(drafter, "drafters", [drafter]) if isinstance(d, SmallModelDrafter))
     lengths = (40, 1, 23)
     eos = (plain("llama", sampler, lengths, 16)[1][5],)
     seqs = prefill(target, tiny.prompts(*lengths), 16, sampler, SEED, eos)

@@ -26,7 +26,7 @@ def masks() -> list[set[int]]:
 @pytest.fixture
 def pool(monkeypatch):
     """As many threads as processors, and nothing said about them."""
-    for name in threads.ASKED:
+    for name in threads.AFFINITY:
         monkeypatch.delenv(name, raising=False)
     before, allowed = torch.get_num_threads(), os.sched_getaffinity(0)
     if len(allowed) < 2:

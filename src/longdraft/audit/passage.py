@@ -12,12 +12,7 @@ from torch import Tensor
 from longdraft.audit.comparison import Comparison, Tally
 from longdraft.audit.plan import Prompt
 from longdraft.audit.ties import Replay
-from longdraft.core import verify
-from longdraft.core.rows import Rows
-from longdraft.core.sampling import Sampler
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict, Verifier, match
+from longdraft.core import Rows, Sampler, Sequences, Tree, Verdict, Verifier, match, verify
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Step, decode

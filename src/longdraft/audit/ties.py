@@ -11,9 +11,7 @@ from math import exp, lgamma, log
 
 import torch
 
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.drafters import Drafter
 from longdraft.models.lm import LM
 

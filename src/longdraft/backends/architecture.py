@@ -13,9 +13,7 @@ from torch import Tensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from longdraft.backends.attention import NAME, AttentionPass
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text

@@ -7,11 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.kv_view import KVView, is_indexable
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
 
 ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start, draws) -> tokens [B,count]
 

@@ -12,10 +12,7 @@ from torch import Tensor
 from longdraft import ops
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.kv_view import KVView
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, KVCache, KVView, Tree
 
 
 class Eager(Backend):

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.kv_view import KVView
-from longdraft.core.tree import PAD, Tree
+from longdraft.core import PAD, Captures, CaptureSpec, KVCache, KVView, Tree
 
 
 def in_parts(

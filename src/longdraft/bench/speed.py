@@ -9,8 +9,7 @@ from typing import Any
 from longdraft.bench.baselines import Baseline, Stock
 from longdraft.bench.inputs import Text
 from longdraft.bench.selection import Entry
-from longdraft.core.sampling import Sampler
-from longdraft.core.verify import match
+from longdraft.core import Sampler, match
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference

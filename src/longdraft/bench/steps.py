@@ -12,10 +12,7 @@ import torch
 from torch import Tensor
 
 from longdraft.bench.inputs import Text
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, ChainDraws, KVCache, Tree
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import bandwidth, bytes_per_step, provenance

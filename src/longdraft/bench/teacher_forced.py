@@ -17,10 +17,7 @@ import torch
 from longdraft.bench.averages import mean_and_errors
 from longdraft.bench.inputs import Text
 from longdraft.bench.selection import Entry
-from longdraft.core.cache import KVCache
-from longdraft.core.sampling import Sampler
-from longdraft.core.sequences import Sequences
-from longdraft.core.verify import match
+from longdraft.core import KVCache, Sampler, Sequences, match
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats, step
 from longdraft.engine.record_file import RecordFile

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.drafters.glide.block import Glide
 from longdraft.errors import InputError
 from longdraft.models.lm import LM

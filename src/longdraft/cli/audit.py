@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common
-from longdraft.core.options import pairs
 
 app = typer.Typer(add_completion=False)
 
@@ -57,6 +56,7 @@ def audit(
     from longdraft.audit.plan import ways, windows
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
+    from longdraft.core.options import pairs
     from longdraft.engine.records import provenance, relative
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from longdraft.cli import common
-from longdraft.core.options import pairs
 
 app = typer.Typer(add_completion=False)
 
@@ -62,6 +61,7 @@ def generate(
     from longdraft.cli import prompts
     from longdraft.cli.job import Job, Printer
     from longdraft.cli.show import summary
+    from longdraft.core.options import pairs
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec

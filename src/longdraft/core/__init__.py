@@ -1,3 +1,37 @@
 """Trees, caches, sampling and verification: what a decoding step is made of, without any model or drafter."""
 
 from __future__ import annotations
+
+from longdraft.core.cache import KVCache
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.kv_view import KVView, is_indexable
+from longdraft.core.limits import UNBOUNDED, DraftLimits
+from longdraft.core.rows import Rows
+from longdraft.core.rules import Rules
+from longdraft.core.sampling import Sampler
+from longdraft.core.sequences import Sequences, without
+from longdraft.core.tree import PAD, Tree
+from longdraft.core.verify import Verdict, Verifier, match, reject
+
+__all__ = [
+    "PAD",
+    "UNBOUNDED",
+    "CaptureSpec",
+    "Captures",
+    "ChainDraws",
+    "DraftLimits",
+    "KVCache",
+    "KVView",
+    "Rows",
+    "Rules",
+    "Sampler",
+    "Sequences",
+    "Tree",
+    "Verdict",
+    "Verifier",
+    "is_indexable",
+    "match",
+    "reject",
+    "without",
+]

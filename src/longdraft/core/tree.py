@@ -86,12 +86,12 @@ class Tree:
             parent = torch.where(parent == PAD, PAD, below)
         return tree
 
-    def add_below_root(self, rows: list[list[tuple[int, int]]], wide: int = 1 << 30) -> Tree:
+    def add_below_root(self, rows: list[list[tuple[int, int]]], width: int = 1 << 30) -> Tree:
         """Add a subtree below each row's root: rows[b] lists its (parent, token) pairs, parents first.
 
-        A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first `wide` pairs are added.
+        A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first `width` pairs are added.
         """
-        tree, rows = self, [_narrowed(pairs, wide) for pairs in rows]
+        tree, rows = self, [_narrowed(pairs, width) for pairs in rows]
         depths = [[0] for _ in rows]
         for depth, pairs in zip(depths, rows, strict=True):
             for parent, _ in pairs:
@@ -117,12 +117,12 @@ class Tree:
         return replace(self, draft_probs=F.pad(probs, (0, 0, 0, self.size - probs.shape[1])))
 
 
-def _narrowed(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
-    """At each depth the first `wide` pairs whose parents are kept, with their parents renumbered."""
+def _narrowed(pairs: list[tuple[int, int]], width: int) -> list[tuple[int, int]]:
+    """At each depth the first `width` pairs whose parents are kept, with their parents renumbered."""
     number, depth, count, kept = {0: 0}, [0], [0] * (len(pairs) + 2), []
     for i, (parent, token) in enumerate(pairs, 1):
         depth.append(depth[parent] + 1)
-        if parent in number and count[depth[i]] < wide:
+        if parent in number and count[depth[i]] < width:
             count[depth[i]] += 1
             kept.append((number[parent], token))
             number[i] = len(kept)

@@ -7,12 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.limits import UNBOUNDED, DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import UNBOUNDED, Captures, CaptureSpec, ChainDraws, DraftLimits, Sequences, Tree, Verdict
 from longdraft.ops import DRAFT
 
 

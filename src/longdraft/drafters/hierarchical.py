@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import speculative_step
 from longdraft.models.lm import LM

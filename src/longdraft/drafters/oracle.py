@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.base import Drafter, beam
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read

@@ -8,12 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from longdraft.core.capture import Captures
-from longdraft.core.kv_view import KVView
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict, Verifier, match, reject
+from longdraft.core import Captures, DraftLimits, KVView, Sequences, Tree, Verdict, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 

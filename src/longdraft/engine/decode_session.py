@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core.rows import Rows
-from longdraft.core.sampling import Sampler
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict, Verifier, match
+from longdraft.core import Rows, Sampler, Sequences, Tree, Verdict, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from longdraft.core.sampling import Sampler
-from longdraft.core.sequences import Sequences
-from longdraft.core.verify import Verifier, match, reject
+from longdraft.core import Sampler, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock, speculative_step
 from longdraft.errors import InputError

@@ -8,8 +8,7 @@ from queue import Empty, SimpleQueue
 from threading import Semaphore, Thread
 from time import monotonic
 
-from longdraft.core.sampling import Sampler
-from longdraft.core.verify import Verifier, match
+from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, check
 from longdraft.engine.session import Session

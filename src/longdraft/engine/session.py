@@ -12,9 +12,7 @@ from typing import Self
 
 import torch
 
-from longdraft.core.sampling import Sampler
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.verify import Verifier, match
+from longdraft.core import Sampler, Sequences, Verifier, match, without
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, check, check_pair, step
 from longdraft.errors import InputError

@@ -14,11 +14,8 @@ from longdraft.backends.base import Backend
 from longdraft.backends.choose import choose
 from longdraft.backends.eager import Eager
 from longdraft.backends.partition import in_parts
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.kv_view import KVView
+from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Tree
 from longdraft.core.rules import Rules, end_tokens
-from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 
 

@@ -9,10 +9,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.kv_view import KVView
-from longdraft.core.sequences import without
+from longdraft.core import Captures, CaptureSpec, KVCache, KVView, without
 from longdraft.models.lm import LM
 from longdraft.ops import Compact, Segment, refill
 

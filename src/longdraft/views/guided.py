@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, minimum
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core import Captures, CaptureSpec, KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose
 from longdraft.views.base import ByLayerAndRow, Policy, View, budget_of, pad_rows, without_row

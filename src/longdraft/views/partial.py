@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.sequences import without
+from longdraft.core import Captures, CaptureSpec, KVCache, without
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View
 

@@ -7,10 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.sequences import without
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, CaptureSpec, KVCache, Tree, without
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View, pad_rows
 

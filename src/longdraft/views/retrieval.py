@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, arange, minimum, stack
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core import Captures, CaptureSpec, KVCache
 from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 

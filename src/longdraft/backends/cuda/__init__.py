@@ -12,9 +12,7 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.cuda.static_pass import Shape, StaticPass, head_dim
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, KVCache, Tree
 from longdraft.ops.triton import self_check
 
 

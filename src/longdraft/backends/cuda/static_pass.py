@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.architecture import Architecture
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.errors import InputError
 
 NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}  # each takes eight launches; ours takes one

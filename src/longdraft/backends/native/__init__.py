@@ -13,10 +13,7 @@ from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.step import NativeStep
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.kv_view import KVView, is_indexable
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.ops import native
 
 HEAD_DIMS = {16, 32, 64, 96, 128, 256}  # that the kernels are compiled for

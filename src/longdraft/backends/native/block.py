@@ -9,9 +9,7 @@ from torch import Tensor
 
 from longdraft.backends.base import BlockStep
 from longdraft.backends.native.step import NativeStep, Pins, sized
-from longdraft.core.cache import KVCache
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.tree import Tree
+from longdraft.core import ChainDraws, KVCache, Tree
 from longdraft.ops import native
 
 RING, CROSS = native.LayerKind.RING, native.LayerKind.CROSS

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from longdraft.backends.stock import projections
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, ChainDraws, KVCache, Tree
 from longdraft.ops import native
 
 
@@ -58,24 +55,12 @@ class NativeStep:
         self.heads, self.dim, self.vocab = c.num_key_value_heads, attention.head_dim, c.vocab_size
         self.dtype, self.windows = hf.dtype, windows
         self.model = native.Model(
-            c.num_hidden_layers,
-            c.hidden_size,
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            c.num_attention_heads // c.num_key_value_heads,
-            attention.head_dim,
-            c.intermediate_size,
-            c.vocab_size,
-            len(model.rotary_emb.inv_freq),
-            c.rms_norm_eps,
-            attention.scaling,
-            model.rotary_emb.attention_scaling,
-            self._pins.float(model.rotary_emb.inv_freq),
-            self._pins.raw(model.embed_tokens.weight),
-            self._pins.linear(hf.lm_head),
-            self._pins.float(model.norm.weight),
-            layers,
-        )
+            c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads,
+            c.num_attention_heads // c.num_key_value_heads, attention.head_dim, c.intermediate_size, c.vocab_size,
+            len(model.rotary_emb.inv_freq), c.rms_norm_eps, attention.scaling, model.rotary_emb.attention_scaling,
+            self._pins.float(model.rotary_emb.inv_freq), self._pins.raw(model.embed_tokens.weight),
+            self._pins.linear(hf.lm_head), self._pins.float(model.norm.weight), layers,
+        )  # fmt: skip
         self.work, self.lock = self.lib.longdraft_new(), Lock()
 
     def __del__(self) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import UNBOUNDED, DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.cost_model import CostModel, median, ranks
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
 from longdraft.drafters.base import Drafter

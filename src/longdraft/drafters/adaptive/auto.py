@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.base import Drafter
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from longdraft.core.limits import UNBOUNDED
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import UNBOUNDED, Tree, Verdict
 
 FADE = 0.97  # weight of a step's acceptance one draft later
 PRIOR, WEIGHT = 0.7, 2  # acceptance assumed of a draft before any was seen, and the number of drafts it counts as

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
-from longdraft.core.capture import Captures
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core import Captures, Sequences, Tree
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read

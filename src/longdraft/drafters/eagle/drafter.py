@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core.cache import KVCache
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import PAD, Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import PAD, Captures, CaptureSpec, DraftLimits, KVCache, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.errors import InputError

@@ -10,13 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.kv_view import KVView
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter, beam
 from longdraft.drafters.glide.block import Glide
 from longdraft.models.memory_traffic import head_size, keys_read, size_of

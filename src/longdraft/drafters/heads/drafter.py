@@ -10,11 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.models.lm import LM

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from longdraft.core.capture import Captures
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 
 SHORT = 4  # the longest n-grams that are indexed; longer matches are searched where the last SHORT tokens occurred

@@ -7,11 +7,7 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import Tensor
 
-from longdraft.core.capture import Captures
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import PAD, Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import PAD, Captures, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 
 RANKS, DEPTH = 8, 6

@@ -9,9 +9,7 @@ from math import log
 
 import torch
 
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import PAD, Tree
+from longdraft.core import PAD, DraftLimits, Sequences, Tree, without
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.ops import DRAFT, gumbel

@@ -5,11 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import ceil
 
-from longdraft.core.capture import Captures
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter
 
 LONGEST = 256  # last tokens of a sequence that are matched again when the memory of earlier outputs has grown

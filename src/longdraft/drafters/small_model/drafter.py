@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.kv_view import KVView
-from longdraft.core.limits import DraftLimits
-from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import Tree
-from longdraft.core.verify import Verdict
+from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter, beam
 from longdraft.errors import InputError
 from longdraft.models.lm import LM

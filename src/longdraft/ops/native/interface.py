@@ -1,4 +1,4 @@
-"""The C interface of the native kernels, made from interface.h, and whether a build has the same."""
+"""Reads interface.h: makes its ctypes classes and function types, and compares them with a build."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ KINDS = {None: 0, ctypes.c_int32: 3, ctypes.c_int64: 4, ctypes.c_float: 5, ctype
 
 
 class Interface:
-    """A header, every word of which was understood: its structures, enumerations and functions.
+    """The structures, enumerations and functions of a header, of which every declaration was understood.
 
-    A pointer to a structure is one to its ctypes class; a pointer to numbers is an address (c_void_p). A structure has
-    no attributes but its fields. Raises ValueError for a declaration in any other form than interface.h has.
+    A pointer to a structure has its ctypes class as type; a pointer to numbers is an address (c_void_p). A structure
+    has no attributes but its fields. Raises ValueError for any other kind of declaration than interface.h has.
     """
 
     def __init__(self, header: str):
@@ -94,7 +94,7 @@ class Interface:
         return found
 
     def difference(self, lib: Any) -> str:
-        """The first thing that a build has otherwise than the header; empty if nothing."""
+        """Why a build does not have this interface; empty if it does."""
         if not hasattr(lib, "longdraft_interface"):
             return "it does not describe its interface"
         lib.longdraft_interface.restype = ctypes.POINTER(self.structs["Entry"])
@@ -106,10 +106,10 @@ class Interface:
         wanted = self.layout()
         names = [name for name in {**wanted, **built} if wanted.get(name) != built.get(name)]
         names += [name for name in self.functions if not hasattr(lib, name)]
-        return f"they differ in {names[0]}" if names else ""
+        return f"it differs in {names[0]}" if names else ""
 
     def declare(self, lib: Any, errcheck: Any) -> None:
-        """Give every function of the library its types; errcheck is for those that return a Code."""
+        """Sets the types of every function of the library, and errcheck for those that return a Code."""
         for name, (kind, result, arguments) in self.functions.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
@@ -118,7 +118,7 @@ class Interface:
 
 
 def _kind(kind: Any) -> int:
-    """The digit of a ctypes type: a number's or none's, 2 for a structure, 1 for any pointer."""
+    """The digit that layout.cpp has for this ctypes type: 2 for a structure, 1 for any pointer."""
     if kind in KINDS:
         return KINDS[kind]
     return 2 if issubclass(kind, ctypes.Structure) else 1
