@@ -1,3 +1,3 @@
-"""TODO."""
+"""Drafting that adapts to measured or counted costs."""
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from longdraft.drafters.adaptive.cost_model import CostModel, median, ranks
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
 from longdraft.drafters.base import Drafter
 
-# Set by the simulation in docs/log.md, "adaptive drafting no longer decides by luck".
-PROBE = 4  # depth of a draft that tests whether drafting pays
-OFF = 16  # drafting stays off for this many times what it has cost so far, in plain steps
-MOST = 256  # plain steps: the largest cost that counts, so that drafting is off for OFF * MOST steps at most
-RECHECK = 64  # drafting steps between measurements of a plain step or another width
+# Set by the simulation of docs/log.md, "adaptive drafting no longer decides by luck" (2026-11-22).
+PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
+OFF = 8  # drafting stays off for this many times what it has cost so far, in plain steps
+HOPELESS = 4  # longer if even fully accepted drafts would not pay: nothing but a change of costs could help
+MOST = 256  # plain steps: the largest cost that counts, so that drafting is tried again in the end
+RECHECK = 64  # drafting steps between measurements of a plain step or of another width
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
 
 
@@ -32,7 +33,8 @@ class AdaptiveDraft(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         self.model = CostModel(self.max_depth)
-        probes = [(self.probe, UNBOUNDED), (self.probe, 1)]
+        first = self.probe if self.inner.is_chain else 1  # a deep tree could cost many plain steps
+        probes = [(first, UNBOUNDED), (self.probe, 1)]
         self.plan = [(PLAIN, 1), (PLAIN, 1), (CAPTURE, 1), *probes]  # depths and widths of the next steps
         self.off = 0  # plain steps until the next probe
         self.debt = 0.0  # what drafting has cost so far beyond plain decoding of the same tokens
@@ -82,13 +84,15 @@ class AdaptiveDraft(Drafter):
         if self.plan:
             depth, width = self.plan.pop(0)
             width = width if width < self.model.widest else UNBOUNDED
-            return (1 if depth > 1 and not self.model.could_pay(depth, width) else depth), width
+            return (1 if depth == self.probe and not self.model.could_pay(depth, width) else depth), width
         _, depth, width = self.model.best()
         if depth:
             return self._recheck(depth, width)
-        self.off = ceil(OFF * max(self.debt, 0.5)) - 1
+        narrow = 1 if self.model.widest > 1 else UNBOUNDED
+        longer = 1 if self.model.could_pay(self.probe, narrow) else HOPELESS
+        self.off = ceil(OFF * longer * max(self.debt, 1.0)) - 1
         self.model.halve()
-        self.plan = [(CAPTURE, 1), (self.probe, 1)]
+        self.plan = [(CAPTURE, 1), (self.probe, narrow)]
         return PLAIN, UNBOUNDED
 
     def _recheck(self, depth: int, width: int) -> tuple[int, int]:

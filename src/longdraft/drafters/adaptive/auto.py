@@ -32,11 +32,11 @@ class Auto(Drafter):
         self.now.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
-        """Start all drafters. The first measures plain steps for all; the others begin with one probe."""
+        """Start all drafters. The first measures plain steps for all; the others begin with their probes."""
         for d in self.drafters:
             d.start(seqs)
         for d in self.drafters[1:]:
-            d.model.plain, d.plan = self.drafters[0].model.plain, d.plan[3:4]
+            d.model.plain, d.plan = self.drafters[0].model.plain, d.plan[3:]
         self.waiting = list(self.drafters)
         self._switch(self.waiting.pop(0))
         self.trying, self.fresh = True, False  # the first step drafts nothing anyway

@@ -6,7 +6,7 @@ from collections import deque
 
 from longdraft.core import UNBOUNDED, Tree, Verdict
 
-# Kept as they were measured before (docs/log.md, "pace"); only ratios of costs matter.
+# FADE, PRIOR, WEIGHT and RECENT were chosen by hand; only the simulation in docs/log.md ran with them, none was varied.
 FADE = 0.97  # weight of a step's acceptance one draft later
 PRIOR, WEIGHT = 0.7, 2  # acceptance assumed of a draft before any was seen, and the number of drafts it counts as
 RECENT = 7  # steps of one shape whose median is its cost
@@ -86,8 +86,8 @@ class CostModel:
         return cost - level * depth, level
 
     def could_pay(self, depth: int, width: int) -> bool:
-        """Whether a draft would be faster than plain decoding if all of it were accepted."""
-        if not self.costs:
+        """Whether a draft would be faster than plain decoding if all of it were accepted; True if none was as deep."""
+        if max(self.costs.get(width, [0])) < depth:
             return True
         fixed, level = self.line(width)
         return fixed + level * depth < (depth + 1) * median(self.plain)
