@@ -63,6 +63,8 @@ CASES = {
 
 
 class Simulated(Drafter):
+    is_chain = True
+
     def __init__(self, case: Case, rng: random.Random):
         self.case, self.rng, self.max_depth = case, rng, case.gamma
 

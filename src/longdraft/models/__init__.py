@@ -1,3 +1,3 @@
-"""TODO."""
+"""What is computed: a language model of Transformers with its weights and its backend."""
 
 from __future__ import annotations

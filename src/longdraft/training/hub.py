@@ -31,7 +31,7 @@ def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
 
 def _rows(name: str, where: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(f"{name}: datasets of the Hub need an extra: pip install 'longdraft[datasets]'") from None
     datasets.disable_progress_bars()

@@ -11,7 +11,7 @@ from longdraft.errors import InputError
 def draw(run: Path) -> Path:
     """run/log.jsonl -> run/loss.png: loss over tokens and, for a drafter, held-out acceptance. Raises InputError."""
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError("plots need matplotlib: pip install 'longdraft[plots]'") from None
     steps, probes = read(run)
