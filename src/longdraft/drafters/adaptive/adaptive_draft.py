@@ -9,7 +9,7 @@ from longdraft.drafters.adaptive.cost_model import CostModel, median, ranks
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
 from longdraft.drafters.base import Drafter
 
-# Set by the simulation of docs/log.md, "adaptive drafting no longer decides by luck" (2026-11-22).
+# PROBE and OFF are set by benchmarks/adaptive_simulation.py (docs/log.md); the others were not varied there.
 PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
 OFF = 8  # drafting stays off for this many times what it has cost so far, in plain steps
 HOPELESS = 4  # longer if even fully accepted drafts would not pay: nothing but a change of costs could help
