@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Sequence
 from glob import glob
 
 from setuptools import Extension, setup
 
 HERE = "src/longdraft/ops/native/"
-FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-Wno-psabi"]
+# Apple's compiler has no OpenMP: there the kernels use one thread.
+FLAGS = ["-O3", "-std=c++17", "-Wno-psabi", "-Wno-unknown-pragmas" if sys.platform == "darwin" else "-fopenmp"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-X86 = {  # probe.cpp checks for exactly these
+X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
     "_amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     "_avx512": AVX512,
     "_avx2": ["-mavx2", "-mfma"],
 }
-BUILDS = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+MACHINE = platform.machine().lower()
+BUILDS = X86 if MACHINE in ("x86_64", "amd64") else {"_neon": []} if MACHINE in ("aarch64", "arm64") else {}
 HEADERS = sorted(glob(HERE + "*.h"))
 SOURCES = ("layout.cpp", "step.cpp", "select.cpp", "noise.cpp", "read.cpp", "pin.cpp", "memory.cpp")
 

@@ -74,15 +74,15 @@ class NativeStep:
         return native.Layer(*[self._pins.linear(p) for p in projections(layer).values()], *weights, window)
 
     def __call__(
-        self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, captured: Captures
+        self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, captured: Captures, last: int = 0
     ) -> Tensor:
-        """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32."""
+        """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the `last` nodes, 0: all)."""
         (B, W), spec = position.shape, captured.spec
-        logits, given = torch.empty(B, W, self.vocab), (tree.tokens[:, start:], tree.depth, cache.length, position)
+        logits, given = torch.empty(B, last or W, self.vocab), (tree.tokens[:, start:], tree.depth, cache.length, position)
         arrays = [x.contiguous() for x in (*given, tree.mask[:, start:])]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
-        p.logits, longest = logits.data_ptr(), self._keys(p, cache, tree.size, view)
+        p.logits, p.logit_nodes, longest = logits.data_ptr(), last, self._keys(p, cache, tree.size, view)
         L = self.model.layers
         if spec.rows is not None:
             keep, columns = spec.kept(tree).contiguous(), self.heads if spec.split else 1

@@ -20,6 +20,7 @@ NEEDS = {  # what each build needs, best build first
     "_amx": "AMX tiles of bfloat16",
     "_avx512": "AVX-512 (F, DQ, BW, VL)",
     "_avx2": "AVX2 and FMA",
+    "_neon": "Arm's NEON",
 }
 INTERFACE = Interface((Path(__file__).parent / "interface.h").read_text())
 STRUCTS, ENUMS = INTERFACE.structs, INTERFACE.enums
@@ -46,7 +47,7 @@ WRONG = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; amx, avx512 or avx2, else InputError."""
+    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; amx, avx512, avx2 or neon, else InputError."""
     return _library(os.environ.get("LONGDRAFT_NATIVE", ""))
 
 
@@ -66,7 +67,7 @@ def _library(choice: str) -> ctypes.CDLL | None:
 
 
 def name_of(lib: ctypes.CDLL) -> str:
-    """The name of a library's build: "amx", "avx512" or "avx2"."""
+    """The name of a library's build: "amx", "avx512", "avx2" or "neon"."""
     return Path(lib._name).name.split(".")[0].lstrip("_")
 
 

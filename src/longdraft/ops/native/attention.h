@@ -73,86 +73,19 @@ class Prefetch {
     }
 };
 
-// Scores of sixteen keys [16,D] for one query row.
-template <int ND>
-static inline v16 score16(const float* q, const float* keys) {
-    v16 qs[ND], acc[16];
-    for (int i = 0; i < ND; i++) qs[i] = load(q + 16 * i);
-    for (int j = 0; j < 16; j++) {
-        v16 a = qs[0] * load(keys + j * 16 * ND);
-        for (int i = 1; i < ND; i++) a += qs[i] * load(keys + j * 16 * ND + 16 * i);
-        acc[j] = a;
-    }
-    return sums(acc);
-}
-
-// out[r] = out[r] * keep[r] + sum_j weights[r,j] v[j] for RB rows at once.
-template <typename E, int ND, int RB>
-ONE_COPY static void mix(const float* weights, const float* keep, const E* v, int64_t n, float* out, Prefetch& prefetch) {
-    v16 acc[RB][ND];
-    for (int r = 0; r < RB; r++)
-        for (int i = 0; i < ND; i++) acc[r][i] = load(out + (r * ND + i) * 16) * keep[r];
-    for (int64_t j = 0; j < n; j++) {
-        v16 x[ND];
-        if (j % 16 == 0) prefetch.step();
-        for (int i = 0; i < ND; i++) x[i] = load(v + (j * ND + i) * 16);
-        for (int r = 0; r < RB; r++) {
-            const float weight = weights[r * CHUNK + j];
-            for (int i = 0; i < ND; i++) acc[r][i] += x[i] * weight;
-        }
-    }
-    for (int r = 0; r < RB; r++)
-        for (int i = 0; i < ND; i++) store(out + (r * ND + i) * 16, acc[r][i]);
-}
-
-// The products of one chunk with vector instructions, in float whatever the type of the keys.
-template <typename E, int ND>
-struct Vectors {
-    static constexpr int D = 16 * ND, RB = ND <= 4 ? 4 : ND <= 8 ? 2 : 1;
-    struct Setup {  // what a thread must do before and after: nothing
-        explicit Setup(int64_t) {}
-        ~Setup() {}
-    };
-    static int64_t floats(int64_t) { return 16 * D; }  // that an object needs
-    static int64_t steps(int64_t R) { return CHUNK / 16 * (1 + R / RB + R % RB); }  // of a Prefetch, in a whole chunk
-    const float* q;
-    int64_t R;
-    float* keys;  // [16,D], as floats
-    Vectors(const Queries& x, float* memory) : q(x.q), R(x.R), keys(memory) {}
-
-    // scores [R,CHUNK] = q k^T for n keys; columns up to the next multiple of sixteen are written too.
-    ONE_COPY void scores(const E* k, int64_t n, float* scores, Prefetch& prefetch) {
-        for (int64_t j = 0; j < n; j += 16) {
-            prefetch.step();
-            for (int64_t i = 0; i < 16; i++) {
-                const E* key = k + (j + i < n ? j + i : n - 1) * D;
-                for (int d = 0; d < ND; d++) store(keys + i * D + 16 * d, load(key + 16 * d));
-            }
-            for (int64_t r = 0; r < R; r++) store(scores + r * CHUNK + j, score16<ND>(q + r * D, keys));
-        }
-    }
-
-    // out [R,D] = out * keep + weights v for n values; weights [R,CHUNK].
-    void values(const float* weights, const float* keep, const E* v, int64_t n, float* out, Prefetch& prefetch) {
-        int64_t r = 0;
-        for (; r + RB <= R; r += RB) mix<E, ND, RB>(weights + r * CHUNK, keep + r, v, n, out + r * D, prefetch);
-        for (; r < R; r++) mix<E, ND, 1>(weights + r * CHUNK, keep + r, v, n, out + r * D, prefetch);
-    }
-};
-
 // One row's scores of a chunk become weights relative to the row's new maximum -> the factor for the row's output so far.
 ONE_COPY static float softmax_chunk(float* row, int64_t padded, float& max, float& total, Prefetch& prefetch) {
-    v16 top = load(row);
-    for (int64_t j = 16; j < padded; j += 16) top = vmax(top, load(row + j));
+    vec top = load(row);
+    for (int64_t j = V; j < padded; j += V) top = vmax(top, load(row + j));
     const float m = std::fmax(max, greatest(top));
     if (m == NONE) {
         std::memset(row, 0, sizeof(float) * padded);
         return 1;
     }
-    v16 add = splat(0);
-    for (int64_t j = 0; j < padded; j += 16) {
+    vec add = splat(0);
+    for (int64_t j = 0; j < padded; j += V) {
         if (j % (CHUNK / ROW) == 0) prefetch.step();
-        const v16 p = vexp(load(row + j) - m);
+        const vec p = vexp(load(row + j) - m);
         add += p;
         store(row + j, p);
     }
@@ -169,7 +102,7 @@ static inline float softmax_kept(float* row, int64_t n, int64_t chunk, const Sco
     if (sink.logits) std::memcpy(sink.logits + chunk * CHUNK, row, sizeof(float) * n);
     const float keep = softmax_chunk(row, padded, max, total, prefetch);
     if (sink.weights) {
-        for (int64_t j = 0; j < padded; j += 16) store(sink.weights + chunk * CHUNK + j, load(row + j));
+        for (int64_t j = 0; j < padded; j += V) store(sink.weights + chunk * CHUNK + j, load(row + j));
         sink.chunk_max[chunk] = max;
     }
     return keep;

@@ -1,14 +1,14 @@
 // Where the threads of a parallel region wait for each other. OpenMP's own barrier makes a system call each time, which takes
 // as long as the work of a small layer.
 #pragma once
-#include <omp.h>
-
 #include <atomic>
 #include <cstdint>
 #include <thread>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+
+#include "openmp.h"
 
 class Barrier {
     static constexpr int SPINS = 2000;  // a tenth of a millisecond; after that, other threads get the processor

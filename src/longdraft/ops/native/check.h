@@ -81,7 +81,7 @@ static bool counts_fit(const Pass& p) {
 }
 
 static bool nodes_fit(const Model& m, const Pass& p) {
-    if (!counts_fit(p) || !p.logits || !p.position || !p.depth) return false;
+    if (!counts_fit(p) || !p.logits || !in_range(p.logit_nodes, 0, p.nodes) || !p.position || !p.depth) return false;
     if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == DECODER; })) return false;
     const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes);
     return std::all_of(p.position, p.position + nodes, [](int64_t n) { return in_range(n, 0, int64_t{1} << 40); }) &&
@@ -98,7 +98,7 @@ static Code check(const Model& m, const Pass& p) {
 
 static Code check(const Model& m, const Pass& p, const Chain& c) {
     if (!fits(m)) return BAD_MODEL;
-    if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits) return BAD_NODES;
+    if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits || p.logit_nodes) return BAD_NODES;
     if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
     if (!(c.temperature >= 0 && std::isfinite(c.temperature))) return BAD_DRAW;
     if (c.count && (!c.seed || !c.position || !c.drawn)) return BAD_DRAW;

@@ -47,14 +47,14 @@ static inline int64_t draw(const float* logits, int64_t n, double temperature, u
     const float bar = static_cast<float>(score), wide = static_cast<float>(scale);
     const float slack = 1.001f + std::fabs(bar) * 1e-6f;  // covers the rounding of floats
     int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        const v16 enough = vexp(load(logits + i) * wide - bar) * slack;
-        float above[16];
-        for (int j = 0; j < 16; j++) above[j] = static_cast<float>(1 - uniform(key, i + j));
+    for (; i + V <= n; i += V) {
+        const vec enough = vexp(load(logits + i) * wide - bar) * slack;
+        float above[V];
+        for (int j = 0; j < V; j++) above[j] = static_cast<float>(1 - uniform(key, i + j));
         int any = 0;
-        for (int j = 0; j < 16; j++) any |= above[j] < enough[j];
+        for (int j = 0; j < V; j++) any |= above[j] < enough[j];
         if (any)
-            for (int j = 0; j < 16; j++)
+            for (int j = 0; j < V; j++)
                 if (above[j] < enough[j]) consider(i + j);
     }
     for (; i < n; i++) consider(i);

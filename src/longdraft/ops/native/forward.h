@@ -75,7 +75,7 @@ class Forward {
         }
         keep_states(m.layers);
         norm(m.norm);
-        linear<E>(m.head, normed, T, p.logits, false, t.mine());
+        head();
     }
 
    private:
@@ -84,7 +84,7 @@ class Forward {
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
-            for (int64_t j = 0; j < width; j += 16) store(residual + i * width + j, load(from + j));
+            for (int64_t j = 0; j < width; j += V) store(residual + i * width + j, load(from + j));
             for (int64_t j = 0; j < D / 2; j++) {
                 const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
                 t.rotation[i * D + j] = std::cos(angle) * m.rope_scale;
@@ -139,7 +139,7 @@ class Forward {
         const int64_t b = i / W, w = i % W;
         float *from = q + (i * H + h) * D, *to = &t.queries[((b * K + h / G) * G * W + h % G * W + w) * D];
         rotate(from, f.q_norm, &t.rotation[i * D], D, m.eps);
-        for (int64_t j = 0; j < D; j += 16) store(to + j, load(from + j) * m.scale);
+        for (int64_t j = 0; j < D; j += V) store(to + j, load(from + j) * m.scale);
     }
 
     void key_and_value(const LayerPass& x, const Layer& f, int64_t i, int64_t h) {
@@ -148,7 +148,7 @@ class Forward {
         const int64_t to = ((b * K + h) * cache.slots + slot) * D;
         float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
         rotate(key, f.k_norm, &t.rotation[i * D], D, m.eps);
-        for (int64_t j = 0; j < D; j += 16) {
+        for (int64_t j = 0; j < D; j += V) {
             store(static_cast<E*>(cache.k) + to + j, load(key + j));
             store(static_cast<E*>(cache.v) + to + j, load(value + j));
         }
@@ -168,6 +168,15 @@ class Forward {
         }
     }
 
+    void head() {
+        const int64_t n = p.logit_nodes;
+        if (!n) return linear<E>(m.head, normed, T, p.logits, false, t.mine());
+        for (int64_t b = 0; b < p.rows; b++) {
+            const float* last = normed + ((b + 1) * W - n) * width;
+            linear<E>(m.head, last, n, p.logits + b * n * m.vocab, false, t.mine());
+        }
+    }
+
     void mlp(const Layer& f) {
         norm(f.mlp_norm);
         linear<E>(f.gate, normed, T, gate, false, t.mine());
@@ -175,8 +184,8 @@ class Forward {
 #pragma omp for schedule(static) nowait  // divided as in `outputs`: each thread goes on with what it has computed
         for (int64_t unit = 0; unit < (m.mlp + OUTPUTS - 1) / OUTPUTS; unit++)
             for (int64_t row = 0; row < T * m.mlp; row += m.mlp)
-                for (int64_t i = unit * OUTPUTS; i < std::min((unit + 1) * OUTPUTS, m.mlp); i += 16) {
-                    const v16 a = load(gate + row + i);
+                for (int64_t i = unit * OUTPUTS; i < std::min((unit + 1) * OUTPUTS, m.mlp); i += V) {
+                    const vec a = load(gate + row + i);
                     store(gate + row + i, a / (vexp(-a) + 1.0f) * load(up + row + i));
                 }
         t.barrier.wait();

@@ -94,7 +94,8 @@ struct Pass {
     const int64_t* state_layers;  // [state_count]: states are kept after that many layers
     int64_t state_count;
     float* states;        // [state_count,B,W,width]: the residual stream
-    float* logits;        // [B,W,vocab]
+    float* logits;        // [B,W,vocab]; or [B,logit_nodes,vocab]
+    int64_t logit_nodes;  // only the last so many nodes of each row have logits; 0: all
     int64_t score_layer;  // the one layer whose scores are kept; -1: all
 
     int64_t ring;              // slots before the scratch nodes of a RING layer

@@ -52,10 +52,10 @@ static void average_chunk(const LayerPass& x, const Work& t, const Wave& wave, c
     const Pass& p = x.p;
     const int64_t K = x.m.key_heads, G = x.m.groups, n = end - begin;
     const bool weights = keeps_weights(p);
-    v16 total[CHUNK / 16] = {};
-    const auto bytes = [&](int64_t s) { return sizeof(float) * std::min<int64_t>(16, n - s); };
+    vec total[CHUNK / V] = {};
+    const auto bytes = [&](int64_t s) { return sizeof(float) * std::min<int64_t>(V, n - s); };
     if (mean.from_key > mean.first_key)
-        for (int64_t s = 0; s < n; s += 16) std::memcpy(&total[s / 16], mean.out + begin + s, bytes(s));
+        for (int64_t s = 0; s < n; s += V) std::memcpy(&total[s / V], mean.out + begin + s, bytes(s));
     for (int64_t h = mean.from_key * G; h < mean.to_key * G; h++)
         for (int64_t i = mean.first_node; i < mean.last_node; i++) {
             const int64_t node = p.score_nodes[p.scored * mean.row + i];
@@ -63,16 +63,16 @@ static void average_chunk(const LayerPass& x, const Work& t, const Wave& wave, c
             const int64_t from = row * score_row_size(p) + chunk * CHUNK;
             const float lse = t.lse[(mean.row * x.m.heads + h) * p.nodes + node];
             const float share = weights ? std::exp(t.chunk_max[row * score_chunks(p) + chunk] - lse) : 1.0f;
-            for (int64_t s = 0; s < n; s += 16) {
+            for (int64_t s = 0; s < n; s += V) {
                 if (weights)
-                    total[s / 16] += load(&t.kept_weights[from + s]) * share;
+                    total[s / V] += load(&t.kept_weights[from + s]) * share;
                 else
-                    total[s / 16] += p.as_weights ? vexp(load(&t.kept_scores[from + s]) - lse) : load(&t.kept_scores[from + s]);
+                    total[s / V] += p.as_weights ? vexp(load(&t.kept_scores[from + s]) - lse) : load(&t.kept_scores[from + s]);
             }
         }
     const float count = (mean.last_key - mean.first_key) * G * (mean.last_node - mean.first_node);
-    for (int64_t s = 0; s < n; s += 16) {
-        const v16 out = mean.to_key == mean.last_key ? total[s / 16] / splat(count) : total[s / 16];
+    for (int64_t s = 0; s < n; s += V) {
+        const vec out = mean.to_key == mean.last_key ? total[s / V] / splat(count) : total[s / V];
         std::memcpy(mean.out + begin + s, &out, bytes(s));
     }
 }

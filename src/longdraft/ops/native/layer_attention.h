@@ -6,6 +6,7 @@
 #include "kept_scores.h"
 #include "paths.h"
 #include "tile_products.h"
+#include "vector_products.h"
 #include "work.h"
 
 #ifdef __AMX_BF16__
@@ -127,10 +128,10 @@ static void merge_blocks(const Work& t, int64_t at, int64_t n, int64_t R, int64_
         const float share = std::exp(t.block_max[at + i * R] - top);
         total += t.block_sum[at + i * R] * share;
         const float* out = &t.block_out[(at + i * R) * D];
-        for (int64_t d = 0; d < D; d += 16) store(y + d, load(y + d) + load(out + d) * share);
+        for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) + load(out + d) * share);
     }
     if (!n) return;  // the row sees nothing yet
-    for (int64_t d = 0; d < D; d += 16) store(y + d, load(y + d) / total);
+    for (int64_t d = 0; d < D; d += V) store(y + d, load(y + d) / total);
     lse = top + std::log(total);
 }
 

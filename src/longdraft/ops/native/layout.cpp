@@ -55,7 +55,7 @@ static constexpr Entry table[] = {
     FIELD(Pass, length), FIELD(Pass, position), FIELD(Pass, mask), FIELD(Pass, cache), FIELD(Pass, tail_start),
     FIELD(Pass, selected), FIELD(Pass, score_nodes), FIELD(Pass, scored), FIELD(Pass, as_weights),
     FIELD(Pass, per_key_head), FIELD(Pass, mean_of_nodes), FIELD(Pass, score_slots), FIELD(Pass, scores),
-    FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits),
+    FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits), FIELD(Pass, logit_nodes),
     FIELD(Pass, score_layer), FIELD(Pass, ring), FIELD(Pass, ring_mask),
 
     STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, temperature), FIELD(Chain, seed), FIELD(Chain, position),

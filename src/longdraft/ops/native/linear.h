@@ -2,54 +2,102 @@
 #pragma once
 #include <algorithm>
 
+#include "blocks.h"
 #include "interface.h"
 #include "memory.h"
-#include "simd.h"
 #include "tiles.h"
 
 static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
-    v16 total = splat(0);
-    for (int64_t i = 0; i < n; i += 16) total += load(x + i) * load(x + i);
+    vec total = splat(0);
+    for (int64_t i = 0; i < n; i += V) total = fused(load(x + i), load(x + i), total);
     const float scale = 1.0f / std::sqrt(sum(total) / n + eps);
-    for (int64_t i = 0; i < n; i += 16) store(out + i, load(x + i) * scale * load(weight + i));
+    for (int64_t i = 0; i < n; i += V) store(out + i, load(x + i) * scale * load(weight + i));
 }
 
-// Sixteen outputs, or twice sixteen, of every row: x [T,in] times weights [16,in], in float. sink(t, half, sums) takes the
-// sixteen outputs of row t; `half` is 1 for those of the second sixteen, whose weights lie `apart` after the first (0: none).
+// total [RB,16] += products of RB rows x with sixteen rows of weights, over n inputs; rows lie x_stride and w_stride apart.
+// Element e of a vector adds the products of inputs e, e + V, ...
+template <typename E, int RB>
+ONE_COPY static void add_sixteen(const float* x, int64_t x_stride, const E* w, int64_t w_stride, int64_t n, vec* total) {
+    constexpr int N = vectors_beside(RB, 16, 8);
+    for (int o = 0; o < 16; o += N) {
+        vec sum[RB][N];
+        for (int r = 0; r < RB; r++)
+            for (int i = 0; i < N; i++) sum[r][i] = total[r * 16 + o + i];
+        for (int64_t in = 0; in < n; in += V)
+            add_products(
+                sum, [&](int r) { return load(x + r * x_stride + in); },
+                [&](int i) { return load(w + (o + i) * w_stride + in); });
+        for (int r = 0; r < RB; r++)
+            for (int i = 0; i < N; i++) total[r * 16 + o + i] = sum[r][i];
+    }
+}
+
+// Sixteen outputs, or twice sixteen, of every row: x [T,in] times weights [16,in], in float. sink(t, half, y) takes the sixteen
+// outputs of row t; `half` is 1 for those of the second sixteen, whose weights lie `apart` after the first (0: none).
 template <typename E>
 struct VectorLinear {
+    static constexpr int64_t INPUTS = 256;  // whose weights stay in the first-level cache while all of many rows use them
     const float* x;
     int64_t T, in;
-    float* floats;  // [16,in]: the weights as floats, where several rows use them
-    VectorLinear(const float* x, int64_t T, int64_t in, Arena arena) : x(x), T(T), in(in), floats(memory(arena, T, in)) {}
-    static float* memory(Arena& arena, int64_t T, int64_t in) {
-        return T > 1 && sizeof(E) == 2 ? arena.array<float>(16 * in) : nullptr;
+    float* floats;  // [16,INPUTS]: weights as floats, where there are many rows
+    vec* total;     // [T,16], where there are many rows
+    VectorLinear(const float* x, int64_t T, int64_t in, Arena arena) : x(x), T(T), in(in) { memory(arena); }
+
+    // Bytes that an object needs.
+    static int64_t bytes(int64_t T, int64_t in) {
+        Arena arena;
+        VectorLinear(nullptr, T, in, arena).memory(arena);
+        return arena.bytes();
     }
 
     template <typename Sink>
     void outputs(const E* weights, int64_t apart, Sink sink) {
-        for (int64_t half = 0; half <= (apart > 0); half++)
-            sixteen(weights + half * apart, [&](int64_t t, v16 sums) { sink(t, half, sums); });
+        for (int64_t half = 0; half <= (apart > 0); half++) {
+            const E* from = weights + half * apart;
+            const auto to = [&](int64_t t, const float* y) { sink(t, half, y); };
+            if (T > 2 * TALLEST)
+                many_rows(from, to);
+            else
+                few_rows(from, to);
+        }
     }
 
    private:
-    template <typename Sink>
-    void sixteen(const E* weights, Sink sink) {
-        if (!floats) return rows(weights, sink);
-        for (int64_t i = 0; i < 16 * in; i += 16) store(floats + i, load(weights + i));
-        rows(floats, sink);
+    void memory(Arena& arena) {
+        const bool many = T > 2 * TALLEST;
+        floats = arena.array<float>(many ? 16 * INPUTS : 0);
+        total = arena.array<vec>(many ? T * 16 : 0);
     }
-    template <typename W, typename Sink>
-    void rows(const W* weights, Sink sink) {
-        for (int64_t t = 0; t < T; t++) {
-            v16 acc[16];
-            for (int j = 0; j < 16; j++) acc[j] = splat(0);
-            for (int64_t i = 0; i < in; i += 16) {
-                const v16 a = load(x + t * in + i);
-                for (int j = 0; j < 16; j++) acc[j] += a * load(weights + j * in + i);
-            }
-            sink(t, sums(acc));
+
+    template <typename Sink>
+    void few_rows(const E* weights, Sink sink) {
+        in_blocks(T, [&](auto rows, int64_t t) {
+            constexpr int RB = decltype(rows)::value;
+            vec all[RB * 16] = {};
+            add_sixteen<E, RB>(x + t * in, in, weights, in, in, all);
+            for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
+        });
+    }
+
+    template <typename Sink>
+    void many_rows(const E* weights, Sink sink) {
+        std::fill(total, total + T * 16, splat(0));
+        for (int64_t i = 0; i < in; i += INPUTS) {
+            const int64_t n = std::min(INPUTS, in - i);
+            for (int64_t o = 0; o < 16; o++)
+                for (int64_t e = 0; e < n; e += V) store(floats + o * INPUTS + e, load(weights + o * in + i + e));
+            in_blocks(T, [&](auto rows, int64_t t) {
+                add_sixteen<float, decltype(rows)::value>(x + t * in + i, in, floats, INPUTS, n, total + t * 16);
+            });
         }
+        for (int64_t t = 0; t < T; t++) finish(total + t * 16, t, sink);
+    }
+
+    template <typename Sink>
+    static void finish(const vec* all, int64_t t, Sink sink) {
+        alignas(64) float y[16];
+        for (int o = 0; o < 16; o += V) store(y + o, sums(all + o));
+        sink(t, y);
     }
 };
 
@@ -75,22 +123,22 @@ struct TileLinear {
             else
                 product(weights, packed + t * in / 2, in);
             _tile_stored(2, sums, T == 1 ? 4 : 64);
-            spread(t, [&](int64_t r, v16 x) { sink(r, 0, x); });
+            spread(t, [&](int64_t r, const float* y) { sink(r, 0, y); });
             if (!apart) continue;
             _tile_stored(4, sums, T == 1 ? 4 : 64);
-            spread(t, [&](int64_t r, v16 x) { sink(r, 1, x); });
+            spread(t, [&](int64_t r, const float* y) { sink(r, 1, y); });
         }
     }
 
    private:
     template <typename Sink>
     void spread(int64_t t, Sink sink) {
-        if (T == 1) return sink(0, load(sums));
+        if (T == 1) return sink(0, sums);
         alignas(64) float rows[8 * TILE];
         for (int64_t r = t; r < T && r < t + TILE; r += 8) {
             const int64_t n = std::min<int64_t>(8, T - r);
             turn8(sums + r - t, n, rows, TILE);
-            for (int64_t i = 0; i < n; i++) sink(r + i, load(rows + i * TILE));
+            for (int64_t i = 0; i < n; i++) sink(r + i, rows + i * TILE);
         }
     }
 };
@@ -107,14 +155,12 @@ static void outputs(const Linear& f, Products products, float* y, bool add) {
         // The last sixteen outputs may overlap those before them.
         const int64_t begin[2] = {std::min(unit * OUTPUTS, out - 16), std::min(unit * OUTPUTS + 16, out - 16)};
         const E* weights = static_cast<const E*>(f.weight) + begin[0] * in;
-        products.outputs(weights, (begin[1] - begin[0]) * in, [&](int64_t t, int64_t half, v16 sums) {
+        products.outputs(weights, (begin[1] - begin[0]) * in, [&](int64_t t, int64_t half, const float* sums) {
             const int64_t first = begin[half], written = unit * OUTPUTS + half * 16 - first;  // by the sixteen before
-            if (f.bias) sums += load(f.bias + first);
             float* to = y + t * out + first;
-            if (add) {
-                for (int64_t j = written; j < 16; j++) to[j] += sums[j];
-            } else {
-                store(to, sums);
+            for (int64_t j = written; j < 16; j++) {
+                const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
+                to[j] = add ? to[j] + sum : sum;
             }
         });
     }
@@ -124,12 +170,11 @@ static void outputs(const Linear& f, Products products, float* y, bool add) {
 template <typename E>
 static int64_t linear_bytes(int64_t T, int64_t in) {
     Arena arena;
-    VectorLinear<E>::memory(arena, T, in);
 #ifdef __AMX_BF16__
     TileLinear::memory(arena, T, in);
     arena.array<float>(TILE * TILE);
 #endif
-    return arena.bytes();
+    return std::max(arena.bytes(), VectorLinear<E>::bytes(T, in));
 }
 
 // As `outputs`. own: memory of this thread, linear_bytes bytes.

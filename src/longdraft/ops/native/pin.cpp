@@ -1,10 +1,10 @@
 // Which processor each thread of OpenMP's pool runs on.
 #ifdef __linux__
-#include <omp.h>
 #include <sched.h>
 #endif
 
 #include "guard.h"
+#include "openmp.h"
 
 int longdraft_pin(int64_t threads, const int64_t* cpus) {
 #ifdef __linux__

@@ -62,5 +62,8 @@ extern "C" int longdraft_runs(const char* build) {
     if (!std::strcmp(build, "_avx512")) return avx512(f);
     if (!std::strcmp(build, "_amx")) return amx(f);
 #endif
+#ifdef __aarch64__
+    if (!std::strcmp(build, "_neon")) return 1;
+#endif
     return 0;
 }

@@ -1,5 +1,4 @@
 // From scores to a compact copy of the best keys: the work between a verify pass and the next draft.
-#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,6 +8,7 @@
 
 #include "guard.h"
 #include "memory.h"
+#include "openmp.h"
 
 constexpr int64_t SKIPPED = 64;  // positions that are skipped together where none of them is chosen
 

@@ -1,18 +1,30 @@
-// Sixteen floats at a time, for any processor that GCC or Clang supports: the compiler maps them to its registers.
+// Vectors of V floats, as many as a register of this build holds: 16 with AVX-512, 8 with AVX2, 4 with NEON. V divides 16.
 //
 // Everything here adds in a fixed order, so a row's result does not depend on the rows computed beside it.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#include <utility>
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
-typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i16x __attribute__((vector_size(64)));
-typedef uint32_t u16x __attribute__((vector_size(64)));
-typedef uint16_t h16 __attribute__((vector_size(32)));
+// V: floats in a vector. SUMS: vectors of sums that fit into registers beside the operands.
+#if defined(__AVX512F__)
+constexpr int V = 16, SUMS = 24;
+#elif defined(__AVX2__)
+constexpr int V = 8, SUMS = 12;
+#else
+constexpr int V = 4, SUMS = 24;
+#endif
+
+typedef float vec __attribute__((vector_size(4 * V)));
+typedef int32_t ivec __attribute__((vector_size(4 * V)));
+typedef uint32_t uvec __attribute__((vector_size(4 * V)));
+typedef uint16_t hvec __attribute__((vector_size(2 * V)));
 
 // For functions that are compiled once: inlined in two places, one may round differently in each, because the compiler chooses
 // where to fuse a multiplication and an addition.
@@ -26,94 +38,179 @@ struct bf16 {
     uint16_t bits;
 };
 
-static inline v16 splat(float x) { return v16{} + x; }
+template <typename To, typename From>
+static inline To as(From x) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
 
-static inline v16 load(const float* p) {
-    v16 r;
+static inline vec splat(float x) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (vec)_mm256_set1_ps(x);
+#else
+    return x - vec{};
+#endif
+}
+
+// a b + c, rounded once.
+static inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return as<vec>(vfmaq_f32(as<float32x4_t>(c), as<float32x4_t>(a), as<float32x4_t>(b)));
+#else
+    return a * b + c;
+#endif
+}
+
+static inline vec load(const float* p) {
+    vec r;
     std::memcpy(&r, p, sizeof r);
     return r;
 }
 
-static inline v16 load(const bf16* p) {
-    h16 h;
+static inline vec load(const bf16* p) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#elif defined(__AVX2__)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+    hvec h;
     std::memcpy(&h, p, sizeof h);
-    u16x w = __builtin_convertvector(h, u16x) << 16;
-    v16 r;
-    std::memcpy(&r, &w, sizeof r);
-    return r;
+    return as<vec>(__builtin_convertvector(h, uvec) << 16);
+#endif
 }
 
-static inline void store(float* p, v16 x) { std::memcpy(p, &x, sizeof x); }
+static inline void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
 
-static inline void store(bf16* p, v16 x) {  // to nearest, ties to even
+static inline void store(bf16* p, vec x) {  // to nearest, ties to even
 #ifdef __AVX512BF16__
     const __m256bh h = _mm512_cvtneps_pbh((__m512)x);
 #else
-    u16x w;
-    std::memcpy(&w, &x, sizeof w);
+    uvec w = as<uvec>(x);
     w += 0x7fff + ((w >> 16) & 1);
-    const h16 h = __builtin_convertvector(w >> 16, h16);
+    const hvec h = __builtin_convertvector(w >> 16, hvec);
 #endif
     std::memcpy(p, &h, sizeof h);
 }
 
-static inline v16 vmax(v16 a, v16 b) { return a > b ? a : b; }
+static inline vec vmax(vec a, vec b) { return a > b ? a : b; }
 
-// Sums of sixteen vectors: lane i of the result is the sum over a[i]'s lanes. Fifteen paired adds.
-static inline v16 sums(const v16* a) {
-    v16 b[8], c[4], d[2];
-    const i16x lo8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    const i16x lo4 = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-    const i16x lo2 = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
-    const i16x lo1 = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    for (int i = 0; i < 8; i++) b[i] = __builtin_shuffle(a[2 * i], a[2 * i + 1], lo8) + __builtin_shuffle(a[2 * i], a[2 * i + 1], lo8 + 8);
-    for (int i = 0; i < 4; i++) c[i] = __builtin_shuffle(b[2 * i], b[2 * i + 1], lo4) + __builtin_shuffle(b[2 * i], b[2 * i + 1], lo4 + 4);
-    for (int i = 0; i < 2; i++) d[i] = __builtin_shuffle(c[2 * i], c[2 * i + 1], lo2) + __builtin_shuffle(c[2 * i], c[2 * i + 1], lo2 + 2);
-    return __builtin_shuffle(d[0], d[1], lo1) + __builtin_shuffle(d[0], d[1], lo1 + 1);
+// Shuffles of the elements of two vectors, a's before b's. `At` gives the index of each element of the result.
+template <typename At, typename T, int... I>
+static inline T shuffled(T a, T b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, At::of(I)...);
+}
+template <typename At, typename T>
+static inline T shuffled(T a, T b) {
+    return shuffled<At>(a, b, std::make_integer_sequence<int, V>());
 }
 
-// Lane i of the result is lane i ^ apart.
-static inline v16 swapped(v16 x, int apart) {
-    const i16x at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return __builtin_shuffle(x, at ^ apart);
+// Within each four elements: the first or last two of a and b, alternating.
+template <int Second>
+struct Zip {
+    static constexpr int of(int i) { return i / 4 * 4 + 2 * Second + i % 4 / 2 + i % 2 * V; }
+};
+// Within each four elements: the first or last two of a, then those of b.
+template <int Second>
+struct Halves {
+    static constexpr int of(int i) { return i / 4 * 4 + 2 * Second + i % 2 + i % 4 / 2 * V; }
+};
+// The even or odd fours of a, then those of b.
+template <int Odd>
+struct Fours {
+    static constexpr int of(int i) { return (i % (V / 2) / 4 * 2 + Odd) * 4 + i % 4 + i / (V / 2) * V; }
+};
+// Element i of a is element i ^ Apart of the result.
+template <int Apart>
+struct Swap {
+    static constexpr int of(int i) { return i ^ Apart; }
+};
+
+// Rows of a square of V by V elements become its columns.
+template <typename T>
+static inline void transpose(T* r) {
+    T t[V];
+    for (int i = 0; i < V; i += 4) {
+        t[i] = shuffled<Zip<0>>(r[i], r[i + 1]), t[i + 1] = shuffled<Zip<1>>(r[i], r[i + 1]);
+        t[i + 2] = shuffled<Zip<0>>(r[i + 2], r[i + 3]), t[i + 3] = shuffled<Zip<1>>(r[i + 2], r[i + 3]);
+    }
+    for (int i = 0; i < V; i += 4) {  // element j of the i-th four of r[i+c] is then row i+j of column 4i+c
+        r[i] = shuffled<Halves<0>>(t[i], t[i + 2]), r[i + 1] = shuffled<Halves<1>>(t[i], t[i + 2]);
+        r[i + 2] = shuffled<Halves<0>>(t[i + 1], t[i + 3]), r[i + 3] = shuffled<Halves<1>>(t[i + 1], t[i + 3]);
+    }
+    if constexpr (V == 8)
+        for (int c = 0; c < 4; c++) {
+            const T a = r[c], b = r[c + 4];
+            r[c] = shuffled<Fours<0>>(a, b), r[c + 4] = shuffled<Fours<1>>(a, b);
+        }
+    if constexpr (V == 16)
+        for (int c = 0; c < 4; c++) {
+            const T a = shuffled<Fours<0>>(r[c], r[c + 4]), b = shuffled<Fours<1>>(r[c], r[c + 4]);
+            const T d = shuffled<Fours<0>>(r[c + 8], r[c + 12]), e = shuffled<Fours<1>>(r[c + 8], r[c + 12]);
+            r[c] = shuffled<Fours<0>>(a, d), r[c + 8] = shuffled<Fours<1>>(a, d);
+            r[c + 4] = shuffled<Fours<0>>(b, e), r[c + 12] = shuffled<Fours<1>>(b, e);
+        }
 }
 
-static inline float sum(v16 x) {
-    for (int apart = 8; apart; apart /= 2) x += swapped(x, apart);
-    return x[0];
+// Sums of V vectors: element i of the result is the sum over a[i]'s elements.
+static inline vec sums(const vec* a) {
+    vec b[V / 4];
+    for (int i = 0; i < V; i += 4) {
+        const vec x = shuffled<Zip<0>>(a[i], a[i + 1]) + shuffled<Zip<1>>(a[i], a[i + 1]);
+        const vec y = shuffled<Zip<0>>(a[i + 2], a[i + 3]) + shuffled<Zip<1>>(a[i + 2], a[i + 3]);
+        b[i / 4] = shuffled<Halves<0>>(x, y) + shuffled<Halves<1>>(x, y);
+    }
+    if constexpr (V > 4)
+        for (int n = V / 4; n > 1; n /= 2)
+            for (int i = 0; i < n / 2; i++)
+                b[i] = shuffled<Fours<0>>(b[2 * i], b[2 * i + 1]) + shuffled<Fours<1>>(b[2 * i], b[2 * i + 1]);
+    return b[0];
 }
 
-static inline float greatest(v16 x) {
-    for (int apart = 8; apart; apart /= 2) x = vmax(x, swapped(x, apart));
-    return x[0];
+template <int Apart = V / 2, typename Both>
+static inline vec folded(vec x, Both both) {
+    x = both(x, shuffled<Swap<Apart>>(x, x));
+    if constexpr (Apart > 1) return folded<Apart / 2>(x, both);
+    return x;
 }
+
+static inline float sum(vec x) {
+    return folded(x, [](vec a, vec b) { return a + b; })[0];
+}
+
+static inline float greatest(vec x) { return folded(x, vmax)[0]; }
 
 // e^x to about 2 ulp for |x| < 87; exactly 0 below, so that a masked key has a weight of 0.
-static inline v16 vexp(v16 x) {
+static inline vec vexp(vec x) {
 #ifdef __AVX512F__
     const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_GE_OQ);
-    const v16 n = (v16)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const vec n = (vec)_mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    const v16 small = splat(-87.0f), big = splat(88.0f);
-    const v16 none = x < small ? splat(0.0f) : splat(1.0f);
+    const vec small = splat(-87.0f), big = splat(88.0f);
+    const ivec some = x >= small;
     x = x < small ? small : x;
     x = x > big ? big : x;
-    const v16 n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;  // the nearest integer
+    const vec n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;  // the nearest integer
 #endif
-    const v16 f = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    v16 y = splat(1.9875691500e-4f);
-    y = y * f + 1.3981999507e-3f;
-    y = y * f + 8.3334519073e-3f;
-    y = y * f + 4.1665795894e-2f;
-    y = y * f + 1.6666665459e-1f;
-    y = y * f + 5.0000001201e-1f;
-    y = y * (f * f) + (f + 1.0f);
+    const vec f = fused(n, splat(2.12194440e-4f), fused(n, splat(-0.693359375f), x));
+    vec y = splat(1.9875691500e-4f);
+    y = fused(y, f, splat(1.3981999507e-3f));
+    y = fused(y, f, splat(8.3334519073e-3f));
+    y = fused(y, f, splat(4.1665795894e-2f));
+    y = fused(y, f, splat(1.6666665459e-1f));
+    y = fused(y, f, splat(5.0000001201e-1f));
+    y = fused(y, f * f, f + 1.0f);
 #ifdef __AVX512F__
-    return (v16)_mm512_maskz_scalef_ps(some, (__m512)y, (__m512)n);
+    return (vec)_mm512_maskz_scalef_ps(some, (__m512)y, (__m512)n);
 #else
-    const i16x e = (__builtin_convertvector(n, i16x) + 127) << 23;
-    v16 p;
-    std::memcpy(&p, &e, sizeof p);
-    return y * p * none;
+    const ivec e = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return as<vec>(as<ivec>(y * as<vec>(e)) & some);
 #endif
 }

@@ -1,13 +1,12 @@
 // The memory of a pass, and which keys each row of it has.
 #pragma once
-#include <omp.h>
-
 #include <algorithm>
 
 #include "attention.h"
 #include "barrier.h"
 #include "interface.h"
 #include "memory.h"
+#include "openmp.h"
 
 // Bytes of partial results and scores that are held at a time (or those of one key head of one row, where that is more), and
 // bytes that are kept from call to call: a call that needed more gives its memory back.

@@ -1,0 +1,49 @@
+// Blocks of rows and vectors whose sums stay in registers.
+#pragma once
+#include <type_traits>
+
+#include "simd.h"
+
+constexpr int64_t TALLEST = SUMS / 2;  // rows of a block, which has at least two vectors of each
+
+// Calls block(std::integral_constant<int, rows>, first row) for blocks of about equal height that cover R rows.
+template <int N = TALLEST, typename Block>
+static inline void with_height(int64_t height, int64_t first, Block block) {
+    if (height == N) return block(std::integral_constant<int, N>(), first);
+    if constexpr (N > 1) with_height<N - 1>(height, first, block);
+}
+template <typename Block>
+static inline void in_blocks(int64_t R, Block block) {
+    const int64_t count = (R + TALLEST - 1) / TALLEST;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t first = R * i / count;
+        with_height(R * (i + 1) / count - first, first, block);
+    }
+}
+
+// The largest power of two of vectors that fit with so many rows, divide n, and are at most `most`.
+constexpr int vectors_beside(int rows, int n, int most) {
+    int fit = 1;
+    while (fit * 2 <= most && fit * 2 * rows <= SUMS && n % (fit * 2) == 0) fit *= 2;
+    return fit;
+}
+
+// sum[r][n] += row(r) column(n). Of rows and columns, the fewer are held in registers.
+template <int RB, int N, typename Row, typename Column>
+static inline void add_products(vec (&sum)[RB][N], Row row, Column column) {
+    if constexpr (RB < N) {
+        vec rows[RB];
+        for (int r = 0; r < RB; r++) rows[r] = row(r);
+        for (int n = 0; n < N; n++) {
+            const vec x = column(n);
+            for (int r = 0; r < RB; r++) sum[r][n] = fused(rows[r], x, sum[r][n]);
+        }
+    } else {
+        vec columns[N];
+        for (int n = 0; n < N; n++) columns[n] = column(n);
+        for (int r = 0; r < RB; r++) {
+            const vec x = row(r);
+            for (int n = 0; n < N; n++) sum[r][n] = fused(x, columns[n], sum[r][n]);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+// The products of one chunk of keys and values with vector instructions, in float whatever the type of the keys, in blocks of
+// rows whose sums stay in registers. The order of each row's sums does not depend on the number of rows.
+#pragma once
+#include <algorithm>
+
+#include "attention.h"
+#include "blocks.h"
+
+// D numbers of each of V keys -> by_number [D,stride]: number d of every key.
+static inline void by_number(const float* const* keys, int64_t D, float* to, int64_t stride) {
+    for (int64_t d = 0; d < D; d += V) {
+        vec t[V];
+        for (int i = 0; i < V; i++) t[i] = load(keys[i] + d);
+        transpose(t);
+        for (int i = 0; i < V; i++) store(to + (d + i) * stride, t[i]);
+    }
+}
+
+// In pairs of numbers, which halves the work: the first of a pair is the lower half.
+static inline void by_number(const bf16* const* keys, int64_t D, float* to, int64_t stride) {
+    for (int64_t d = 0; d < D; d += 2 * V) {
+        const int64_t pairs = std::min<int64_t>(V, (D - d) / 2);
+        uvec t[V] = {};
+        for (int i = 0; i < V; i++) {
+            if (pairs == V)
+                std::memcpy(&t[i], keys[i] + d, sizeof t[i]);
+            else
+                std::memcpy(&t[i], keys[i] + d, sizeof t[i] / 2);
+        }
+        transpose(t);
+        for (int i = 0; i < pairs; i++) {
+            store(to + (d + 2 * i) * stride, as<vec>(t[i] << 16));
+            store(to + (d + 2 * i + 1) * stride, as<vec>(t[i] & 0xffff0000u));
+        }
+    }
+}
+
+// scores [RB,CHUNK] = q [RB,D] times the first n keys of a panel [D,PANEL] by number, and perhaps more of them. A score adds
+// the products in the order of d.
+template <int D, int PANEL, int RB>
+ONE_COPY static void score_block(const float* q, const float* panel, int64_t n, float* scores) {
+    constexpr int N = vectors_beside(RB, PANEL / V, 8);
+    for (int j = 0; j < n; j += N * V) {
+        vec sum[RB][N] = {};
+        for (int d = 0; d < D; d++)
+            add_products(
+                sum, [&](int r) { return splat(q[r * D + d]); },
+                [&](int i) { return load(panel + d * PANEL + j + i * V); });
+        for (int r = 0; r < RB; r++)
+            for (int i = 0; i < N; i++) store(scores + r * CHUNK + j + i * V, sum[r][i]);
+    }
+}
+
+// out [RB,D] = out * keep + weights [RB,CHUNK] v [n,D]. A sum adds the values in their order.
+template <typename E, int D, int RB>
+ONE_COPY static void value_block(const float* weights, const float* keep, const E* v, int64_t n, float* out, Prefetch& prefetch) {
+    constexpr int N = vectors_beside(RB, D / V, 8);
+    for (int d = 0; d < D; d += N * V) {
+        vec sum[RB][N];
+        for (int r = 0; r < RB; r++)
+            for (int i = 0; i < N; i++) sum[r][i] = load(out + r * D + d + i * V) * keep[r];
+        for (int64_t j = 0; j < n; j++) {
+            if (d == 0 && j % 16 == 0) prefetch.step();
+            add_products(
+                sum, [&](int r) { return splat(weights[r * CHUNK + j]); }, [&](int i) { return load(v + j * D + d + i * V); });
+        }
+        for (int r = 0; r < RB; r++)
+            for (int i = 0; i < N; i++) store(out + r * D + d + i * V, sum[r][i]);
+    }
+}
+
+template <typename E, int ND>
+class Vectors {
+    static constexpr int D = 16 * ND, PANEL = 64, VALUES = 32;  // keys of a panel, and values that are converted at once
+    const float* q;
+    int64_t R;
+    float *panel, *floats_of_values, *ones;
+
+   public:
+    struct Setup {  // what a thread must do before and after: nothing
+        explicit Setup(int64_t) {}
+        ~Setup() {}
+    };
+    static int64_t floats(int64_t R) { return D * std::max(PANEL, VALUES) + R; }  // that an object needs
+    static int64_t steps(int64_t) { return CHUNK / 16 * 2; }                      // of a Prefetch, in a whole chunk
+    Vectors(const Queries& x, float* memory)
+        : q(x.q), R(x.R), panel(memory), floats_of_values(memory), ones(memory + D * std::max(PANEL, VALUES)) {}
+
+    // scores [R,CHUNK] = q k^T for n keys; columns up to the end of a panel are written too.
+    ONE_COPY void scores(const E* k, int64_t n, float* scores, Prefetch& prefetch) {
+        for (int64_t j = 0; j < n; j += PANEL) {
+            const int64_t some = std::min<int64_t>(PANEL, n - j);
+            for (int64_t i = 0; i < some; i += V) {
+                const E* keys[V];
+                for (int e = 0; e < V; e++) keys[e] = k + std::min(j + i + e, n - 1) * D;
+                if (i % 16 == 0) prefetch.step();
+                by_number(keys, D, panel + i, PANEL);
+            }
+            in_blocks(R, [&](auto rows, int64_t r) {
+                score_block<D, PANEL, decltype(rows)::value>(q + r * D, panel, some, scores + r * CHUNK + j);
+            });
+        }
+    }
+
+    // out [R,D] = out * keep + weights v for n values; weights [R,CHUNK].
+    void values(const float* weights, const float* keep, const E* v, int64_t n, float* out, Prefetch& prefetch) {
+        if (sizeof(E) == sizeof(float) || R <= 2 * TALLEST || !n)
+            return add(weights, keep, v, n, out, prefetch);
+        // Many rows: the values are converted once for all of them.
+        std::fill(ones, ones + R, 1.0f);
+        for (int64_t j = 0; j < n; j += VALUES) {
+            const int64_t some = std::min<int64_t>(VALUES, n - j);
+            for (int64_t i = 0; i < some * D; i += V) store(floats_of_values + i, load(v + j * D + i));
+            add(weights + j, j ? ones : keep, floats_of_values, some, out, prefetch);
+        }
+    }
+
+   private:
+    template <typename T>
+    void add(const float* weights, const float* keep, const T* v, int64_t n, float* out, Prefetch& prefetch) {
+        Prefetch none;
+        in_blocks(R, [&](auto rows, int64_t r) {
+            constexpr int RB = decltype(rows)::value;
+            value_block<T, D, RB>(weights + r * CHUNK, keep + r, v, n, out + r * D, r ? none : prefetch);
+        });
+    }
+};

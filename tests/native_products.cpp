@@ -1,0 +1,137 @@
+// Checks the kernels' products against sums in double precision, and that no row depends on the rows beside it.
+// Prints the build's vector width and exits with 0; or prints what is wrong. test_products.py compiles it for every build.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "linear.h"
+#include "vector_products.h"
+
+bool request_must_fail() { return false; }
+
+static std::mt19937 randomness(1);
+static float any() { return std::uniform_real_distribution<float>(-1, 1)(randomness); }
+
+static float value(float x) { return x; }
+static float value(bf16 x) { return as<float>(static_cast<uint32_t>(x.bits) << 16); }
+static void put(float& to, float x) { to = x; }
+static void put(bf16& to, float x) { to = bf16{static_cast<uint16_t>(as<uint32_t>(x) >> 16)}; }
+
+template <typename E>
+static std::vector<E> numbers(int64_t n) {
+    std::vector<E> x(n);
+    for (E& e : x) put(e, any());
+    return x;
+}
+
+static void require(bool good, const char* what, int64_t a, int64_t b, int64_t c) {
+    if (good) return;
+    std::printf("%s: %d %d %d\n", what, static_cast<int>(a), static_cast<int>(b), static_cast<int>(c));
+    std::exit(1);
+}
+
+static bool near(double found, double exact) { return std::fabs(found - exact) <= 1e-5 * (8 + std::fabs(exact)); }
+
+static void shuffles() {
+    alignas(64) float in[V * V], out[V * V], added[V];
+    for (int i = 0; i < V * V; i++) in[i] = i;
+    vec rows[V];
+    for (int i = 0; i < V; i++) rows[i] = load(in + i * V);
+    store(added, sums(rows));
+    transpose(rows);
+    for (int i = 0; i < V; i++) store(out + i * V, rows[i]);
+    for (int i = 0; i < V; i++) {
+        float exact = 0;
+        for (int j = 0; j < V; j++) require(out[i * V + j] == in[j * V + i], "transpose", i, j, 0), exact += in[i * V + j];
+        require(added[i] == exact && sum(load(in + i * V)) == exact, "sums", i, 0, 0);
+        require(greatest(load(in + i * V)) == in[i * V + V - 1], "greatest", i, 0, 0);
+    }
+}
+
+static void exponentials() {
+    for (float x = -100; x < 88; x += 0.37f) {
+        const double found = vexp(splat(x))[0], exact = x < -87 ? 0 : std::exp(static_cast<double>(x));
+        require(std::fabs(found - exact) <= 4e-7 * exact, "exp", x * 100, 0, 0);
+    }
+    require(vexp(splat(NONE))[V - 1] == 0, "exp of -inf", 0, 0, 0);
+}
+
+template <typename E, int ND>
+static void attention(int64_t R, int64_t n) {
+    constexpr int64_t D = 16 * ND;
+    const auto q = numbers<float>(R * D);
+    const auto k = numbers<E>((n + 1) * D), v = numbers<E>((n + 1) * D);
+    const auto before = numbers<float>(R * D), keep = numbers<float>(R);
+    std::vector<float> scores(R * CHUNK), out = before, weights = numbers<float>(R * CHUNK);
+    Buffer<float> memory;
+    memory.reserve(Vectors<E, ND>::floats(R));
+    Prefetch none;
+    const auto run = [&](int64_t first, int64_t rows, float* scores, float* out) {
+        Queries x = {};
+        x.q = q.data() + first * D, x.R = rows;
+        Vectors<E, ND> products(x, memory.data());
+        products.scores(k.data(), n, scores, none);
+        products.values(weights.data() + first * CHUNK, keep.data() + first, v.data(), n, out, none);
+    };
+    run(0, R, scores.data(), out.data());
+    for (int64_t r = 0; r < R; r++) {
+        std::vector<float> alone(CHUNK), own(before.begin() + r * D, before.begin() + (r + 1) * D);
+        run(r, 1, alone.data(), own.data());
+        require(!std::memcmp(alone.data(), &scores[r * CHUNK], n * sizeof(float)), "a row's scores alone", r, R, n);
+        require(!std::memcmp(own.data(), &out[r * D], D * sizeof(float)), "a row's output alone", r, R, n);
+        for (int64_t j = 0; j < n; j++) {
+            double exact = 0;
+            for (int64_t d = 0; d < D; d++) exact += double(q[r * D + d]) * value(k[j * D + d]);
+            require(near(scores[r * CHUNK + j], exact), "scores", r, j, n);
+        }
+        for (int64_t d = 0; d < D; d++) {
+            double exact = double(before[r * D + d]) * keep[r];
+            for (int64_t j = 0; j < n; j++) exact += double(weights[r * CHUNK + j]) * value(v[j * D + d]);
+            require(near(out[r * D + d], exact), "values", r, d, n);
+        }
+    }
+}
+
+template <typename E>
+static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
+    const auto x = numbers<float>(T * in), bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
+    const auto w = numbers<E>(outputs * in);
+    const Linear f = {w.data(), bias.data(), outputs, in};
+    Buffer<char> own;
+    own.reserve(linear_bytes<E>(T, in));
+    std::vector<float> y = before;
+    linear<E>(f, x.data(), T, y.data(), add, own.data());
+    for (int64_t t = 0; t < T; t++) {
+        std::vector<float> alone(before.begin() + t * outputs, before.begin() + (t + 1) * outputs);
+        linear<E>(f, x.data() + t * in, 1, alone.data(), add, own.data());
+        require(!std::memcmp(alone.data(), &y[t * outputs], outputs * sizeof(float)), "a row's outputs alone", t, T, in);
+        for (int64_t o = 0; o < outputs; o++) {
+            double exact = (add ? before[t * outputs + o] : 0) + double(bias[o]);
+            for (int64_t i = 0; i < in; i++) exact += double(x[t * in + i]) * value(w[o * in + i]);
+            require(near(y[t * outputs + o], exact), "outputs", t, o, in);
+        }
+    }
+}
+
+template <typename E, int ND>
+static void each_size() {
+    for (int64_t R = 1; R <= 2 * TALLEST + 3; R++) attention<E, ND>(R, 37);
+    for (const int64_t n : {1, 15, 16, 31, 64, 65, 200, 256}) attention<E, ND>(3, n);
+    attention<E, ND>(130, 33);
+}
+
+template <typename E>
+static void each_type() {
+    each_size<E, 1>(), each_size<E, 2>(), each_size<E, 4>(), each_size<E, 6>(), each_size<E, 8>(), each_size<E, 16>();
+    for (int64_t T = 1; T <= 2 * TALLEST + 3; T++) linear_outputs<E>(T, 80, 16 + 32 * (T % 2) + T % 3, T % 2);
+    linear_outputs<E>(130, 48, 96, false);
+}
+
+int main() {
+    shuffles();
+    exponentials();
+    each_type<float>();
+    each_type<bf16>();
+    std::printf("vectors of %d floats\n", V);
+}
