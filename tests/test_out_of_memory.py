@@ -12,7 +12,7 @@ import torch
 
 from longdraft import Sampler
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters import GlideDrafter, SelfDrafter, random_glide
 from longdraft.engine.generate import generate

@@ -1,16 +1,17 @@
-"""The key-value cache: a pair of buffers per layer, written in place."""
+"""The key-value cache: a pair of buffers per layer, written in place; and the protocol of views of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
+from longdraft.ops import Segment
 
 
 @dataclass
@@ -165,3 +166,27 @@ class KVCache:
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
                     for x, old in zip(self.read(layer, b), bits, strict=True):
                         x[:, low:n] = old
+
+
+class KVView(Protocol):
+    """What a pass may read: selected slots of the cache, and every slot from tail_start [B] on (views/base.py).
+
+    indexable: the selected slots are known before the queries are, so that their keys can be copied side by side.
+    """
+
+    indexable: ClassVar[bool]
+    tail_start: Tensor
+
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+    ) -> list[Segment]:
+        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch ends at slot `end`.
+
+        visible [W,T]: which of the last T slots each query sees; None: all of them.
+        """
+        ...
+
+
+def is_indexable(view: KVView | None) -> bool:
+    """Whether the keys that a pass reads are known before its queries are. None: every key is read."""
+    return view is None or view.indexable
