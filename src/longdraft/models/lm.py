@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
-from longdraft.backends.choose import choose
 from longdraft.backends.eager import Eager
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Tree
@@ -139,3 +140,23 @@ class LM:
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of layer L)."""
         return self.project(self.norm(hidden))
+
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ between two models of one shape
+
+
+def fingerprint(target: LM) -> dict[str, Any]:
+    """Identifies a drafter's target by its sizes and by a digest of a sample of every weight.
+
+    Weights are read as bfloat16, so the digest does not depend on the dtype in which the target was loaded.
+    """
+    if target.known is not None:
+        return target.known
+    c, digest = target.config, sha256()
+    for name, p in sorted(target.hf.named_parameters()):
+        some = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)].to("cpu", torch.bfloat16)
+        digest.update(f"{name} {list(p.shape)} ".encode())
+        digest.update(some.view(torch.int16).numpy().tobytes())
+    sizes = {k: getattr(c, k, None) for k in SIZES}
+    return {"model_type": c.model_type, **sizes, "digest": digest.hexdigest()[:32]}
