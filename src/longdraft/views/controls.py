@@ -19,11 +19,11 @@ class RandomSlots(Policy):
         return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
-        device, rows, tail_start = cache.length.device, [], []
+        rows, tail_start = [], []
         for n in cache.length.tolist():
             budget = budget_of(n, self.keep_ratio, self.min_budget)
             key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)
-            indices = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values.to(device)
-            rows.append(indices)
+            indices = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values
+            rows.append(indices.to(cache.length.device))
             tail_start.append(0 if budget >= n else n)
-        return pad_rows(rows, tail_start, device)
+        return pad_rows(rows, tail_start)

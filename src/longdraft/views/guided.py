@@ -30,7 +30,6 @@ class Guided(Policy):
         reach: int = 8,
     ):
         self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
-        self._view: View | None = None
         self._copies: ByLayerAndRow[Compact] = {}
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
@@ -57,7 +56,6 @@ class Guided(Policy):
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
         """scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b -> the selection."""
-        first = next(iter(scores.values()))
         table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
         rows, tail_start = [], []
         for b, n in enumerate(covered):
@@ -65,12 +63,6 @@ class Guided(Policy):
             everything = budget >= n
             rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
             tail_start.append(0 if everything else n)
-        view = pad_rows(rows, tail_start, first.device, {layer: i for i, layer in enumerate(scores)})
+        view = pad_rows(rows, tail_start, {layer: i for i, layer in enumerate(scores)})
         view.copies = self._copies
         return view
-
-    def seen(self, lengths: list[int]) -> list[int]:
-        return lengths if self._view is None else self._view.seen(lengths)
-
-    def view(self, cache: KVCache) -> View | None:
-        return self._view

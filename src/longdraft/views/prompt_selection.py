@@ -17,12 +17,12 @@ OBSERVED = 32  # the most queries whose attention is averaged
 Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
 
 
-def _scores(model: LM, tokens: Tensor, cache: KVCache, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
-    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,S]}."""
+def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
+    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,slots]}."""
     n, captured = int(cache.length[0]), Captures(spec)
     with cache.reopen(n - first):
         model(Tree.chain(tokens[:, first : n + 1]), cache, captured=captured)
-    return {layer: scores[0, 0] for layer, scores in captured.scores.items()}
+    return {layer: scores[0, 0, :, :slots] for layer, scores in captured.scores.items()}
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
@@ -31,21 +31,19 @@ def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[in
     The pass runs only these queries and keeps only their mean, so memory holds one row of scores per layer.
     """
     first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
-    scores = _scores(model, tokens, cache, first, CaptureSpec(rows="mean", of="weights", split=True))
-    return {layer: s[:, :slots] for layer, s in scores.items()}
+    return _scores(model, tokens, cache, slots, first, CaptureSpec(rows="mean", of="weights", split=True))
 
 
 def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last query times each key; the mean over a chunk is the query times the chunk's mean key (TriForce)."""
     root = int(cache.length[0])
-    scores = _scores(model, tokens, cache, root, CaptureSpec(rows="first", of="logits", split=True))
-    return {layer: s[:, :slots] for layer, s in scores.items()}
+    return _scores(model, tokens, cache, slots, root, CaptureSpec(rows="first", of="logits", split=True))
 
 
 def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last key, in place of the query, times each key (BudgetDraft's released evaluation)."""
     n = int(cache.length[0])
-    _scores(model, tokens, cache, n, CaptureSpec())  # writes the root's key to a scratch slot
+    _scores(model, tokens, cache, slots, n, CaptureSpec())  # writes the root's key to a scratch slot
     keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer not in model.windows}
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 
@@ -61,7 +59,6 @@ class PromptSelection(Policy):
 
     def __init__(self, score: str, every: int = 0):
         self.scorer, self.every = SCORERS[score], every
-        self._view: View | None = None
         self._source: tuple[LM, Tensor] | None = None  # the model, and the rows' tokens
         # per row: the slots [K,P] of each layer, {} where everything is shown; None: still to be selected
         self._selected: list[dict[int, Tensor] | None] = []
@@ -91,9 +88,6 @@ class PromptSelection(Policy):
         known = view is not None and len(view.tail_start) == len(self._selected)
         self._selected, self._tail_start = without(self._selected, row), without(self._tail_start, row)
         self._view = view.without(row) if view is not None and known else None
-
-    def seen(self, lengths: list[int]) -> list[int]:
-        return lengths if self._view is None else self._view.seen(lengths)
 
     def view(self, cache: KVCache) -> View | None:
         if self.every and self._steps and self._steps % self.every == 0:
@@ -125,4 +119,4 @@ class PromptSelection(Policy):
             return None
         rows = [selected or {layer: x[..., :0] for layer, x in one.items()} for selected in self._selected]
         indices = [torch.stack(list(row.values())) for row in rows]
-        return pad_rows(indices, self._tail_start, indices[0].device, {layer: i for i, layer in enumerate(one)})
+        return pad_rows(indices, self._tail_start, {layer: i for i, layer in enumerate(one)})

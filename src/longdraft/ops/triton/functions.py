@@ -61,14 +61,12 @@ def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor
     return mixed, total
 
 
-def sizes(
-    dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, selected: bool, masked: bool, capped: bool
-) -> dict:
+def sizes(dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, masked: bool, capped: bool) -> dict:
     """The compile-time constants of attend_split."""
     tile, step = tile_of(R, max(D, DV), dtype)
     return {
         "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": step,
-        "KEPT": kept, "PICKED": selected, "MASKED": masked, "CAPPED": capped,
+        "KEPT": kept, "MASKED": masked, "CAPPED": capped,
     }  # fmt: skip
 
 
@@ -88,15 +86,14 @@ def attend(
     softcap: float | None = None,
     sink: Tensor | None = None,
     keep: list[int] | None = None,
-    slots: Tensor | None = None,
 ) -> Attended:
-    """See reference.attend. slots [P]: use only these keys of every segment, in this order."""
+    """See reference.attend."""
     H, T, D = q.shape
     segments = [s for s in segments if s.k.shape[1]]
     K, _, DV = segments[0].v.shape
     R = H // K * T
     tiles, warps = tiling(R, max(D, DV), q.dtype)
-    counts = [s.k.shape[1] if slots is None else len(slots) for s in segments]
+    counts = [s.k.shape[1] for s in segments]
     spans = [span_of(n, K * tiles) for n in counts]
     splits = [triton.cdiv(n, s) for n, s in zip(counts, spans, strict=True)]
     out = torch.empty(1, K, sum(splits), R, DV, dtype=torch.float32, device=q.device)
@@ -109,10 +106,10 @@ def attend(
         visible = None if s.visible is None else s.visible.to(torch.uint8).contiguous()
         logits.append(torch.empty(H, len(rows), n, dtype=torch.float32, device=q.device) if rows else None)
         attend_split[(own * tiles, K)](
-            q, k, v, slots, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+            q, k, v, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
             v.stride(0), v.stride(1), n, 0 if visible is None else visible.shape[1], base, sum(splits), span, scale,
             softcap or 0.0, num_warps=warps,
-            **sizes(q.dtype, R, T, D, DV, len(rows), slots is not None, visible is not None, bool(softcap)),
+            **sizes(q.dtype, R, T, D, DV, len(rows), visible is not None, bool(softcap)),
         )  # fmt: skip
     mixed, total = merge(out, lse, T, q.dtype, sink)
     if keep is None:
