@@ -23,7 +23,7 @@ class NativeBlock(BlockStep):
 
     def __init__(self, step: NativeStep, block: Any):
         self.step, self.block, self._pins = step, block, Pins()
-        whole, pins, none = self.step.model, self._pins, native.Linear(None, None, 0, 0)
+        whole, pins, none = self.step.model, self._pins, native.Linear()
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
             linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
@@ -58,14 +58,10 @@ class NativeBlock(BlockStep):
     def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: ChainDraws) -> Tensor:
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
-        sized(
-            [root, cache.length, seen],
-            (len(root), 1),
-            (len(root),),
-            (len(root), draws.count, ring.window + draws.count),
-        )
-        p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
-        self._keys(p, draws.count, ring, cache, view)
+        B, count = len(root), draws.count
+        sized([root, cache.length, seen], (B, 1), (B,), (B, count, ring.window + count))
+        p = native.Pass(B, 1, 0, root.data_ptr(), None, cache.length.data_ptr())
+        self._keys(p, count, ring, cache, view)
         p.ring_mask = seen.data_ptr()
         drawn = self.step.draw_chain(self.model, p, draws)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
@@ -83,7 +79,7 @@ class NativeBlock(BlockStep):
         p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))
-            nothing = [native.Selected(None, None, 0, 0)] * p.rows
+            nothing = [native.Selected()] * p.rows
             indices = nothing + step.selected(view, cache, [layer], p.rows)
             p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 

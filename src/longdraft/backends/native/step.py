@@ -164,5 +164,5 @@ class NativeStep:
 
     def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Selected:
         if pair is None:
-            return native.Selected(None, None, 0, 0)
+            return native.Selected()
         return native.Selected(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
