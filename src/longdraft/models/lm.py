@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +16,7 @@ from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
 from longdraft.backends.partition import in_parts
-from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Tree
+from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
 
@@ -33,7 +34,8 @@ class LM:
         self.lock, self._process = threading.RLock(), os.getpid()
         self.architecture = Architecture(hf)
         self.config, self.windows = self.architecture.config, self.architecture.windows
-        self.positions, self.experts = self.architecture.positions, self.architecture.experts
+        self.positions, self.reach = self.architecture.positions, self.architecture.reach
+        self.experts = self.architecture.experts
         self.eager = Eager(self.architecture)
         self.backend: Backend = choose(self.eager)
         self.vocab = int(self.config.vocab_size)
@@ -47,11 +49,6 @@ class LM:
     @property
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
-
-    @property
-    def reach(self) -> int:
-        """How many positions the model can be given; later ones are clamped."""
-        return self.architecture.reach
 
     @property
     def exact(self) -> bool:
@@ -71,6 +68,22 @@ class LM:
     def new_cache(self, batch: int, slots: int) -> KVCache:
         self.check_process()
         return KVCache(batch, slots, self.device)
+
+    def sequences(
+        self,
+        prompts: list[list[int]],
+        limit: int,
+        cache: KVCache,
+        sampler: Sampler,
+        seed: int = 0,
+        eos: tuple[int, ...] | None = None,
+    ) -> Sequences:
+        """Rows that the model decodes, under its rules unless the sampler has its own. eos None: its end tokens.
+
+        Raises InputError where the model has a rule that cannot be applied.
+        """
+        sampler = replace(sampler, rules=self.rules()) if sampler.rules is None else sampler
+        return Sequences.of(prompts, limit, cache, sampler, seed, self.end_tokens if eos is None else eos)
 
     def __call__(
         self,

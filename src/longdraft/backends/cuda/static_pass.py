@@ -68,11 +68,9 @@ class Shape(NamedTuple):
         """For a pass over `nodes` of the tree's nodes that reads at most `tail` slots and `selected` keys of a row."""
         nodes, rows = padded(nodes), "mean" if spec.rows == "mean" else "all"
         kept = 0 if keep is None else nodes if spec.rows in ("all", "mean") else keep.shape[1]
-        same = (
-            CaptureSpec(rows, spec.of, spec.split, spec.only, spec.hidden) if kept else CaptureSpec(hidden=spec.hidden)
-        )
+        scores = (rows, spec.of, spec.split, spec.only) if kept else ()
         sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(selected, 64))
-        return Shape(*sizes, kept, same, not torch.empty(0).is_inference())
+        return Shape(*sizes, kept, CaptureSpec(*scores, hidden=spec.hidden), not torch.empty(0).is_inference())
 
 
 class StaticPass:
@@ -125,11 +123,10 @@ class StaticPass:
         apart = self.own_depth[:, :, None] - self.depth[:, None]
         self.near = {w: self.visible * (apart < w) for w in set(model.windows.values())}
         if s.kept:
-            columns, layers = (
-                model.config.num_key_value_heads if spec.split else 1,
-                range(model.config.num_hidden_layers),
-            )
-            scored = [i for i in layers if i not in model.windows and spec.only in (None, i)]
+            columns = model.config.num_key_value_heads if spec.split else 1
+            scored = [
+                i for i in range(model.config.num_hidden_layers) if i not in model.windows and spec.only in (None, i)
+            ]
             self.scored = {layer: i for i, layer in enumerate(scored)}
             rows = 1 if spec.rows == "mean" else s.kept
             self.scores = torch.empty(len(scored), s.rows, rows, columns, s.keys, device=self.keep.device)
