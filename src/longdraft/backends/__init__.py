@@ -9,10 +9,7 @@ from longdraft.backends.stock import refuse
 
 
 def choose(eager: Eager) -> Backend:
-    """The fastest backend that computes the model which `eager` computes: decided here and nowhere else.
-
-    Raises InputError for a model whose shapes contradict each other: then no backend can run it.
-    """
+    """The fastest backend that computes the model of `eager`. Raises InputError where its shapes contradict."""
     model = eager.architecture
     refuse(model.hf, model.windows)
     if native.fits(model.hf, model.windows):

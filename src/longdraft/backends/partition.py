@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from longdraft.backends.base import Backend
 from longdraft.core import PAD, Captures, CaptureSpec, KVCache, KVView, Tree
 
 
 def in_parts(
-    forward: Callable[..., Tensor],
-    size: int,
-    tree: Tree,
-    cache: KVCache,
-    start: int,
-    view: KVView | None,
-    captured: Captures,
+    backend: Backend, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures
 ) -> Tensor:
-    """What forward(tree, cache, start, view, captured) computes, by passes of at most `size` nodes.
+    """What backend.forward computes, by passes of at most backend.max_nodes nodes.
 
     Parents come before children, so the keys that a part's nodes need are in scratch by then.
     """
     spec, logits, states = captured.spec, [], {n: [] for n in captured.spec.hidden}
     scores = Scores(spec, tree)
-    for begin in range(start, tree.size, size):
-        end = min(begin + size, tree.size)
+    for begin in range(start, tree.size, backend.max_nodes):
+        end = min(begin + backend.max_nodes, tree.size)
         part = Tree(tree.tokens[:, :end], tree.parent[:, :end], tree.depth[:, :end], tree.mask[:, :end, :end])
         own = Captures(scores.request(part, begin))
-        logits.append(forward(part, cache, begin, view, own))
+        logits.append(backend.forward(part, cache, begin, view, own))
         scores.add(own.scores)
         for n, found in own.states.items():
             states[n].append(found)

@@ -78,11 +78,9 @@ class LM:
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
     ) -> Sequences:
-        """Rows that the model decodes, under its rules unless the sampler has its own. eos None: its end tokens.
-
-        Raises InputError where the model has a rule that cannot be applied.
-        """
-        sampler = replace(sampler, rules=self.rules()) if sampler.rules is None else sampler
+        """Rows that the model decodes, under its rules unless the sampler has its own. eos None: its end tokens."""
+        rules = self.rules()  # raises InputError also for a sampler that has its own
+        sampler = replace(sampler, rules=rules) if sampler.rules is None else sampler
         return Sequences.of(prompts, limit, cache, sampler, seed, self.end_tokens if eos is None else eos)
 
     def __call__(
@@ -104,7 +102,7 @@ class LM:
             backend = self.backend if self.backend.supports(view, logits) else self.eager
             if tree.size - start <= backend.max_nodes:
                 return backend.forward(tree, cache, start, view, captured, logits)
-            return in_parts(backend.forward, backend.max_nodes, tree, cache, start, view, captured)
+            return in_parts(backend, tree, cache, start, view, captured)
 
     def check_process(self) -> None:
         """Raises InputError in a forked child: the threads that compute passes were not copied, so it would hang."""

@@ -1,17 +1,19 @@
-"""Selecting slots once, after prefill, by what the end of the prompt attends to."""
+"""Selecting slots once, after prefill, by what the end of the prompt attends to: chunks or SnapKV."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, KVCache, Tree, without
 from longdraft.models.lm import LM
-from longdraft.views.base import Policy, View, pad_rows
+from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 OBSERVED = 32  # the most queries whose attention is averaged
+POOL = 5  # slots over which SnapKV averages scores, so that neighbours of a good key are kept with it
 
 # (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, for layers with full attention
 Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
@@ -26,10 +28,7 @@ def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, s
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """Mean softmax weights of the last queries, at most those after `slots` (SnapKV; BudgetDraft sums them).
-
-    The pass runs only these queries and keeps only their mean, so memory holds one row of scores per layer.
-    """
+    """Mean softmax weights of the last queries, at most those after `slots` (SnapKV; BudgetDraft sums them)."""
     first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
     return _scores(model, tokens, cache, slots, first, CaptureSpec(rows="mean", of="weights", split=True))
 
@@ -120,3 +119,50 @@ class PromptSelection(Policy):
         rows = [selected or {layer: x[..., :0] for layer, x in one.items()} for selected in self._selected]
         indices = [torch.stack(list(row.values())) for row in rows]
         return pad_rows(indices, self._tail_start, {layer: i for i, layer in enumerate(one)})
+
+
+class Chunks(PromptSelection):
+    """At most `budget` slots of the prompt: its first chunk, the best chunks after it, and its last `recent` slots.
+
+    A last chunk that is not full counts as recent. A chunk's score is the sum over its slots, per layer and key head
+    (BudgetDraft's TopKChunks; TriForce). With a budget below 2*recent + chunk, the recent slots get half of what the first chunk
+    leaves.
+    """
+
+    def __init__(self, budget: int, chunk: int = 8, score: str = "obs_window", recent: int = 32, every: int = 0):
+        super().__init__(score, every)
+        if budget < 3 * chunk:
+            raise ValueError(f"the budget is {budget}: give at least three chunks of {chunk} slots")
+        self.budget, self.chunk, self.recent = budget, chunk, min(recent, (budget - chunk) // 2)
+
+    def tail_start(self, length: int) -> int:
+        return 0 if length <= self.budget else (length - self.recent) // self.chunk * self.chunk
+
+    def select(self, scores: Tensor, length: int) -> Tensor:
+        heads, tail_start = scores.shape
+        count = (self.budget - (length - tail_start)) // self.chunk
+        chunks = scores.view(heads, -1, self.chunk).sum(-1)
+        chunks[:, 0] = float("inf")
+        best = chunks.topk(count).indices.sort().values  # ascending, so that memory is read in order
+        slots = best[..., None] * self.chunk + torch.arange(self.chunk, device=best.device)
+        return slots.flatten(1)
+
+
+class SnapKV(PromptSelection):
+    """Shows the last `window` slots, at most 32, and the slots before them with the best softmax weights (MagicDec).
+
+    With a budget below twice the window, the window gets half of it.
+    """
+
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, window: int = OBSERVED, every: int = 0):
+        super().__init__("obs_window", every)
+        self.keep_ratio, self.min_budget, self.window = keep_ratio, min_budget, min(window, OBSERVED)
+
+    def tail_start(self, length: int) -> int:
+        budget = budget_of(length, self.keep_ratio, self.min_budget)
+        return 0 if budget >= length else length - max(1, min(self.window, budget // 2))
+
+    def select(self, scores: Tensor, length: int) -> Tensor:
+        count = budget_of(length, self.keep_ratio, self.min_budget) - (length - scores.shape[1])
+        pooled = F.avg_pool1d(scores[None], POOL, stride=1, padding=POOL // 2)[0]
+        return pooled.topk(count).indices.sort().values

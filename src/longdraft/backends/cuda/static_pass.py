@@ -124,12 +124,10 @@ class StaticPass:
         self.near = {w: self.visible * (apart < w) for w in set(model.windows.values())}
         if s.kept:
             columns = model.config.num_key_value_heads if spec.split else 1
-            scored = [
-                i for i in range(model.config.num_hidden_layers) if i not in model.windows and spec.only in (None, i)
-            ]
-            self.scored = {layer: i for i, layer in enumerate(scored)}
+            layers = range(model.config.num_hidden_layers) if spec.only is None else [spec.only]
+            self.scored = {layer: i for i, layer in enumerate(n for n in layers if n not in model.windows)}
             rows = 1 if spec.rows == "mean" else s.kept
-            self.scores = torch.empty(len(scored), s.rows, rows, columns, s.keys, device=self.keep.device)
+            self.scores = torch.empty(len(self.scored), s.rows, rows, columns, s.keys, device=self.keep.device)
             same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)  # a node may be kept twice
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
         captured = Captures(spec)

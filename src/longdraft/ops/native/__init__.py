@@ -1,8 +1,4 @@
-"""The native kernels, if the package was built with a C++ compiler: C functions over pointers (interface.h).
-
-There are several builds of the same sources; the best one that the processor and the system can run is loaded. Without
-one, torch computes.
-"""
+"""Loads the best build of the native kernels that can run here (C functions over pointers: interface.h), if any."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a norm, keyed noise.
-
-The tests run the kernels in Triton's interpreter and compile them for sm_80, sm_90 and sm_100; self_check.py tests them
-on the device itself before they are first used.
-"""
+"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a norm, keyed noise."""
 
 # Pyright takes a Triton kernel for a Python function.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
