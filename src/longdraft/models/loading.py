@@ -45,9 +45,8 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     where = lm.hf.name_or_path
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
-    tokenizer = _try(
-        name, lambda: AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
-    )
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
     return lm, tokenizer
 

@@ -125,8 +125,8 @@ class Chunks(PromptSelection):
     """At most `budget` slots of the prompt: its first chunk, the best chunks after it, and its last `recent` slots.
 
     A last chunk that is not full counts as recent. A chunk's score is the sum over its slots, per layer and key head
-    (BudgetDraft's TopKChunks; TriForce). With a budget below 2*recent + chunk, the recent slots get half of what the first chunk
-    leaves.
+    (BudgetDraft's TopKChunks; TriForce). With a budget below 2*recent + chunk, the recent slots get half of what the
+    first chunk leaves.
     """
 
     def __init__(self, budget: int, chunk: int = 8, score: str = "obs_window", recent: int = 32, every: int = 0):

@@ -111,8 +111,7 @@ class CudaBackend(Backend):
         return self._selected[1:]
 
     def _place(self, view: Any, cache: KVCache, layer: int, b: int) -> tuple[int, int, int, int]:
-        pair = None if layer in self.architecture.windows else view.compact(layer, b, *cache.read(layer, b))
-        if pair is None:
+        if layer in self.architecture.windows or not (pair := view.compact(layer, b, *cache.read(layer, b))):
             return 0, 0, 0, 0
         k, v = pair
         return k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // k.stride(1)

@@ -66,15 +66,6 @@ def sizes(dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, masked
     }  # fmt: skip
 
 
-def _place(nodes: int, rows: list[int], device: torch.device) -> Tensor | None:
-    """[nodes] the row of the kept scores that belongs to each node, or -1."""
-    if not rows:
-        return None
-    place = torch.full((nodes,), -1, dtype=torch.int32)
-    place[rows] = torch.arange(len(rows), dtype=torch.int32)
-    return place.to(device)
-
-
 def attend(
     q: Tensor,
     segments: list[Segment],
@@ -94,8 +85,9 @@ def attend(
     splits = [triton.cdiv(n, s) for n, s in zip(counts, spans, strict=True)]
     out = torch.empty(1, K, sum(splits), R, DV, dtype=torch.float32, device=q.device)
     lse = torch.empty(1, K, sum(splits), R, dtype=torch.float32, device=q.device)
-    rows = sorted(set(keep or ()))
-    place, q, logits = _place(T, rows, q.device), q if q.stride(2) == 1 else q.contiguous(), []
+    rows, place = sorted(set(keep or ())), torch.full((T,), -1, dtype=torch.int32)
+    place[rows] = torch.arange(len(rows), dtype=torch.int32)  # the row of the kept scores that belongs to each node
+    place, q, logits = place.to(q.device) if rows else None, q if q.stride(2) == 1 else q.contiguous(), []
     bases = accumulate(splits, initial=0)
     for s, n, span, own, base in zip(segments, counts, spans, splits, bases, strict=False):
         k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (s.k, s.v))
