@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -50,6 +50,10 @@ class Sampler:
             value = getattr(self, name)
             if not low <= value <= high or (name == "top_p" and value == 0):
                 raise InputError(f"{name.replace('_', '-')} is {value}: give a value {words}")
+
+    def under(self, rules: Rules) -> Sampler:
+        """This sampler with a model's rules, unless it has its own."""
+        return replace(self, rules=rules) if self.rules is None else self
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next token's distribution."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -79,9 +78,8 @@ class LM:
         eos: tuple[int, ...] | None = None,
     ) -> Sequences:
         """Rows that the model decodes, under its rules unless the sampler has its own. eos None: its end tokens."""
-        rules = self.rules()  # raises InputError also for a sampler that has its own
-        sampler = replace(sampler, rules=rules) if sampler.rules is None else sampler
-        return Sequences.of(prompts, limit, cache, sampler, seed, self.end_tokens if eos is None else eos)
+        ends = self.end_tokens if eos is None else eos
+        return Sequences.of(prompts, limit, cache, sampler.under(self.rules()), seed, ends)
 
     def __call__(
         self,

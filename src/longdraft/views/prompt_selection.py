@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,9 +12,6 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 OBSERVED = 32  # the most queries whose attention is averaged
 POOL = 5  # slots over which SnapKV averages scores, so that neighbours of a good key are kept with it
-
-# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, for layers with full attention
-Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
 
 
 def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
@@ -47,7 +42,8 @@ def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int,
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 
 
-SCORERS: dict[str, Scorer] = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
+# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, for layers with full attention
+SCORERS = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
 
 
 class PromptSelection(Policy):

@@ -16,10 +16,7 @@ from longdraft.views.base import ByLayerAndRow, Policy, budget_of, without_row
 
 @dataclass
 class Pages:
-    """known {(layer, row): two [K,N,D]}: per channel, the smallest and largest key of a row's first N full pages.
-
-    Full pages contain only committed keys, which never change, so each page is computed once.
-    """
+    """known: the smallest and the largest key [K,N,D], per channel, of each full page, which is computed only once."""
 
     page: int
     known: ByLayerAndRow[tuple[Tensor, Tensor]] = field(default_factory=dict)

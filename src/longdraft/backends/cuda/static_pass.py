@@ -68,9 +68,11 @@ class Shape(NamedTuple):
         """For a pass over `nodes` of the tree's nodes that reads at most `tail` slots and `selected` keys of a row."""
         nodes, rows = padded(nodes), "mean" if spec.rows == "mean" else "all"
         kept = 0 if keep is None else nodes if spec.rows in ("all", "mean") else keep.shape[1]
-        scores = (rows, spec.of, spec.split, spec.only) if kept else ()
+        known = CaptureSpec(hidden=spec.hidden)
+        if kept:
+            known = CaptureSpec(rows, spec.of, spec.split, spec.only, spec.hidden)
         sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(selected, 64))
-        return Shape(*sizes, kept, CaptureSpec(*scores, hidden=spec.hidden), not torch.empty(0).is_inference())
+        return Shape(*sizes, kept, known, not torch.empty(0).is_inference())
 
 
 class StaticPass:

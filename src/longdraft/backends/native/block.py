@@ -16,10 +16,7 @@ RING, CROSS = native.LayerKind.RING, native.LayerKind.CROSS
 
 
 class NativeBlock(BlockStep):
-    """Computes what the block's own forward computes, with activations in float32; step: its target's.
-
-    block: a Glide, by its modules (drafters/glide/block.py). The nodes' keys and values are left behind the ring.
-    """
+    """Computes a Glide (block: drafters/glide/block.py), with activations in float32, beside its target's step."""
 
     def __init__(self, step: NativeStep, block: Any):
         self.step, self.block, self._pins = step, block, Pins()
