@@ -88,7 +88,7 @@ class KVCache:
     def pointers(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> list[tuple[int, int, int]]:
         """For each layer, with at least `end` slots: the addresses of row 0 in k and in v, and the slots of a row.
 
-        The same list object is returned until a buffer moves.
+        The same list object is returned until a buffer moves. Raises InputError for keys of another shape or dtype.
         """
         shape = layers, heads, dim, dtype
         known = self._known_addresses
@@ -96,21 +96,17 @@ class KVCache:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
             buffers = [self._store.reserve(layer, max(end, self._store.slots), like, like) for layer in range(layers)]
             for x in (x for pair in buffers for x in pair):
-                self._check(x, heads, dim, dtype)
+                if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
+                    raise InputError(
+                        f"this cache holds {x.shape[1]} key heads of size {x.shape[3]} in {x.dtype}, but the model has"
+                        f" {heads} of size {dim} in {dtype}: give each model its own cache"
+                    )
+                if len(x) < self._first + len(self.length) or not x.is_contiguous():
+                    raise ValueError(f"a cache buffer of shape {tuple(x.shape)} has too few rows or is not contiguous")
             row = self._first
             addresses = [(k[row].data_ptr(), v[row].data_ptr(), k.shape[2]) for k, v in buffers]
             known = self._known_addresses = (self._store.allocations, *shape), addresses
         return known[1]
-
-    def _check(self, x: Tensor, heads: int, dim: int, dtype: torch.dtype) -> None:
-        """Raises InputError unless a buffer holds this many heads of this size, contiguously, for all rows."""
-        if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
-            raise InputError(
-                f"this cache holds {x.shape[1]} key heads of size {x.shape[3]} in {x.dtype}, but the model has"
-                f" {heads} of size {dim} in {dtype}: give each model its own cache"
-            )
-        if len(x) < self._first + len(self.length) or not x.is_contiguous():
-            raise ValueError(f"a cache buffer of shape {tuple(x.shape)} has too few rows or is not contiguous")
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         """[layers,4] on the device: `pointers` of each layer, then a zero."""

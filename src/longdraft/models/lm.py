@@ -31,10 +31,9 @@ class LM:
     def __init__(self, hf: Any, name: str = ""):
         self.hf, self.name = hf.eval(), name
         self.lock, self._process = threading.RLock(), os.getpid()
-        self.architecture = Architecture(hf)
-        self.config, self.windows = self.architecture.config, self.architecture.windows
-        self.positions, self.reach = self.architecture.positions, self.architecture.reach
-        self.experts = self.architecture.experts
+        a = self.architecture = Architecture(hf)
+        self.config, self.windows, self.experts = a.config, a.windows, a.experts
+        self.positions, self.reach = a.positions, a.reach
         self.eager = Eager(self.architecture)
         self.backend: Backend = choose(self.eager)
         self.vocab = int(self.config.vocab_size)

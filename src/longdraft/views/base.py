@@ -86,8 +86,7 @@ def without_row(table: ByLayerAndRow[T], row: int, last: int) -> ByLayerAndRow[T
 class Policy:
     """Selects what drafts read. `view` is called before each draft; `update` after each verify pass and its commit.
 
-    A policy starts without information, so its first view may show everything. A subclass sets `_view` or overrides
-    `view`.
+    A policy starts without information, so its first view may show everything. It sets `_view` or overrides `view`.
     """
 
     _view: View | None = None

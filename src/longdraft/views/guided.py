@@ -70,10 +70,7 @@ class Guided(Policy):
 
 
 class RandomSlots(Policy):
-    """A control: as many committed slots as Guided selects, drawn uniformly; later slots are all shown.
-
-    A guided view must reach longer acceptance than this at the same budget, or its guidance is useless.
-    """
+    """A control that Guided must beat: as many committed slots, drawn uniformly; later slots are all shown."""
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
         self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed

@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.base import BlockStep
 from longdraft.backends.native.step import NativeStep, Pins, sized
-from longdraft.core import ChainDraws, KVCache, Tree
+from longdraft.core import ChainDraws, KVCache, Tree, is_indexable
 from longdraft.ops import native
 
 RING, CROSS = native.LayerKind.RING, native.LayerKind.CROSS
 
 
-class NativeBlock(BlockStep):
+class NativeBlock:
     """Computes a Glide (block: drafters/glide/block.py), with activations in float32, beside its target's step."""
 
     def __init__(self, step: NativeStep, block: Any):
@@ -38,7 +37,12 @@ class NativeBlock(BlockStep):
             self.layers,
         )  # fmt: skip
 
+    def supports(self, view: Any) -> bool:
+        """Whether the block can be computed under this view of the target's cache."""
+        return is_indexable(view)
+
     def forward(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
+        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
         step = self.step
         B, W = position.shape
         seen = ring.visible(tree, start).contiguous()
@@ -53,6 +57,7 @@ class NativeBlock(BlockStep):
         return logits
 
     def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: ChainDraws) -> Tensor:
+        """A chain below the root [B,count]; the keys of all but its last token stay behind the ring."""
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
         B, count = len(root), draws.count
