@@ -55,11 +55,11 @@ class Scores:
         """What the pass over nodes [begin, size) of the part must keep."""
         rows, count = self.spec.rows, part.size - begin
         if rows in ("all", "mean"):
-            self._here = part.parent[:, begin:] != PAD
+            self._here = part.parent[:, begin:] != PAD  # [B,W] which nodes count
             at = torch.arange(count, device=self._here.device).expand_as(self._here)
             nodes = torch.where(self._here, at, torch.where(self._here, at, 0).amax(1, keepdim=True))
         else:
-            self._here = (self._kept >= begin) & (self._kept < part.size)
+            self._here = (self._kept >= begin) & (self._kept < part.size)  # [B,R] which lie in this part
             nodes = (self._kept - begin).clamp(0, count - 1)
             rows = rows if rows is not None and bool(self._here.any()) else None
         return PartSpec(rows, self.spec.of, self.spec.split, self.spec.only, self.spec.hidden, nodes)
