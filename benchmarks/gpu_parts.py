@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen3Config, StaticCache
 
-from longdraft.backends.attention import NAME
+from longdraft.backends.architecture import NAME
 from longdraft.backends.cuda import CudaBackend
 from longdraft.backends.cuda.static_pass import bucket, head_dim
 from longdraft.bench.shapes import random_model

@@ -17,9 +17,8 @@ from torch import Tensor
 from longdraft import Sampler, Stats
 from longdraft.core import verify
 from longdraft.core.cache import KVCache
-from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import Drafter, beam
 from longdraft.engine.generate import generate

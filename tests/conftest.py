@@ -30,9 +30,10 @@ RAN, LEFT_OUT = Counter(), Counter()  # tests of each build
 @pytest.fixture(params=list(native.NEEDS))
 def build(request, monkeypatch):
     """Each build of the native kernels in turn, where it runs on this machine; the summary counts them."""
-    if (library := native.opened(request.param)) is None:
+    library, why_not = native.opened(request.param)
+    if library is None:
         LEFT_OUT[request.param] += 1
-        pytest.skip(native.lacking(request.param))
+        pytest.skip(why_not)
     RAN[request.param] += 1
     monkeypatch.setattr(native, "library", lambda: library)
     return library
@@ -59,11 +60,12 @@ def pytest_testnodedown(node) -> None:
 
 def count_builds(terminalreporter) -> None:
     terminalreporter.section("builds of the native kernels")
-    best = next((kind for kind in native.NEEDS if native.opened(kind) is not None), None)
+    best = next((kind for kind in native.NEEDS if native.opened(kind)[0] is not None), None)
     wish = os.environ.get("LONGDRAFT_NATIVE") or (best[1:] if best else "none")
     terminalreporter.write_line(f"tests that choose none ran on: {wish}")
     for kind in native.NEEDS:
-        why = f", {LEFT_OUT[kind]} skipped: {native.lacking(kind)}" if native.opened(kind) is None else ""
+        library, why_not = native.opened(kind)
+        why = f", {LEFT_OUT[kind]} skipped: {why_not}" if library is None else ""
         terminalreporter.write_line(f"{kind[1:]:<7} {RAN[kind]} tests ran{why}")
 
 

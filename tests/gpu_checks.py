@@ -75,10 +75,6 @@ def attention() -> None:
         kept = [0, T - 1]  # one row twice, where there is one
         options = {"softcap": 5.0, "sink": torch.randn(H), "keep": kept}
         close(gpu.attend(q, segments, scale, **options), reference.attend(q, segments, scale, **options))
-    q, (segment,) = case(4, 2, 2, 16, [90], [0], 9)
-    chosen = torch.randperm(90)[:31]
-    selected = Segment(segment.k[:, chosen], segment.v[:, chosen])
-    close(gpu.attend(q, [segment], 0.25, slots=chosen), reference.attend(q, [selected], 0.25))
 
 
 def gumbel() -> None:

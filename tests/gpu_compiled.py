@@ -37,8 +37,8 @@ def build(kernel: Any, capability: int, warps: int, types: dict[str, str], const
 def attention(capability: int, nodes: int, kind: str = HALF, dim: int = 128) -> None:
     """Over segments: four query heads to a key head, masked, scores kept."""
     types = dict.fromkeys(("q", "k", "v"), kind) | dict.fromkeys(("out", "lse", "logits"), FLOAT)
-    types |= {"slots": LONG, "visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
-    constants = gpu.sizes(DTYPES[kind], 4 * nodes, nodes, dim, dim, 2, nodes == 1, True, False)
+    types |= {"visible": BYTE, "place": INT, "scale": "fp32", "softcap": "fp32"}
+    constants = gpu.sizes(DTYPES[kind], 4 * nodes, nodes, dim, dim, 2, True, False)
     build(kernels.attend_split, capability, gpu.tiling(4 * nodes, dim, DTYPES[kind])[1], types, constants)
 
 

@@ -12,8 +12,7 @@ from checks import SAMPLERS, SEED, check_lossless, plain
 from listed import BUILD, ROWS, each_method
 
 from longdraft import Stats, generate
-from longdraft.core.limits import UNBOUNDED
-from longdraft.core.tree import PAD, Tree
+from longdraft.core.tree import PAD, UNBOUNDED, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter
 from longdraft.drafters.adaptive.cost_model import CostModel, ranks

@@ -29,7 +29,7 @@ ASKED = {
 @pytest.fixture(autouse=True)
 def nothing_cached(monkeypatch):
     """Clears what is cached about builds, before and after each test."""
-    caches = (native._library, native._open)
+    caches = (native._library, native.opened)
     monkeypatch.delenv("LONGDRAFT_NATIVE", raising=False)
     for one in caches:
         one.cache_clear()
@@ -59,8 +59,8 @@ def test_any_processor_can_run_the_probe():
 
 def test_a_smaller_processor_gets_the_smaller_build(monkeypatch):
     monkeypatch.setenv("LONGDRAFT_CPU", "haswell")
-    assert native.library() is native.opened("_avx2") is not None
-    assert native.opened("_avx512") is None and "does not offer AVX-512" in native.lacking("_avx512")
+    assert native.library() is native.opened("_avx2")[0] is not None
+    assert native.opened("_avx512")[0] is None and "does not offer AVX-512" in native.opened("_avx512")[1]
 
 
 def test_torchs_setting_chooses_no_build(monkeypatch):
@@ -76,7 +76,7 @@ def test_a_build_that_the_processor_lacks_is_never_loaded(kind, monkeypatch):
     """It is not even opened, because opening a library may run code."""
     monkeypatch.setattr(native, "runs", lambda kind: False)
     monkeypatch.setattr(native.ctypes, "CDLL", lambda path: pytest.fail(f"{path} was opened"))
-    assert native.opened(kind) is None and native.lacking(kind)
+    assert native.opened(kind)[0] is None and native.opened(kind)[1]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def changed(what: str) -> str:
 def test_a_build_of_another_interface_is_refused(what, monkeypatch):
     """Here the header is the newer of the two."""
     monkeypatch.setattr(native, "INTERFACE", Interface(changed(what)))
-    assert native.opened("_avx2") is None and "made from other sources" in native.lacking("_avx2")
-    assert "\n" not in native.lacking("_avx2")
+    assert native.opened("_avx2")[0] is None and "made from other sources" in native.opened("_avx2")[1]
+    assert "\n" not in native.opened("_avx2")[1]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -158,7 +158,7 @@ def test_the_compilers_view_is_what_is_compared(what, tmp_path, monkeypatch):
     for probe in native.FOLDER.glob("_probe.*so"):
         (tmp_path / probe.name).write_bytes(probe.read_bytes())
     monkeypatch.setattr(native, "FOLDER", tmp_path)
-    assert native.opened("_avx2") is None and "made from other sources" in native.lacking("_avx2")
+    assert native.opened("_avx2")[0] is None and "made from other sources" in native.opened("_avx2")[1]
 
 
 def test_a_build_that_does_not_describe_itself_is_refused():

@@ -10,9 +10,8 @@ from structure import check_shape, close
 
 from longdraft import InputError, Sampler, build, stream
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.drafters import Heads, Medusa, Sequential
 from longdraft.drafters.heads.drafter import (
     SPARSE,

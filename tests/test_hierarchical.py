@@ -11,9 +11,8 @@ from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance
 
 from longdraft import Stats
 from longdraft.core.cache import KVCache
-from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter, Hierarchical, SelfDrafter, SmallModelDrafter
 from longdraft.drafters.small_model.drafter import random_lm

@@ -12,7 +12,7 @@ from checks import SAMPLERS, Toy, check_counts, check_law, remembering, run_toy,
 
 from longdraft import InputError, Sampler
 from longdraft.core import verify
-from longdraft.core.limits import DraftLimits
+from longdraft.core.tree import DraftLimits
 from longdraft.drafters import Drafter
 from longdraft.ops import ACCEPT, DRAFT, RESIDUAL, gumbel, noise, row_seed, uniform
 

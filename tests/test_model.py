@@ -13,8 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 import longdraft
 from longdraft import InputError, Sampler, build, generate
-from longdraft.backends.architecture import windows_of
-from longdraft.backends.attention import NAME, attention
+from longdraft.backends.architecture import NAME, attention, windows_of
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.models import loading

@@ -16,7 +16,7 @@ from test_native import bushy
 
 from longdraft import Sampler, Stats
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters import Drafter, SelfDrafter
 from longdraft.engine.decode_session import DecodeSession

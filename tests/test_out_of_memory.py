@@ -12,12 +12,12 @@ import torch
 
 from longdraft import Sampler
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
+from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters import GlideDrafter, SelfDrafter, random_glide
 from longdraft.engine.generate import generate
 from longdraft.models.lm import LM
-from longdraft.ops import Compact, choose, native
+from longdraft.ops import Compact, choose, native, refill
 from longdraft.views import Guided, SinkWindow
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
@@ -95,9 +95,9 @@ def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     assert torch.equal(choose(scores.unbind(), 1000), wanted)
     k = torch.randn(2, 200_000, 16)
     copy, slots = Compact(), torch.arange(0, 200_000, 2)
-    assert torch.equal(copy.fill(k, k, slots[:10])[0], k[:, slots[:10]])
+    assert torch.equal(refill([(copy, k, k, slots[:10])])[0][0], k[:, slots[:10]])
     found = []
-    assert failing_each_in_turn(build, lambda: found.append(copy.fill(k, k, slots))) == 1
+    assert failing_each_in_turn(build, lambda: found.append(refill([(copy, k, k, slots)])[0])) == 1
     assert torch.equal(found[-1][0].sum((0, 2)).sort().values, k[:, slots].sum((0, 2)).sort().values)
 
 

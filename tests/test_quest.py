@@ -47,7 +47,7 @@ def test_statistics_keep_up_with_the_text(steps, seed):
         count += step
         for n in (count, max(1, count - 1)):
             assert torch.equal(grown.bounds(1, 0, k, n, q), Pages(PAGE).bounds(1, 0, k, n, q))
-    assert grown.lows[1, 0].shape == (K, count, D)
+    assert grown.known[1, 0][0].shape == (K, count, D)
 
 
 def cache_of(lengths: list[int], layers: int = 2) -> KVCache:
@@ -135,6 +135,6 @@ def test_pages_of_one_text_are_forgotten_at_the_next():
         lm.prefill(prompt, cache)
         policy.start(lm, torch.tensor([prompt]), cache)
         lm(Tree.root(torch.tensor([5])), cache, view=policy.view(cache))
-        seen.append(policy._pages.highs[0, 0])
+        seen.append(policy._pages.known[0, 0][1])
     fresh = cache.read(0, 0)[0][:, :64].unflatten(1, (16, PAGE)).amax(2)
     assert torch.equal(seen[1], fresh) and not torch.equal(seen[0], fresh)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from longdraft import stream
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import DraftLimits
-from longdraft.core.tree import PAD, Tree
+from longdraft.core.tree import PAD, DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import Recycle
 from longdraft.drafters.ngram.recycle import _followers, template

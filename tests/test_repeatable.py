@@ -18,9 +18,8 @@ from test_adaptive import Prophet
 
 from longdraft import AdaptiveDraft, build, generate, match, reject
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.limits import UNBOUNDED
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import UNBOUNDED, Tree
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
 from longdraft.drafters.adaptive.cost_model import CostModel
 from longdraft.drafters.adaptive.step_costs import LEVEL, NODE, SCORES, Counted, Measured, costs_for

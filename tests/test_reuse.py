@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from structure import branching, check_shape
 
 from longdraft import InputError, Sampler
-from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.drafters import Reuse
 from longdraft.drafters.ngram.reuse import NGrams, add_branches
 

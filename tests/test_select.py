@@ -8,7 +8,7 @@ import torch
 
 from longdraft.core.capture import Captures
 from longdraft.core.tree import Tree
-from longdraft.ops import Compact, choose, native, take
+from longdraft.ops import Compact, choose, native, refill, take
 from longdraft.ops.select import spread
 from longdraft.views import Guided
 
@@ -82,18 +82,18 @@ def test_a_copy_follows_its_choices():
         slots = torch.randperm(900, generator=generator)[:size].sort().values
         if before is not None and size > 50:
             slots = torch.cat([before[: size // 2], slots]).unique()[:size]
-        found = copy.fill(k, v, slots)
+        found = refill([(copy, k, v, slots)])[0]
         assert held(found, k) == slots.tolist() and found[0].shape == (3, len(slots), 16)
         before = slots
     if native.library() is not None:
         k[:], v[:] = 7.0, -7.0  # had anything been copied again, it would be this
-        assert held(copy.fill(k, v, before), coded(900)[0]) == before.tolist()
+        assert held(refill([(copy, k, v, before)])[0], coded(900)[0]) == before.tolist()
 
 
 def test_choices_of_each_head_are_copied_as_they_are():
     k, v = coded(50)
     slots = torch.tensor([[1, 5], [2, 3], [40, 49]])
-    mine, values = Compact().fill(k, v, slots)
+    mine, values = refill([(Compact(), k, v, slots)])[0]
     assert torch.equal(mine, k.gather(1, slots[..., None].expand(-1, -1, 16))) and torch.equal(values, -mine)
 
 

@@ -13,10 +13,9 @@ from structure import close
 
 from longdraft import Stats, build
 from longdraft.core.cache import KVCache, _Store
-from longdraft.core.limits import DraftLimits
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import Tree
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter, Eagle, Hierarchical, SelfDrafter, SmallModelDrafter
 from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm

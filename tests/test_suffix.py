@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from longdraft import Sampler
 from longdraft.core.cache import KVCache
-from longdraft.core.limits import DraftLimits
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import PAD, Tree
+from longdraft.core.tree import PAD, DraftLimits, Tree
 from longdraft.drafters import Suffix
 from longdraft.drafters.ngram.suffix import Automaton, Recent
 

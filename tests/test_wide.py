@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import tiny
 import torch
@@ -43,7 +46,7 @@ def test_in_parts_leaves_behind_what_one_pass_does(rows):
         return step(tree, cache, 0, None, captured), captured
 
     want, captured = run(lm.backend.forward)
-    found, parts = run(lambda *given: in_parts(lm.backend.forward, 7, *given))
+    found, parts = run(partial(in_parts, SimpleNamespace(forward=lm.backend.forward, max_nodes=7)))
     real = tree.parent != -2
     assert torch.equal(found[real], want[real])
     for n, state in captured.states.items():

@@ -81,7 +81,7 @@ class Passage:
                 x[:, self.begin : self.begin + old.shape[1]] = old
         cache.length.fill_(self.begin + at)
         text, left = one.prompt.tokens + one.plain[:at], len(one.plain) - at
-        seqs = Sequences.on(self.target, [text], left, cache, one.way.sampler, one.way.seed, eos=())
+        seqs = self.target.sequences([text], left, cache, one.way.sampler, one.way.seed, eos=())
         seqs.prompt.fill_(len(one.prompt.tokens))  # some of the model's rules count new tokens
         seqs.limit.fill_(len(one.plain))
         return seqs

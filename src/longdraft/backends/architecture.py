@@ -1,4 +1,4 @@
-"""What every backend needs of a Transformers model."""
+"""What every backend needs of a Transformers model: its layers call longdraft's attention function."""
 
 from __future__ import annotations
 
@@ -6,18 +6,70 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from longdraft.backends.attention import NAME, AttentionPass
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
+NAME = "longdraft"  # of the attention function
+# Arguments that models pass to attention functions and that do not change the result.
+HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
+HARMLESS |= {"output_router_logits", "return_dict", "is_causal", "position_embeddings"}
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
+
+
+class AttentionPass(Protocol):
+    """One forward pass. calls counts the layers that have called `attend`."""
+
+    calls: int
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /
+    ) -> Tensor:
+        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes -> [B,W,H,Dv]."""
+        ...
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
+    longdraft: AttentionPass | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv].
+
+    Windows come from the config (windows_of). Raises InputError for arguments that would change the
+    result and that no backend knows.
+    """
+    name = type(module).__name__
+    if longdraft is None:
+        raise InputError(
+            f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture"
+        )
+    odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
+    if odd or attention_mask is not None or others.get("is_causal") is False:
+        what = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
+        raise InputError(f"{name} passes {what} to attention, which longdraft does not know: its output would be wrong")
+    longdraft.calls += 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return longdraft.attend(module.layer_idx, query, key, value, scale, softcap, s_aux).contiguous(), None
+
+
+AttentionInterface.register(NAME, attention)
 
 
 class Architecture:
@@ -46,7 +98,7 @@ class Architecture:
     ) -> Tensor:
         """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits` nodes, 0: all).
 
-        Raises InputError where not every layer calls attention.attend.
+        Raises InputError where not every layer calls attention.
         """
         with self.capturing(captured):
             out = self.hf(

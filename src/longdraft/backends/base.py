@@ -44,27 +44,6 @@ class Backend(Protocol):
         """
         return None
 
-    def compile_block(self, block: Any) -> BlockStep | None:
-        """Computes LongSpec's block (its modules: drafters/glide/block.py) over the model's cache; None: it cannot."""
+    def compile_block(self, block: Any) -> Any | None:
+        """LongSpec's block (drafters/glide/block.py) over the model's cache: a NativeBlock; None: it cannot."""
         return None
-
-
-class BlockStep(Protocol):
-    """A draft block beside the model. ring: the block's own keys and values (drafters/glide/drafter.py)."""
-
-    def supports(self, view: KVView | None) -> bool:
-        """Whether the block can be computed under this view of the model's cache."""
-        return is_indexable(view)
-
-    def forward(
-        self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: KVView | None
-    ) -> Tensor:
-        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
-        ...
-
-    def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: KVView | None, draws: ChainDraws) -> Tensor:
-        """A chain below the tree's root, in one call -> its tokens [B,count].
-
-        The keys of all but the last stay behind the ring, as after one call per token.
-        """
-        ...

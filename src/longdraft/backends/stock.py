@@ -36,9 +36,10 @@ def refuse(hf: Any, windows: dict[int, int]) -> None:
         return
     for name, found, expected in _shapes(hf):
         if found != expected:
+            wrong, right = ("x".join(map(str, shape)) for shape in (found, expected))
             raise InputError(
-                f"this {kind}'s {name} has shape {_written(found)}, but its config.json implies {_written(expected)}:"
-                " use weights and a config that belong together"
+                f"this {kind}'s {name} has shape {wrong}, but its config.json implies {right}: use weights and a config"
+                " that belong together"
             )
     rotary, dim = hf.model.rotary_emb, hf.model.layers[0].self_attn.head_dim
     if 2 * len(rotary.inv_freq) != dim:
@@ -46,10 +47,6 @@ def refuse(hf: Any, windows: dict[int, int]) -> None:
             f"this {kind} rotates {2 * len(rotary.inv_freq)} of a head's {dim} dimensions, but {kind} rotates all of"
             " them: remove partial_rotary_factor from its config.json"
         )
-
-
-def _written(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 def projections(layer: Any) -> dict[str, Any]:
@@ -64,16 +61,15 @@ def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     c, model = hf.config, hf.model
     d, mlp, vocab, dim = c.hidden_size, c.intermediate_size, c.vocab_size, model.layers[0].self_attn.head_dim
     q, kv = c.num_attention_heads * dim, c.num_key_value_heads * dim
-    sizes = {"q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
-    sizes |= {"gate_proj": (mlp, d), "up_proj": (mlp, d), "down_proj": (d, mlp)}
+    sizes = [(q, d), (kv, d), (kv, d), (d, q), (mlp, d), (mlp, d), (d, mlp)]
     yield "list of layers", (len(model.layers),), (c.num_hidden_layers,)
     yield from _module("embed_tokens", model.embed_tokens, (vocab, d))
     yield from _module("lm_head", hf.lm_head, (vocab, d))
     yield from _module("norm", model.norm, (d,))
     for i, layer in enumerate(model.layers):
         yield f"layer {i}'s head", (layer.self_attn.head_dim,), (dim,)
-        for name, module in projections(layer).items():
-            yield from _module(f"layer {i}'s {name}", module, sizes[name])
+        for (name, module), size in zip(projections(layer).items(), sizes, strict=True):
+            yield from _module(f"layer {i}'s {name}", module, size)
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield from _module(f"layer {i}'s {name}", getattr(layer, name), (d,))
         for name in ("q_norm", "k_norm"):
@@ -89,10 +85,7 @@ def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[st
 
 
 def is_stock(hf: Any) -> bool:
-    """Whether every module is Transformers' own or plain torch, with no hook or wrapper that changes what it computes.
-
-    An adapter (LoRA), quantised weights, a hook or a parametrization anywhere makes the answer no.
-    """
+    """Whether every module is Transformers' own or plain torch: no adapter, quantised weight, hook or wrapper."""
     kind = type(hf)
     if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False

@@ -17,7 +17,7 @@ import torch
 from longdraft.bench.averages import mean_and_errors
 from longdraft.bench.inputs import Text
 from longdraft.bench.selection import Entry
-from longdraft.core import KVCache, Sampler, Sequences, match
+from longdraft.core import KVCache, Sampler, match
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats, step
 from longdraft.engine.record_file import RecordFile
@@ -95,7 +95,7 @@ def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: li
     """Drafts accepted in one step after `tokens`. The cache holds tokens[:-1], before and after."""
     stats = Stats()
     with cache.rollback():
-        seqs = Sequences.on(job.target, [tokens], job.limit, cache, job.sampler, seed, eos=())
+        seqs = job.target.sequences([tokens], job.limit, cache, job.sampler, seed, eos=())
         drafter.start(seqs)
         step(job.target, drafter, seqs, match, Stats(), draft=False)
         for _ in range(job.warmup_rounds):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from longdraft.core.cache import KVCache
+from longdraft.core.cache import KVCache, KVView, is_indexable
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.chain_draws import ChainDraws
-from longdraft.core.kv_view import KVView, is_indexable
-from longdraft.core.limits import UNBOUNDED, DraftLimits
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
-from longdraft.core.sampling import Sampler
+from longdraft.core.sampling import ChainDraws, Sampler
 from longdraft.core.sequences import Sequences, without
-from longdraft.core.tree import PAD, Tree
+from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
 
 __all__ = [

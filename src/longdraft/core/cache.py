@@ -1,16 +1,17 @@
-"""The key-value cache: a pair of buffers per layer, written in place."""
+"""The key-value cache: a pair of buffers per layer, written in place; and the protocol of views of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
+from longdraft.ops import Segment
 
 
 @dataclass
@@ -87,7 +88,7 @@ class KVCache:
     def pointers(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> list[tuple[int, int, int]]:
         """For each layer, with at least `end` slots: the addresses of row 0 in k and in v, and the slots of a row.
 
-        The same list object is returned until a buffer moves.
+        The same list object is returned until a buffer moves. Raises InputError for keys of another shape or dtype.
         """
         shape = layers, heads, dim, dtype
         known = self._known_addresses
@@ -95,21 +96,17 @@ class KVCache:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
             buffers = [self._store.reserve(layer, max(end, self._store.slots), like, like) for layer in range(layers)]
             for x in (x for pair in buffers for x in pair):
-                self._check(x, heads, dim, dtype)
+                if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
+                    raise InputError(
+                        f"this cache holds {x.shape[1]} key heads of size {x.shape[3]} in {x.dtype}, but the model has"
+                        f" {heads} of size {dim} in {dtype}: give each model its own cache"
+                    )
+                if len(x) < self._first + len(self.length) or not x.is_contiguous():
+                    raise ValueError(f"a cache buffer of shape {tuple(x.shape)} has too few rows or is not contiguous")
             row = self._first
             addresses = [(k[row].data_ptr(), v[row].data_ptr(), k.shape[2]) for k, v in buffers]
             known = self._known_addresses = (self._store.allocations, *shape), addresses
         return known[1]
-
-    def _check(self, x: Tensor, heads: int, dim: int, dtype: torch.dtype) -> None:
-        """Raises InputError unless a buffer holds this many heads of this size, contiguously, for all rows."""
-        if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
-            raise InputError(
-                f"this cache holds {x.shape[1]} key heads of size {x.shape[3]} in {x.dtype}, but the model has"
-                f" {heads} of size {dim} in {dtype}: give each model its own cache"
-            )
-        if len(x) < self._first + len(self.length) or not x.is_contiguous():
-            raise ValueError(f"a cache buffer of shape {tuple(x.shape)} has too few rows or is not contiguous")
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         """[layers,4] on the device: `pointers` of each layer, then a zero."""
@@ -165,3 +162,27 @@ class KVCache:
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
                     for x, old in zip(self.read(layer, b), bits, strict=True):
                         x[:, low:n] = old
+
+
+class KVView(Protocol):
+    """What a pass may read: selected slots of the cache, and every slot from tail_start [B] on (views/base.py).
+
+    indexable: the selected slots are known before the queries are, so that their keys can be copied side by side.
+    """
+
+    indexable: ClassVar[bool]
+    tail_start: Tensor
+
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+    ) -> list[Segment]:
+        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch ends at slot `end`.
+
+        visible [W,T]: which of the last T slots each query sees; None: all of them.
+        """
+        ...
+
+
+def is_indexable(view: KVView | None) -> bool:
+    """Whether the keys that a pass reads are known before its queries are. None: every key is read."""
+    return view is None or view.indexable

@@ -1,7 +1,4 @@
-"""The options of a function: its parameters that have a default, checked by pydantic against their annotations.
-
-A bad option raises InputError: one line that names the option and says what would be right.
-"""
+"""The options of a function: its parameters that have a default, checked by pydantic against their annotations."""
 
 from __future__ import annotations
 

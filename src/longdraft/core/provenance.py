@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -51,12 +50,10 @@ def command() -> str:
 
 def relative(word: str) -> str:
     """A path below the working directory relative to it, any other absolute path by its name, all else unchanged."""
-    if not os.path.isabs(word):
+    path, here = Path(word), Path.cwd()
+    if not path.is_absolute():
         return word
-    try:
-        return str(Path(word).relative_to(Path.cwd()))
-    except ValueError:
-        return Path(word).name
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
 def now() -> str:

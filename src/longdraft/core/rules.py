@@ -63,10 +63,10 @@ class Rules:
                     f" remove {name} from generation_config.json, or use another model"
                 )
         found = {name: getattr(config, name, None) for name in APPLIED}
-        kept = {n: frozen(v) for n, v in found.items() if v is not None and v not in APPLIED[n]}
+        kept = tuple((n, frozen(v)) for n, v in found.items() if v is not None and v not in APPLIED[n])
         if kept:
-            _try(tuple(kept.items()), end_tokens(config), vocab)
-        return Rules(tuple(kept.items()))
+            _try(kept, end_tokens(config), vocab)
+        return Rules(kept)
 
 
 def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:

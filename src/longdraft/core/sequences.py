@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar, overload
+from typing import Self, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from longdraft.core.cache import KVCache
 from longdraft.core.rows import Rows
-from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
 from longdraft.core.verify import Verdict
 from longdraft.ops import row_seed
@@ -27,14 +26,6 @@ def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
     last = len(rows) - 1
     order = [last if b == row else b for b in range(last)]
     return rows[order] if isinstance(rows, Tensor) else [rows[b] for b in order]
-
-
-class DecodedModel(Protocol):
-    """The part of a model that decides how its rows are sampled and where they end."""
-
-    end_tokens: tuple[int, ...]
-
-    def rules(self) -> Rules: ...
 
 
 @dataclass
@@ -56,23 +47,6 @@ class Sequences(Rows):
             tokens[b, : len(p)] = torch.tensor(p, device=device)
         seeds = torch.tensor([row_seed(seed, b) for b in range(B)], device=device)
         return Sequences(tokens, length, torch.full_like(length, limit), seeds, [eos] * B, cache, sampler)
-
-    @staticmethod
-    def on(
-        target: DecodedModel,
-        prompts: list[list[int]],
-        limit: int,
-        cache: KVCache,
-        sampler: Sampler,
-        seed: int = 0,
-        eos: tuple[int, ...] | None = None,
-    ) -> Sequences:
-        """Rows that this model decodes, under its rules unless the sampler has its own. eos None: its end tokens.
-
-        Raises InputError where the model has a rule that cannot be applied.
-        """
-        ends = target.end_tokens if eos is None else eos
-        return Sequences.of(prompts, limit, cache, sampler.under(target.rules()), seed, ends)
 
     def _slice(self, rows: slice) -> Self:
         view = super()._slice(rows)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 PAD = -2  # the parent of a padding node, which sees only itself and never matches
+UNBOUNDED = 1 << 30
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """At most `depth` levels of drafted nodes below the root, and at most `width` drafted nodes on one level."""
+
+    depth: int = UNBOUNDED
+    width: int = UNBOUNDED
+
+    def within(self, depth: int = UNBOUNDED, width: int = UNBOUNDED) -> DraftLimits:
+        """The stricter of these limits and the given ones."""
+        return DraftLimits(min(self.depth, depth), min(self.width, width))
 
 
 @dataclass(frozen=True)
@@ -86,27 +100,17 @@ class Tree:
             parent = torch.where(parent == PAD, PAD, below)
         return tree
 
-    def add_below_root(self, rows: list[list[tuple[int, int]]], width: int = 1 << 30) -> Tree:
+    def add_below_root(self, rows: list[list[tuple[int, int]]], width: int = UNBOUNDED) -> Tree:
         """Add a subtree below each row's root: rows[b] lists its (parent, token) pairs, parents first.
 
         A parent is 0 for the root, or i for the row's i-th pair. At each depth only the first `width` pairs are added.
         """
-        tree, rows = self, [_narrowed(pairs, width) for pairs in rows]
-        depths = [[0] for _ in rows]
-        for depth, pairs in zip(depths, rows, strict=True):
-            for parent, _ in pairs:
-                depth.append(depth[parent] + 1)
-        nodes = [[0] * len(depth) for depth in depths]  # the node that each pair of a row becomes
-        for level in range(1, max(map(max, depths)) + 1):
-            new = [[i for i, d in enumerate(depth) if d == level] for depth in depths]
-            most, table = max(map(len, new)), []
-            for at, pairs, these in zip(nodes, rows, new, strict=True):
-                added = [(at[parent], token) for parent, token in (pairs[i - 1] for i in these)]
-                table.append(added + [(PAD, 0)] * (most - len(these)))
-                for n, i in enumerate(these):
-                    at[i] = tree.size + n
+        tree, above = self, 0  # the first node of the level above
+        for level in zip_longest(*[_levels(pairs, width) for pairs in rows], fillvalue=[]):
+            most = max(map(len, level))
+            table = [[(above + n, token) for n, token in row] + [(PAD, 0)] * (most - len(row)) for row in level]
             columns = torch.tensor(table, device=self.tokens.device)
-            tree = tree.grow(columns[..., 0], columns[..., 1])
+            above, tree = tree.size, tree.grow(columns[..., 0], columns[..., 1])
         return tree
 
     def with_draft_probs(self, start: int, probs: Tensor) -> Tree:
@@ -117,13 +121,16 @@ class Tree:
         return replace(self, draft_probs=F.pad(probs, (0, 0, 0, self.size - probs.shape[1])))
 
 
-def _narrowed(pairs: list[tuple[int, int]], width: int) -> list[tuple[int, int]]:
-    """At each depth the first `width` pairs whose parents are kept, with their parents renumbered."""
-    number, depth, count, kept = {0: 0}, [0], [0] * (len(pairs) + 2), []
+def _levels(pairs: list[tuple[int, int]], width: int) -> list[list[tuple[int, int]]]:
+    """By depth, the first `width` pairs whose parents are kept; a parent is numbered within its level."""
+    levels: list[list[tuple[int, int]]] = []
+    place = {0: (0, 0)}  # of each kept pair: the depth of its children, its number in its own level
     for i, (parent, token) in enumerate(pairs, 1):
-        depth.append(depth[parent] + 1)
-        if parent in number and count[depth[i]] < width:
-            count[depth[i]] += 1
-            kept.append((number[parent], token))
-            number[i] = len(kept)
-    return kept
+        if parent in place and width:
+            depth, number = place[parent]
+            if depth == len(levels):
+                levels.append([])
+            if len(levels[depth]) < width:
+                place[i] = depth + 1, len(levels[depth])
+                levels[depth].append((number, token))
+    return levels

@@ -42,11 +42,9 @@ def walk(tree: Tree, chosen: Tensor) -> Verdict:
 def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
     """The path of one row. Where siblings have equal tokens, the first is followed."""
     children = {(parent[i], tokens[i]): i for i in range(len(parent) - 1, 0, -1)}
-    path: list[int] = []
-    here: int | None = 0
-    while here is not None:
-        path.append(here)
-        here = children.get((here, chosen[here]))
+    path = [0]
+    while (child := children.get((path[-1], chosen[path[-1]]))) is not None:
+        path.append(child)
     return path
 
 

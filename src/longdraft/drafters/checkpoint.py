@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from longdraft.core.files import read_json
 from longdraft.errors import InputError
-from longdraft.models.fingerprint import fingerprint
-from longdraft.models.lm import LM
+from longdraft.models.lm import LM, fingerprint
 from longdraft.models.loading import HUB_ID, reachable
 from longdraft.version import __version__
 

@@ -105,7 +105,7 @@ class DecodeSession:
         with torch.inference_mode():
             self.cache.length.copy_(self._start)
         limit = min(limit or self.limit, self.limit)
-        seqs = Sequences.on(self.target, self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
+        seqs = self.target.sequences(self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
         snapshot = RowsSnapshot(seqs)
         for step in decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats()):
             snapshot.extend(step)

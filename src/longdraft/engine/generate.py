@@ -113,7 +113,7 @@ def prefill(
 ) -> Sequences:
     """Write all prompt tokens but the last to a new cache; the last one is the first root."""
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
-    seqs = Sequences.on(target, prompts, max_new_tokens, cache, sampler, seed, eos)
+    seqs = target.sequences(prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
         target.prefill(prompt[:-1], cache.row(b))
     return seqs

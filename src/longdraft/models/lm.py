@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
-from longdraft.backends.choose import choose
 from longdraft.backends.eager import Eager
 from longdraft.backends.partition import in_parts
-from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Tree
+from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
 
@@ -30,9 +31,9 @@ class LM:
     def __init__(self, hf: Any, name: str = ""):
         self.hf, self.name = hf.eval(), name
         self.lock, self._process = threading.RLock(), os.getpid()
-        self.architecture = Architecture(hf)
-        self.config, self.windows = self.architecture.config, self.architecture.windows
-        self.positions, self.experts = self.architecture.positions, self.architecture.experts
+        a = self.architecture = Architecture(hf)
+        self.config, self.windows, self.experts = a.config, a.windows, a.experts
+        self.positions, self.reach = a.positions, a.reach
         self.eager = Eager(self.architecture)
         self.backend: Backend = choose(self.eager)
         self.vocab = int(self.config.vocab_size)
@@ -46,11 +47,6 @@ class LM:
     @property
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
-
-    @property
-    def reach(self) -> int:
-        """How many positions the model can be given; later ones are clamped."""
-        return self.architecture.reach
 
     @property
     def exact(self) -> bool:
@@ -71,6 +67,19 @@ class LM:
         self.check_process()
         return KVCache(batch, slots, self.device)
 
+    def sequences(
+        self,
+        prompts: list[list[int]],
+        limit: int,
+        cache: KVCache,
+        sampler: Sampler,
+        seed: int = 0,
+        eos: tuple[int, ...] | None = None,
+    ) -> Sequences:
+        """Rows that the model decodes, under its rules unless the sampler has its own. eos None: its end tokens."""
+        ends = self.end_tokens if eos is None else eos
+        return Sequences.of(prompts, limit, cache, sampler.under(self.rules()), seed, ends)
+
     def __call__(
         self,
         tree: Tree,
@@ -90,7 +99,7 @@ class LM:
             backend = self.backend if self.backend.supports(view, logits) else self.eager
             if tree.size - start <= backend.max_nodes:
                 return backend.forward(tree, cache, start, view, captured, logits)
-            return in_parts(backend.forward, backend.max_nodes, tree, cache, start, view, captured)
+            return in_parts(backend, tree, cache, start, view, captured)
 
     def check_process(self) -> None:
         """Raises InputError in a forked child: the threads that compute passes were not copied, so it would hang."""
@@ -139,3 +148,23 @@ class LM:
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of layer L)."""
         return self.project(self.norm(hidden))
+
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ between two models of one shape
+
+
+def fingerprint(target: LM) -> dict[str, Any]:
+    """Identifies a drafter's target by its sizes and by a digest of a sample of every weight.
+
+    Weights are read as bfloat16, so the digest does not depend on the dtype in which the target was loaded.
+    """
+    if target.known is not None:
+        return target.known
+    c, digest = target.config, sha256()
+    for name, p in sorted(target.hf.named_parameters()):
+        some = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)].to("cpu", torch.bfloat16)
+        digest.update(f"{name} {list(p.shape)} ".encode())
+        digest.update(some.view(torch.int16).numpy().tobytes())
+    sizes = {k: getattr(c, k, None) for k in SIZES}
+    return {"model_type": c.model_type, **sizes, "digest": digest.hexdigest()[:32]}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,20 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from longdraft.backends.architecture import windows_of
-from longdraft.backends.attention import NAME
+from longdraft.backends.architecture import NAME, windows_of
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.memory import align_weights
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
@@ -43,9 +45,8 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     where = lm.hf.name_or_path
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
-    tokenizer = _try(
-        name, lambda: AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
-    )
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
     return lm, tokenizer
 
@@ -73,14 +74,37 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     return LM(hf, name)
 
 
+def pages(size: int) -> Tensor:
+    """`size` bytes that start at a huge page boundary, in huge pages where the system has them."""
+    area = mmap.mmap(-1, size + PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # this kernel has none
+            area.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(area, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % PAGE :][:size]
+
+
+@torch.no_grad()
+def align_weights(model: nn.Module) -> None:
+    """Move a CPU model's parameters next to each other, each to the start of a cache line; tied weights stay tied.
+
+    This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into a line.
+    """
+    parameters = [p for p in model.parameters() if p.device.type == "cpu"]
+    sizes = [-(-p.numel() * p.element_size() // LINE) * LINE for p in parameters]
+    if not sum(sizes):
+        return
+    for p, place in zip(parameters, pages(sum(sizes)).split(sizes), strict=True):
+        mine = place[: p.numel() * p.element_size()].view(p.dtype).view(p.shape)
+        p.data = mine.copy_(p.data)
+
+
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
     """The ids of a text. Special tokens written in it, such as <|im_end|>, are read as plain text unless `control`.
 
     The tokenizer decides which tokens are special; it still adds its own, such as the beginning-of-text token.
     """
-    if (
-        type(tokenizer).__name__ != "MistralCommonBackend"
-    ):  # which never reads special tokens from text and has no such option
+    if type(tokenizer).__name__ != "MistralCommonBackend":  # it never reads them from text and has no such option
         options["split_special_tokens"] = not control
     return list(tokenizer(text, verbose=False, **options)["input_ids"])
 

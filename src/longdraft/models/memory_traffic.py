@@ -35,7 +35,7 @@ def weights_of(model: LM) -> Weights:
     if model not in _WEIGHTS:
         count = model.experts
         experts = [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
-        size = sum(p.numel() * p.element_size() for p in experts)
+        size = sum(p.nbytes for p in experts)
         each = getattr(model.config, "num_experts_per_tok", None) or 1
         _WEIGHTS[model] = Weights(model.nbytes() - size, size, min(each / count, 1.0) if count else 0.0)
     return _WEIGHTS[model]
@@ -62,7 +62,7 @@ def bytes_read(model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = No
 
 def size_of(module: nn.Module) -> int:
     """Bytes of a module's parameters."""
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+    return sum(p.nbytes for p in module.parameters())
 
 
 def head_size(model: LM) -> int:

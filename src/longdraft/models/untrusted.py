@@ -52,10 +52,7 @@ def neutral(config: Any) -> Any:
                 f"the weights are quantised ({str(kind)[:40]}), which needs code of another package: use the model's"
                 " unquantised weights"
             )
-        part.quantization_config = {
-            **found,
-            "dequantize": True,
-        }  # otherwise Transformers would run kernels from the Hub
+        part.quantization_config = {**found, "dequantize": True}  # otherwise kernels from the Hub would run
     return config
 
 

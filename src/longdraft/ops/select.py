@@ -60,18 +60,14 @@ SPARE = 64  # slots by which a compact copy may grow before it is allocated agai
 
 
 class Compact:
-    """Keys and values of selected slots side by side, in any order; a new selection copies only the slots it adds."""
+    """Keys and values of selected slots side by side, in any order; a new selection copies only the slots it adds.
+
+    The contents of a slot must not change between selections.
+    """
 
     def __init__(self) -> None:
         self._slots = self._places = torch.empty(0, dtype=torch.long)  # the slots held, ascending, and their positions
         self._k = self._v = torch.empty(0, 0, 0)
-
-    def fill(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [K,S,D] at ascending slots [P], or [K,P] for each head -> [K,P,D] each, valid until the next call.
-
-        The contents of a slot must not change between calls.
-        """
-        return refill([(self, k, v, slots)])[0]
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
         """The kernel's job, and the slots and positions to `hold` once it is done."""
@@ -98,7 +94,10 @@ class Compact:
 
 
 def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Compact.fill for many copies, in one kernel call where possible."""
+    """For each (copy, k, v [K,S,D], ascending slots [P], or [K,P] for each head): the keys and values [K,P,D].
+
+    They are valid until the copy is filled again. One kernel call copies all, where possible.
+    """
 
     def fits(k: Tensor, v: Tensor, slots: Tensor) -> bool:
         same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)

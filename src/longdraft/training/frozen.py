@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from longdraft.backends.attention import NAME
+from longdraft.backends.architecture import NAME
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.models.lm import LM
 from longdraft.training import losses

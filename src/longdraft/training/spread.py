@@ -7,8 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from longdraft.errors import InputError
-from longdraft.models.fingerprint import fingerprint
-from longdraft.models.lm import LM
+from longdraft.models.lm import LM, fingerprint
 from longdraft.training.processes import Team
 
 

@@ -1,16 +1,14 @@
-"""Which cached keys a pass may read: one policy per file."""
+"""Which cached keys a pass may read: one policy for each way to select them."""
 
 from __future__ import annotations
 
 from longdraft.views.base import Full, Policy, View
-from longdraft.views.chunks import Chunks
-from longdraft.views.controls import RandomSlots
-from longdraft.views.guided import Guided
+from longdraft.views.guided import Guided, RandomSlots
 from longdraft.views.partial import Partial
+from longdraft.views.prompt_selection import Chunks, SnapKV
 from longdraft.views.quest import Quest
 from longdraft.views.retrieval import Retrieval
 from longdraft.views.sink_window import SinkWindow
-from longdraft.views.snapkv import SnapKV
 
 __all__ = [
     "Chunks",

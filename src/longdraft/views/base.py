@@ -86,8 +86,10 @@ def without_row(table: ByLayerAndRow[T], row: int, last: int) -> ByLayerAndRow[T
 class Policy:
     """Selects what drafts read. `view` is called before each draft; `update` after each verify pass and its commit.
 
-    A policy starts without information, so its first view may show everything.
+    A policy starts without information, so its first view may show everything. It sets `_view` or overrides `view`.
     """
+
+    _view: View | None = None
 
     def captures(self) -> CaptureSpec:
         """What the next verify pass must keep for `update`."""
@@ -113,18 +115,15 @@ class Policy:
 
     def seen(self, lengths: list[int]) -> list[int]:
         """About how many of each row's `lengths` committed slots the view shows, for estimates of a draft's cost."""
-        return lengths
+        return lengths if self._view is None else self._view.seen(lengths)
 
     def view(self, cache: KVCache) -> KVView | None:
         """The view for the next draft; None shows everything."""
-        raise NotImplementedError
+        return self._view
 
 
 class Full(Policy):
     """Shows everything."""
-
-    def view(self, cache: KVCache) -> View | None:
-        return None
 
 
 def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
@@ -133,12 +132,10 @@ def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
     return min(length, max(min_budget, wanted))
 
 
-def pad_rows(
-    rows: list[Tensor], tail_start: list[int], device: torch.device, layers: dict[int, int] | None = None
-) -> View:
+def pad_rows(rows: list[Tensor], tail_start: list[int], layers: dict[int, int] | None = None) -> View:
     """A View of each row's indices [L,P_b]; a row with no indices and tail_start 0 sees everything."""
     most = max(r.shape[-1] for r in rows)
     short = [most - r.shape[-1] for r in rows]
     rows = [torch.nn.functional.pad(r, (0, n), value=-1) if n else r for r, n in zip(rows, short, strict=True)]
     indices = torch.stack(rows, 1) if len(rows) > 1 else rows[0][:, None]
-    return View(indices, torch.tensor(tail_start, device=device), layers)
+    return View(indices, torch.tensor(tail_start, device=indices.device), layers)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, minimum
+import torch
+from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, KVCache
 from longdraft.models.lm import LM
-from longdraft.ops import Compact, choose
+from longdraft.ops import Compact, choose, uniform
 from longdraft.views.base import ByLayerAndRow, Policy, View, budget_of, pad_rows, without_row
 
 SHARE = 0.25  # the share of its score that a position passes on (measured: docs/log.md)
@@ -30,7 +31,6 @@ class Guided(Policy):
         reach: int = 8,
     ):
         self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
-        self._view: View | None = None
         self._copies: ByLayerAndRow[Compact] = {}
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
@@ -53,11 +53,10 @@ class Guided(Policy):
     def update(self, cache: KVCache, captured: Captures) -> None:
         if captured.scores and captured.covered is not None:
             # a row that is done has not committed its root
-            self._view = self._choose(captured.scores, minimum(captured.covered, cache.length).tolist())
+            self._view = self._choose(captured.scores, torch.minimum(captured.covered, cache.length).tolist())
 
     def _choose(self, scores: dict[int, Tensor], covered: list[int]) -> View:
         """scores {layer: [B,R,1,S]}, of which covered[b] slots are scored in row b -> the selection."""
-        first = next(iter(scores.values()))
         table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
         rows, tail_start = [], []
         for b, n in enumerate(covered):
@@ -65,12 +64,26 @@ class Guided(Policy):
             everything = budget >= n
             rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
             tail_start.append(0 if everything else n)
-        view = pad_rows(rows, tail_start, first.device, {layer: i for i, layer in enumerate(scores)})
+        view = pad_rows(rows, tail_start, {layer: i for i, layer in enumerate(scores)})
         view.copies = self._copies
         return view
 
-    def seen(self, lengths: list[int]) -> list[int]:
-        return lengths if self._view is None else self._view.seen(lengths)
 
-    def view(self, cache: KVCache) -> View | None:
-        return self._view
+class RandomSlots(Policy):
+    """A control that Guided must beat: as many committed slots, drawn uniformly; later slots are all shown."""
+
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
+        self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
+
+    def view(self, cache: KVCache) -> View:
+        rows, tail_start = [], []
+        for n in cache.length.tolist():
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
+            key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)
+            indices = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values
+            rows.append(indices.to(cache.length.device))
+            tail_start.append(0 if budget >= n else n)
+        return pad_rows(rows, tail_start)

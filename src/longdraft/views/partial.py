@@ -34,10 +34,8 @@ class Partial(Policy):
             self._order.append(self._order[0][..., :0])
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        if self._stale:
-            self._built, self._stale = without(self._built, row), without(self._stale, row)
-        if self._order:
-            self._order = without(self._order, row)
+        self._built, self._stale = without(self._built, row), without(self._stale, row)
+        self._order = without(self._order, row)
 
     def _forget(self) -> None:
         self._order: list[Tensor] = []  # per row: slots [L,K,budget - sink or fewer], best first

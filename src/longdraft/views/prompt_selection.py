@@ -1,56 +1,49 @@
-"""Selecting slots once, after prefill, by what the end of the prompt attends to."""
+"""Selecting slots once, after prefill, by what the end of the prompt attends to: chunks or SnapKV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, KVCache, Tree, without
 from longdraft.models.lm import LM
-from longdraft.views.base import Policy, View, pad_rows
+from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 OBSERVED = 32  # the most queries whose attention is averaged
-
-# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, for layers with full attention
-Scorer = Callable[[LM, Tensor, KVCache, int], dict[int, Tensor]]
+POOL = 5  # slots over which SnapKV averages scores, so that neighbours of a good key are kept with it
 
 
-def _scores(model: LM, tokens: Tensor, cache: KVCache, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
-    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,S]}."""
+def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
+    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,slots]}."""
     n, captured = int(cache.length[0]), Captures(spec)
     with cache.reopen(n - first):
         model(Tree.chain(tokens[:, first : n + 1]), cache, captured=captured)
-    return {layer: scores[0, 0] for layer, scores in captured.scores.items()}
+    return {layer: scores[0, 0, :, :slots] for layer, scores in captured.scores.items()}
 
 
 def obs_window(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
-    """Mean softmax weights of the last queries, at most those after `slots` (SnapKV; BudgetDraft sums them).
-
-    The pass runs only these queries and keeps only their mean, so memory holds one row of scores per layer.
-    """
+    """Mean softmax weights of the last queries, at most those after `slots` (SnapKV; BudgetDraft sums them)."""
     first = max(slots, int(cache.length[0]) + 1 - OBSERVED)
-    scores = _scores(model, tokens, cache, first, CaptureSpec(rows="mean", of="weights", split=True))
-    return {layer: s[:, :slots] for layer, s in scores.items()}
+    return _scores(model, tokens, cache, slots, first, CaptureSpec(rows="mean", of="weights", split=True))
 
 
 def last_query_mean_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last query times each key; the mean over a chunk is the query times the chunk's mean key (TriForce)."""
     root = int(cache.length[0])
-    scores = _scores(model, tokens, cache, root, CaptureSpec(rows="first", of="logits", split=True))
-    return {layer: s[:, :slots] for layer, s in scores.items()}
+    return _scores(model, tokens, cache, slots, root, CaptureSpec(rows="first", of="logits", split=True))
 
 
 def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int, Tensor]:
     """The last key, in place of the query, times each key (BudgetDraft's released evaluation)."""
     n = int(cache.length[0])
-    _scores(model, tokens, cache, n, CaptureSpec())  # writes the root's key to a scratch slot
+    _scores(model, tokens, cache, slots, n, CaptureSpec())  # writes the root's key to a scratch slot
     keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer not in model.windows}
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 
 
-SCORERS: dict[str, Scorer] = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
+# (model, tokens [1,N], cache of one row, slots to score) -> {layer: [K,slots]}, for layers with full attention
+SCORERS = {f.__name__: f for f in (obs_window, last_query_mean_key, last_key)}
 
 
 class PromptSelection(Policy):
@@ -61,7 +54,6 @@ class PromptSelection(Policy):
 
     def __init__(self, score: str, every: int = 0):
         self.scorer, self.every = SCORERS[score], every
-        self._view: View | None = None
         self._source: tuple[LM, Tensor] | None = None  # the model, and the rows' tokens
         # per row: the slots [K,P] of each layer, {} where everything is shown; None: still to be selected
         self._selected: list[dict[int, Tensor] | None] = []
@@ -91,9 +83,6 @@ class PromptSelection(Policy):
         known = view is not None and len(view.tail_start) == len(self._selected)
         self._selected, self._tail_start = without(self._selected, row), without(self._tail_start, row)
         self._view = view.without(row) if view is not None and known else None
-
-    def seen(self, lengths: list[int]) -> list[int]:
-        return lengths if self._view is None else self._view.seen(lengths)
 
     def view(self, cache: KVCache) -> View | None:
         if self.every and self._steps and self._steps % self.every == 0:
@@ -125,4 +114,51 @@ class PromptSelection(Policy):
             return None
         rows = [selected or {layer: x[..., :0] for layer, x in one.items()} for selected in self._selected]
         indices = [torch.stack(list(row.values())) for row in rows]
-        return pad_rows(indices, self._tail_start, indices[0].device, {layer: i for i, layer in enumerate(one)})
+        return pad_rows(indices, self._tail_start, {layer: i for i, layer in enumerate(one)})
+
+
+class Chunks(PromptSelection):
+    """At most `budget` slots of the prompt: its first chunk, the best chunks after it, and its last `recent` slots.
+
+    A last chunk that is not full counts as recent. A chunk's score is the sum over its slots, per layer and key head
+    (BudgetDraft's TopKChunks; TriForce). With a budget below 2*recent + chunk, the recent slots get half of what the
+    first chunk leaves.
+    """
+
+    def __init__(self, budget: int, chunk: int = 8, score: str = "obs_window", recent: int = 32, every: int = 0):
+        super().__init__(score, every)
+        if budget < 3 * chunk:
+            raise ValueError(f"the budget is {budget}: give at least three chunks of {chunk} slots")
+        self.budget, self.chunk, self.recent = budget, chunk, min(recent, (budget - chunk) // 2)
+
+    def tail_start(self, length: int) -> int:
+        return 0 if length <= self.budget else (length - self.recent) // self.chunk * self.chunk
+
+    def select(self, scores: Tensor, length: int) -> Tensor:
+        heads, tail_start = scores.shape
+        count = (self.budget - (length - tail_start)) // self.chunk
+        chunks = scores.view(heads, -1, self.chunk).sum(-1)
+        chunks[:, 0] = float("inf")
+        best = chunks.topk(count).indices.sort().values  # ascending, so that memory is read in order
+        slots = best[..., None] * self.chunk + torch.arange(self.chunk, device=best.device)
+        return slots.flatten(1)
+
+
+class SnapKV(PromptSelection):
+    """Shows the last `window` slots, at most 32, and the slots before them with the best softmax weights (MagicDec).
+
+    With a budget below twice the window, the window gets half of it.
+    """
+
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, window: int = OBSERVED, every: int = 0):
+        super().__init__("obs_window", every)
+        self.keep_ratio, self.min_budget, self.window = keep_ratio, min_budget, min(window, OBSERVED)
+
+    def tail_start(self, length: int) -> int:
+        budget = budget_of(length, self.keep_ratio, self.min_budget)
+        return 0 if budget >= length else length - max(1, min(self.window, budget // 2))
+
+    def select(self, scores: Tensor, length: int) -> Tensor:
+        count = budget_of(length, self.keep_ratio, self.min_budget) - (length - scores.shape[1])
+        pooled = F.avg_pool1d(scores[None], POOL, stride=1, padding=POOL // 2)[0]
+        return pooled.topk(count).indices.sort().values

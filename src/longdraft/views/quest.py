@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,14 +16,10 @@ from longdraft.views.base import ByLayerAndRow, Policy, budget_of, without_row
 
 @dataclass
 class Pages:
-    """lows, highs {(layer, row): [K,N,D]}: per channel, the smallest and largest key of a row's first N full pages.
-
-    Full pages contain only committed keys, which never change, so each page is computed once.
-    """
+    """known: the smallest and the largest key [K,N,D], per channel, of each full page, which is computed only once."""
 
     page: int
-    lows: ByLayerAndRow[Tensor] = field(default_factory=dict)
-    highs: ByLayerAndRow[Tensor] = field(default_factory=dict)
+    known: ByLayerAndRow[tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def bounds(self, layer: int, b: int, k: Tensor, count: int, q: Tensor) -> Tensor:
         """An upper bound [K,count] of q.k in each page, for queries q [H,W,D] and keys k [K,S,D] of the row.
@@ -31,21 +27,19 @@ class Pages:
         In each channel no key of a page gives more than max(q * low, q * high) (Quest sec. 3.3). The query heads and
         nodes of a key head read the same pages, so the bound is the largest of theirs.
         """
-        K, _, D = k.shape
-        low = self._extended(self.lows, (layer, b), k, count, torch.amin)
-        high = self._extended(self.highs, (layer, b), k, count, torch.amax)
-        rows = q.reshape(K, -1, D)
-        most = rows.clamp(min=0) @ high[:, :count].mT + rows.clamp(max=0) @ low[:, :count].mT
-        return most.amax(1)
+        low, high = (x[:, :count].mT for x in self._extended((layer, b), k, count))
+        rows = q.reshape(len(k), -1, k.shape[2])
+        return (rows.clamp(min=0) @ high + rows.clamp(max=0) @ low).amax(1)
 
-    def _extended(self, table: ByLayerAndRow[Tensor], key: tuple[int, int], k: Tensor, count: int, fold: Any) -> Tensor:
-        """The table's entry, extended to at least `count` pages; fold: torch.amin or torch.amax."""
-        known = table.get(key)
-        have = 0 if known is None else known.shape[1]
-        if known is None or have < count:
-            new = fold(k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page)), 2)
-            known = table[key] = new if known is None else torch.cat([known, new], 1)
-        return known
+    def _extended(self, key: tuple[int, int], k: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The entry of `known`, extended to at least `count` pages."""
+        low, high = self.known.get(key, (k[:, :0], k[:, :0]))
+        have = low.shape[1]
+        if have < count:
+            new = k[:, have * self.page : count * self.page].unflatten(1, (count - have, self.page))
+            low, high = torch.cat([low, new.amin(2)], 1), torch.cat([high, new.amax(2)], 1)
+            self.known[key] = low, high
+        return low, high
 
 
 @dataclass
@@ -91,8 +85,7 @@ class Quest(Policy):
         """The pages of the new row are computed when they are first read."""
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
-        lows, highs = (without_row(t, row, len(cache.length)) for t in (self._pages.lows, self._pages.highs))
-        self._pages = Pages(self.page, lows, highs)
+        self._pages = Pages(self.page, without_row(self._pages.known, row, len(cache.length)))
 
     def seen(self, lengths: list[int]) -> list[int]:
         return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]

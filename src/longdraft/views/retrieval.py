@@ -26,14 +26,10 @@ class Retrieval(Policy):
         self, keep_ratio: float = 0.07, min_budget: int = 256, chunk: int = 32, every: int = 4, only: int | None = None
     ):
         self.keep_ratio, self.min_budget, self.chunk, self.every, self.only = keep_ratio, min_budget, chunk, every, only
-        self._forget()
-
-    def _forget(self) -> None:
-        self._view: View | None = None
         self._steps = 0
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
-        self._forget()
+        self._view, self._steps = None, 0
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         """The other rows keep their selection. (When a row enters, the next step selects for all rows.)"""
@@ -65,10 +61,4 @@ class Retrieval(Policy):
             rows.append((first[..., None] + arange(self.chunk, device=first.device)).flatten(1))
             tail_start.append(0 if everything else full * self.chunk)
         entries = {layer: i for i, layer in enumerate(layers)} if self.only is None else None
-        return pad_rows(rows, tail_start, weights.device, entries)
-
-    def seen(self, lengths: list[int]) -> list[int]:
-        return lengths if self._view is None else self._view.seen(lengths)
-
-    def view(self, cache: KVCache) -> View | None:
-        return self._view
+        return pad_rows(rows, tail_start, entries)

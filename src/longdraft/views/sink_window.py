@@ -18,10 +18,10 @@ class SinkWindow(Policy):
         return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
-        device, rows, tail_start = cache.length.device, [], []
+        rows, tail_start = [], []
         for n in cache.length.tolist():
             budget = budget_of(n, self.keep_ratio, self.min_budget)
             sink = 0 if budget >= n else min(self.sink, budget)
-            rows.append(torch.arange(sink, device=device)[None])
+            rows.append(torch.arange(sink, device=cache.length.device)[None])
             tail_start.append(n - budget + sink)
-        return pad_rows(rows, tail_start, device)
+        return pad_rows(rows, tail_start)

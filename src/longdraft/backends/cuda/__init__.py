@@ -106,17 +106,12 @@ class CudaBackend(Backend):
             layers, rows = range(self.architecture.config.num_hidden_layers), range(len(cache.length))
             found = [[self._place(view, cache, layer, b) for b in rows] for layer in layers]
             most = max(row[2] for layer in found for row in layer)
-            self._selected = (
-                view,
-                torch.tensor(found, device=self.architecture.hf.device),
-                most,
-                view.tail_start.tolist(),
-            )
+            table = torch.tensor(found, device=self.architecture.hf.device)
+            self._selected = view, table, most, view.tail_start.tolist()
         return self._selected[1:]
 
     def _place(self, view: Any, cache: KVCache, layer: int, b: int) -> tuple[int, int, int, int]:
-        pair = None if layer in self.architecture.windows else view.compact(layer, b, *cache.read(layer, b))
-        if pair is None:
+        if layer in self.architecture.windows or not (pair := view.compact(layer, b, *cache.read(layer, b))):
             return 0, 0, 0, 0
         k, v = pair
         return k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // k.stride(1)

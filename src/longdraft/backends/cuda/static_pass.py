@@ -50,8 +50,8 @@ def padded(nodes: int) -> int:
 class Shape(NamedTuple):
     """What a graph is recorded for; a pass of another shape needs another graph.
 
-    tree, keys, selected: the most nodes of a tree, slots and selected slots of a row. kept: rows of scores. of, split,
-    only: as in CaptureSpec. normal: the tensors are no inference tensors.
+    tree, keys, selected: the most nodes of a tree, slots and selected slots of a row. kept: rows of scores. spec: its
+    rows are "all", unless a mean or nothing is kept. normal: the tensors are no inference tensors.
     """
 
     rows: int
@@ -60,22 +60,19 @@ class Shape(NamedTuple):
     keys: int
     selected: int
     kept: int
-    pooled: bool
-    of: str
-    split: bool
-    only: int | None
-    hidden: tuple[int, ...]
+    spec: CaptureSpec
     normal: bool
 
     @staticmethod
     def of_pass(tree: Tree, nodes: int, tail: int, selected: int, spec: CaptureSpec, keep: Tensor | None) -> Shape:
         """For a pass over `nodes` of the tree's nodes that reads at most `tail` slots and `selected` keys of a row."""
-        pooled, nodes, scores = spec.rows == "mean", padded(nodes), (False, "", False, None)
+        nodes, rows = padded(nodes), "mean" if spec.rows == "mean" else "all"
         kept = 0 if keep is None else nodes if spec.rows in ("all", "mean") else keep.shape[1]
+        known = CaptureSpec(hidden=spec.hidden)
         if kept:
-            scores = (pooled, spec.of, spec.split, spec.only)
+            known = CaptureSpec(rows, spec.of, spec.split, spec.only, spec.hidden)
         sizes = (len(tree.tokens), nodes, bucket(tree.size, 16), bucket(tail, 1024), bucket(selected, 64))
-        return Shape(*sizes, kept, *scores, tuple(spec.hidden), not torch.empty(0).is_inference())
+        return Shape(*sizes, kept, known, not torch.empty(0).is_inference())
 
 
 class StaticPass:
@@ -91,7 +88,7 @@ class StaticPass:
         self.tokens, self.position, self.own_depth = zeros(B, W), zeros(B, W), zeros(B, W)
         self.depth, self.visible = zeros(B, M), zeros(B, W, M, dtype=torch.uint8)
         self.bounds, self.cache, self.indices = zeros(B, 4), zeros(L, 4), zeros(L, B, 4)
-        self.keep, self.spec = zeros(B, shape.kept), CaptureSpec(hidden=shape.hidden)
+        self.keep = zeros(B, shape.kept)
         self.graph: Any = None
         self.used = False
         self.forget()
@@ -124,18 +121,18 @@ class StaticPass:
     @torch.no_grad()
     def run(self) -> None:
         """From the buffers to logits [B,W,V], scores [L,B,R,columns,keys] and states {n: [B,W,d]}."""
-        s, model, self.calls = self.shape, self.model, 0
+        s, spec, model, self.calls = self.shape, self.shape.spec, self.model, 0
         apart = self.own_depth[:, :, None] - self.depth[:, None]
         self.near = {w: self.visible * (apart < w) for w in set(model.windows.values())}
         if s.kept:
-            columns, layers = model.config.num_key_value_heads if s.split else 1, range(model.config.num_hidden_layers)
-            scored = [i for i in layers if i not in model.windows and s.only in (None, i)]
-            self.scored = {layer: i for i, layer in enumerate(scored)}
-            rows = 1 if s.pooled else s.kept
-            self.scores = torch.empty(len(scored), s.rows, rows, columns, s.keys, device=self.keep.device)
+            columns = model.config.num_key_value_heads if spec.split else 1
+            layers = range(model.config.num_hidden_layers) if spec.only is None else [spec.only]
+            self.scored = {layer: i for i, layer in enumerate(n for n in layers if n not in model.windows)}
+            rows = 1 if spec.rows == "mean" else s.kept
+            self.scores = torch.empty(len(self.scored), s.rows, rows, columns, s.keys, device=self.keep.device)
             same = self.keep[:, :, None] == torch.arange(s.nodes, device=self.keep.device)  # a node may be kept twice
             self.place = same.int().argmax(1).where(same.any(1), -1).int()
-        captured = Captures(self.spec)
+        captured = Captures(spec)
         with fused(model.hf):
             logits = model.run(self, self.tokens, self.position, captured)
         self.logits = logits
@@ -164,8 +161,6 @@ class StaticPass:
         assert self.scores is not None
         out, total, logits = slots.attend(q, k.shape[1], reach, scale, softcap, sink, self.place, s.kept)
         assert logits is not None
-        slots.average(
-            logits, total, self.keep, self.place, self.bounds, s.of == "weights", s.pooled,
-            self.scores[at],
-        )  # fmt: skip
+        weights, pooled = s.spec.of == "weights", s.spec.rows == "mean"
+        slots.average(logits, total, self.keep, self.place, self.bounds, weights, pooled, self.scores[at])
         return out

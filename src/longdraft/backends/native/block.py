@@ -7,23 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.base import BlockStep
 from longdraft.backends.native.step import NativeStep, Pins, sized
-from longdraft.core import ChainDraws, KVCache, Tree
+from longdraft.core import ChainDraws, KVCache, Tree, is_indexable
 from longdraft.ops import native
 
 RING, CROSS = native.LayerKind.RING, native.LayerKind.CROSS
 
 
-class NativeBlock(BlockStep):
-    """Computes what the block's own forward computes, with activations in float32; step: its target's.
-
-    block: a Glide, by its modules (drafters/glide/block.py). The nodes' keys and values are left behind the ring.
-    """
+class NativeBlock:
+    """Computes a Glide (block: drafters/glide/block.py), with activations in float32, beside its target's step."""
 
     def __init__(self, step: NativeStep, block: Any):
         self.step, self.block, self._pins = step, block, Pins()
-        whole, pins, none = self.step.model, self._pins, native.Linear(None, None, 0, 0)
+        whole, pins, none = self.step.model, self._pins, native.Linear()
 
         def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
             linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
@@ -41,7 +37,12 @@ class NativeBlock(BlockStep):
             self.layers,
         )  # fmt: skip
 
+    def supports(self, view: Any) -> bool:
+        """Whether the block can be computed under this view of the target's cache."""
+        return is_indexable(view)
+
     def forward(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
+        """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
         step = self.step
         B, W = position.shape
         seen = ring.visible(tree, start).contiguous()
@@ -56,16 +57,13 @@ class NativeBlock(BlockStep):
         return logits
 
     def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: ChainDraws) -> Tensor:
+        """A chain below the root [B,count]; the keys of all but its last token stay behind the ring."""
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
-        sized(
-            [root, cache.length, seen],
-            (len(root), 1),
-            (len(root),),
-            (len(root), draws.count, ring.window + draws.count),
-        )
-        p = native.Pass(len(root), 1, 0, root.data_ptr(), None, cache.length.data_ptr())
-        self._keys(p, draws.count, ring, cache, view)
+        B, count = len(root), draws.count
+        sized([root, cache.length, seen], (B, 1), (B,), (B, count, ring.window + count))
+        p = native.Pass(B, 1, 0, root.data_ptr(), None, cache.length.data_ptr())
+        self._keys(p, count, ring, cache, view)
         p.ring_mask = seen.data_ptr()
         drawn = self.step.draw_chain(self.model, p, draws)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
@@ -83,7 +81,7 @@ class NativeBlock(BlockStep):
         p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))
-            nothing = [native.Selected(None, None, 0, 0)] * p.rows
+            nothing = [native.Selected()] * p.rows
             indices = nothing + step.selected(view, cache, [layer], p.rows)
             p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 

@@ -53,7 +53,7 @@ class NativeStep:
         assert lib is not None
         self.lib = lib
         self.heads, self.dim, self.vocab = c.num_key_value_heads, attention.head_dim, c.vocab_size
-        self.dtype, self.windows = hf.dtype, windows
+        self.dtype, self.half, self.windows = hf.dtype, hf.dtype == torch.bfloat16, windows
         self.model = native.Model(
             c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads,
             c.num_attention_heads // c.num_key_value_heads, attention.head_dim, c.intermediate_size, c.vocab_size,
@@ -128,10 +128,6 @@ class NativeStep:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)
         return drawn
 
-    @property
-    def half(self) -> bool:
-        return self.dtype == torch.bfloat16
-
     def places(self, cache: KVCache, end: int) -> list[tuple[int, int, int]]:
         """KVCache.pointers of this model's layers."""
         return cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
@@ -147,22 +143,21 @@ class NativeStep:
         return longest
 
     def selected(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:
-        """Where the selected keys of these layers and rows are; those that are not copied yet are copied together."""
+        """Where the selected keys of these layers and rows are; those that are not copied yet are copied together.
+
+        Raises ValueError for copies that do not have this model's shape and dtype, or a head's slots side by side.
+        """
         where = [(layer, b) for layer in layers for b in range(rows)]
         missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
         if missing:
             view.copy([(layer, b, *cache.read(layer, b)) for layer, b in missing])
-            self._check_copies([view.copied[place] for place in missing])
-        return [self._place(view.copied.get(place)) for place in where]
-
-    def _check_copies(self, pairs: list[tuple[Tensor, Tensor] | None]) -> None:
-        """Raises ValueError unless keys and values have this model's shape and dtype, a head's slots side by side."""
-        for k, v in filter(None, pairs):
+        for k, v in filter(None, (view.copied[place] for place in missing)):
             same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == self.dtype
             if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, self.dim, self.dim, 1):
                 raise ValueError(f"a view copied keys as {tuple(k.shape)} of {k.dtype}: not this model's")
+        return [self._place(view.copied.get(place)) for place in where]
 
     def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Selected:
         if pair is None:
-            return native.Selected(None, None, 0, 0)
+            return native.Selected()
         return native.Selected(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)

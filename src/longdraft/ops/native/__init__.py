@@ -1,8 +1,4 @@
-"""The native kernels, if the package was built with a C++ compiler: C functions over pointers (interface.h).
-
-There are several builds of the same sources; the best one that the processor and the system can run is loaded. Without
-one, torch computes.
-"""
+"""Loads the best build of the native kernels that can run here (C functions over pointers: interface.h), if any."""
 
 from __future__ import annotations
 
@@ -54,15 +50,14 @@ def library() -> ctypes.CDLL | None:
 @cache
 def _library(choice: str) -> ctypes.CDLL | None:
     if not choice:
-        return next((lib for kind in NEEDS if (lib := opened(kind)) is not None), None)
+        return next((lib for kind in NEEDS if (lib := opened(kind)[0]) is not None), None)
     if choice == "0":
         return None
     if f"_{choice}" not in NEEDS:
         raise InputError(f"LONGDRAFT_NATIVE is {choice!r}: choose {', '.join(k[1:] for k in NEEDS)}, or 0 for none")
-    if (lib := opened(f"_{choice}")) is None:
-        raise InputError(
-            f"LONGDRAFT_NATIVE is {choice!r}, but {lacking(f'_{choice}')}: unset it to use the best build that can run"
-        )
+    lib, why_not = opened(f"_{choice}")
+    if lib is None:
+        raise InputError(f"LONGDRAFT_NATIVE is {choice!r}, but {why_not}: unset it to use the best build that can run")
     return lib
 
 
@@ -71,18 +66,9 @@ def name_of(lib: ctypes.CDLL) -> str:
     return Path(lib._name).name.split(".")[0].lstrip("_")
 
 
-def opened(kind: str) -> ctypes.CDLL | None:
-    """That build, or None; `lacking` gives the reason."""
-    return _open(kind)[0]
-
-
-def lacking(kind: str) -> str:
-    """Why that build cannot be used here; empty if it can."""
-    return _open(kind)[1]
-
-
 @cache
-def _open(kind: str) -> tuple[ctypes.CDLL | None, str]:
+def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
+    """That build, or None and why it cannot be used here."""
     found = sorted(FOLDER.glob(f"{kind}.*so"))
     if not found:
         return None, f"the build {kind[1:]} is not in this installation"

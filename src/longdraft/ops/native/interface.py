@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from enum import IntEnum
-from itertools import count
+from itertools import count, takewhile
 from typing import Any
 
 SCALARS = {
@@ -98,12 +98,8 @@ class Interface:
         if not hasattr(lib, "longdraft_interface"):
             return "it does not describe its interface"
         lib.longdraft_interface.restype = ctypes.POINTER(self.structs["Entry"])
-        table, built = lib.longdraft_interface(), {}
-        for i in count():
-            if table[i].name is None:
-                break
-            built[table[i].name.decode()] = (table[i].number, table[i].kind)
-        wanted = self.layout()
+        entries = takewhile(lambda entry: entry.name is not None, map(lib.longdraft_interface().__getitem__, count()))
+        wanted, built = self.layout(), {entry.name.decode(): (entry.number, entry.kind) for entry in entries}
         names = [name for name in {**wanted, **built} if wanted.get(name) != built.get(name)]
         names += [name for name in self.functions if not hasattr(lib, name)]
         return f"it differs in {names[0]}" if names else ""

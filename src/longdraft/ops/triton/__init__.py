@@ -1,3 +1,1 @@
 """The operations of `ops` on a GPU: Triton kernels, the functions that launch them, and a check before first use."""
-
-from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a norm, keyed noise.
-
-The tests run the kernels in Triton's interpreter and compile them for sm_80, sm_90 and sm_100; self_check.py tests them
-on the device itself before they are first used.
-"""
+"""Functions that launch the Triton kernels (kernels.py): attention of one row over segments, a norm, keyed noise."""
 
 # Pyright takes a Triton kernel for a Python function.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -61,24 +57,13 @@ def merge(out: Tensor, lse: Tensor, nodes: int, dtype: torch.dtype, sink: Tensor
     return mixed, total
 
 
-def sizes(
-    dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, selected: bool, masked: bool, capped: bool
-) -> dict:
+def sizes(dtype: torch.dtype, R: int, T: int, D: int, DV: int, kept: int, masked: bool, capped: bool) -> dict:
     """The compile-time constants of attend_split."""
     tile, step = tile_of(R, max(D, DV), dtype)
     return {
         "R": R, "T": T, "D": D, "DV": DV, "ROWS": tile, "WIDE": wide(D), "WIDE_V": wide(DV), "STEP": step,
-        "KEPT": kept, "PICKED": selected, "MASKED": masked, "CAPPED": capped,
+        "KEPT": kept, "MASKED": masked, "CAPPED": capped,
     }  # fmt: skip
-
-
-def _place(nodes: int, rows: list[int], device: torch.device) -> Tensor | None:
-    """[nodes] the row of the kept scores that belongs to each node, or -1."""
-    if not rows:
-        return None
-    place = torch.full((nodes,), -1, dtype=torch.int32)
-    place[rows] = torch.arange(len(rows), dtype=torch.int32)
-    return place.to(device)
 
 
 def attend(
@@ -88,31 +73,31 @@ def attend(
     softcap: float | None = None,
     sink: Tensor | None = None,
     keep: list[int] | None = None,
-    slots: Tensor | None = None,
 ) -> Attended:
-    """See reference.attend. slots [P]: use only these keys of every segment, in this order."""
+    """See reference.attend."""
     H, T, D = q.shape
     segments = [s for s in segments if s.k.shape[1]]
     K, _, DV = segments[0].v.shape
     R = H // K * T
     tiles, warps = tiling(R, max(D, DV), q.dtype)
-    counts = [s.k.shape[1] if slots is None else len(slots) for s in segments]
+    counts = [s.k.shape[1] for s in segments]
     spans = [span_of(n, K * tiles) for n in counts]
     splits = [triton.cdiv(n, s) for n, s in zip(counts, spans, strict=True)]
     out = torch.empty(1, K, sum(splits), R, DV, dtype=torch.float32, device=q.device)
     lse = torch.empty(1, K, sum(splits), R, dtype=torch.float32, device=q.device)
-    rows = sorted(set(keep or ()))
-    place, q, logits = _place(T, rows, q.device), q if q.stride(2) == 1 else q.contiguous(), []
+    rows, place = sorted(set(keep or ())), torch.full((T,), -1, dtype=torch.int32)
+    place[rows] = torch.arange(len(rows), dtype=torch.int32)  # the row of the kept scores that belongs to each node
+    place, q, logits = place.to(q.device) if rows else None, q if q.stride(2) == 1 else q.contiguous(), []
     bases = accumulate(splits, initial=0)
     for s, n, span, own, base in zip(segments, counts, spans, splits, bases, strict=False):
         k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (s.k, s.v))
         visible = None if s.visible is None else s.visible.to(torch.uint8).contiguous()
         logits.append(torch.empty(H, len(rows), n, dtype=torch.float32, device=q.device) if rows else None)
         attend_split[(own * tiles, K)](
-            q, k, v, slots, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+            q, k, v, visible, place, out, lse, logits[-1], q.stride(0), q.stride(1), k.stride(0), k.stride(1),
             v.stride(0), v.stride(1), n, 0 if visible is None else visible.shape[1], base, sum(splits), span, scale,
             softcap or 0.0, num_warps=warps,
-            **sizes(q.dtype, R, T, D, DV, len(rows), slots is not None, visible is not None, bool(softcap)),
+            **sizes(q.dtype, R, T, D, DV, len(rows), visible is not None, bool(softcap)),
         )  # fmt: skip
     mixed, total = merge(out, lse, T, q.dtype, sink)
     if keep is None:

@@ -16,15 +16,14 @@ import triton.language as tl
 
 @triton.jit
 def fold(
-    x, real, node, k, v, k_slot, v_slot, slots, begin, end, first, visible, far, kept, wanted, scale, softcap,
+    x, real, node, k, v, k_slot, v_slot, begin, end, first, visible, far, kept, wanted, scale, softcap,
     masked, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr, WIDE_V: tl.constexpr,
-    STEP: tl.constexpr, PICKED: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    KEPT: tl.constexpr,
+    STEP: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """Rows x [ROWS,WIDE] over keys [begin, end) of k, v -> their mean value [ROWS,WIDE_V] and log-sum-exp [ROWS].
 
     visible [nodes,masked] decides who sees the keys from `first` on; all rows see the earlier ones (with WINDOW, row r
-    sees those from far[r] on). slots: key n is k[slots[n]] (PICKED). kept [ROWS]: where scores of `wanted` rows go.
+    sees those from far[r] on). kept [ROWS]: where scores of `wanted` rows go.
     """
     cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -33,9 +32,8 @@ def fold(
     for at in range(begin, end, STEP):
         n = at + tl.arange(0, STEP)
         there = n < end
-        slot = tl.load(slots + n, mask=there, other=0) if PICKED else n
         key = tl.load(
-            k + slot[:, None] * k_slot + cols[None, :],
+            k + n[:, None] * k_slot + cols[None, :],
             mask=there[:, None] & (cols[None, :] < D), other=0.0,
         )  # fmt: skip
         s = tl.dot(x, tl.trans(key), input_precision="tf32x3") * scale
@@ -56,7 +54,7 @@ def fold(
         p = tl.exp(s - safe[:, None])
         shrink = tl.exp(top - safe)
         value = tl.load(
-            v + slot[:, None] * v_slot + cols_v[None, :],
+            v + n[:, None] * v_slot + cols_v[None, :],
             mask=there[:, None] & (cols_v[None, :] < DV), other=0.0,
         )  # fmt: skip
         mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="tf32x3")
@@ -67,16 +65,14 @@ def fold(
 
 @triton.jit
 def attend_split(
-    q, k, v, slots, visible, place, out, lse, logits, q_head, q_node, k_head, k_slot, v_head, v_slot,
+    q, k, v, visible, place, out, lse, logits, q_head, q_node, k_head, k_slot, v_head, v_slot,
     keys, masked, base, splits, span, scale, softcap,
     R: tl.constexpr, T: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    WIDE_V: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr, PICKED: tl.constexpr, MASKED: tl.constexpr,
-    CAPPED: tl.constexpr,
+    WIDE_V: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Program (split and tile of rows, key head): q [H,T,D] over keys [split*span, ...) of k [K,S,D], v [K,S,DV] ->
     row `base`+split of lse [K,splits,R], out [K,splits,R,DV]. Row r of a key head is its query head r // T, node r % T.
-    slots [keys]: which slots (PICKED). visible [T,masked]: of the last keys. place [T]: a node's row of logits
-    [H,KEPT,keys], or -1.
+    visible [T,masked]: of the last keys. place [T]: a node's row of logits [H,KEPT,keys], or -1.
     """
     tiles: tl.constexpr = (R + ROWS - 1) // ROWS
     split, tile, head = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
@@ -88,10 +84,10 @@ def attend_split(
     spot = tl.load(place + node, mask=real, other=-1) if KEPT > 0 else node
     begin = split * span
     mean, found = fold(
-        x, real, node, k + head.to(tl.int64) * k_head, v + head.to(tl.int64) * v_head, k_slot, v_slot, slots,
-        begin, tl.minimum(begin + span, keys), keys - masked, visible, r,
+        x, real, node, k + head.to(tl.int64) * k_head, v + head.to(tl.int64) * v_head, k_slot, v_slot, begin,
+        tl.minimum(begin + span, keys), keys - masked, visible, r,
         logits + (query * KEPT + spot).to(tl.int64) * keys if KEPT > 0 else r, spot >= 0, scale, softcap, masked,
-        ROWS, D, DV, WIDE, WIDE_V, STEP, PICKED, MASKED, False, CAPPED, KEPT > 0,
+        ROWS, D, DV, WIDE, WIDE_V, STEP, MASKED, False, CAPPED, KEPT > 0,
     )  # fmt: skip
     part = ((head * splits + base + split) * R + r).to(tl.int64)
     tl.store(out + part[:, None] * DV + cols_v[None, :], mean, mask=real[:, None] & (cols_v[None, :] < DV))
@@ -137,9 +133,9 @@ def attend_slots(
     keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers are aligned
     values = tl.multiple_of(tl.load(table + 1).to(kind), 16) + skip * D
     mean, found = fold(
-        x, real, node, keys, values, D, D, place, begin, tl.minimum(begin + span, end), first, visible + b * W * M, far,
+        x, real, node, keys, values, D, D, begin, tl.minimum(begin + span, end), first, visible + b * W * M, far,
         logits + ((b * (R // W) * K + query) * KEPT + spot).to(tl.int64) * wide if KEPT > 0 else r, spot >= 0,
-        scale, softcap, M, ROWS, D, D, WIDE, WIDE, STEP, False, True, WINDOW > 0, CAPPED, KEPT > 0,
+        scale, softcap, M, ROWS, D, D, WIDE, WIDE, STEP, True, WINDOW > 0, CAPPED, KEPT > 0,
     )  # fmt: skip
     part = (((b * K + head) * splits + split) * R + r).to(tl.int64)
     tl.store(lse + part, found, mask=real)

@@ -7,6 +7,7 @@ import warnings
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,14 +37,16 @@ def kernels() -> ModuleType | None:
 
 def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> None:
     """Raises ArithmeticError where a kernel differs from the reference."""
-    for dtype in dtypes:
-        _attention(device, dtype)
-        _slots(device, dtype)
-        _norm(device, dtype)
-    from longdraft.ops.triton import functions as gpu
+    from longdraft.ops.triton import functions, slots
 
+    for dtype in dtypes:
+        _attention(functions, device, dtype)
+        _slots(slots, device, dtype)
+        x, weight = _draw(device, dtype, (3, 2, 96), (96,))
+        wanted = torch.nn.functional.rms_norm(x.float(), (96,), weight.float(), 1e-6)
+        _near("norm", functions.rms_norm(x, weight, 1e-6), wanted, ERROR[dtype])
     seed, position = torch.tensor([3, 1 << 40], device=device), torch.tensor([[5], [9]], device=device)
-    _near("noise", gpu.gumbel(seed, position, 300), noise.gumbel(seed, position, 300), 1e-5)
+    _near("noise", functions.gumbel(seed, position, 300), noise.gumbel(seed, position, 300), 1e-5)
 
 
 def _near(what: str, found: Tensor, wanted: Tensor, error: float) -> None:
@@ -57,10 +60,8 @@ def _draw(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) ->
     return [torch.randn(s, generator=g).to(device, dtype) for s in shapes]
 
 
-def _attention(device: torch.device, dtype: torch.dtype) -> None:
+def _attention(gpu: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Two segments, a mask, grouped heads, a sink, kept scores."""
-    from longdraft.ops.triton import functions as gpu
-
     q, k, v, sink = _draw(device, dtype, (4, 5, 64), (2, 150, 64), (2, 150, 64), (4,))
     mask = torch.ones(5, 5, dtype=torch.bool, device=device).tril()
     options = {"sink": sink.float(), "keep": [0, 4]}
@@ -72,10 +73,8 @@ def _attention(device: torch.device, dtype: torch.dtype) -> None:
     _near("kept weights", found.weights, wanted.weights, ERROR[dtype])
 
 
-def _slots(device: torch.device, dtype: torch.dtype) -> None:
+def _slots(slots: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Three new nodes after 90 slots of a cache, of which the first 40 are replaced by 20 selected keys."""
-    from longdraft.ops.triton import slots
-
     q, new_k, new_v, k, v = _draw(device, dtype, (1, 4, 3, 64), *[(1, 2, 3, 64)] * 2, *[(1, 2, 128, 64)] * 2)
     own_k, own_v = (x[0, :, :40:2].contiguous() for x in (k, v))
     whole = [
@@ -97,11 +96,3 @@ def _slots(device: torch.device, dtype: torch.dtype) -> None:
     slots.write(new_k, new_v, keys.cache, keys.bounds)
     out, _, _ = slots.attend(q, 2, keys, 0.125)
     _near("attention over slots", out[0], wanted.out, ERROR[dtype])
-
-
-def _norm(device: torch.device, dtype: torch.dtype) -> None:
-    from longdraft.ops.triton import functions as gpu
-
-    x, weight = _draw(device, dtype, (3, 2, 96), (96,))
-    wanted = torch.nn.functional.rms_norm(x.float(), (96,), weight.float(), 1e-6)
-    _near("norm", gpu.rms_norm(x, weight, 1e-6), wanted, ERROR[dtype])
