@@ -96,10 +96,10 @@ class LM:
         if captured.spec.rows is not None:
             captured.covered = cache.length + 1
         with self.lock:
-            backend = self.backend if self.backend.supports(view, logits) else self.eager
+            backend = self._backend_for(view, logits)
             if tree.size - start <= backend.max_nodes:
                 return backend.forward(tree, cache, start, view, captured, logits)
-            return in_parts(backend, tree, cache, start, view, captured)
+            return in_parts(backend, tree, cache, start, view, captured)[:, -logits:]
 
     def check_process(self) -> None:
         """Raises InputError in a forked child: the threads that compute passes were not copied, so it would hang."""
@@ -116,16 +116,23 @@ class LM:
 
         Unlike prefill, this uses the backend where it is exact.
         """
-        chunk, logits = (min(chunk, self.backend.max_nodes), 0) if self.exact else (chunk, 1)
-        parts = [part for part in tokens.split(chunk, 1) if part.shape[1]]
-        return [self._commit(part, cache, Captures(spec or CaptureSpec()), logits) for part in parts]
+        logits = 0 if self.exact and not self.backend.supports(None, 1) else 1
+        spec = spec or CaptureSpec()
+        return [self._commit(part, cache, Captures(spec), logits) for part in self._split(tokens, chunk, logits)]
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
         """Run one row's tokens and commit them to a cache of one row."""
         self.check_process()
-        for part in torch.tensor([tokens], device=self.device).split(chunk, 1):
-            if part.shape[1]:
-                self._commit(part, cache, Captures(), logits=1)
+        for part in self._split(torch.tensor([tokens], device=self.device), chunk, 1):
+            self._commit(part, cache, Captures(), 1)
+
+    def _split(self, tokens: Tensor, chunk: int, logits: int) -> list[Tensor]:
+        """Tokens [1,N] in parts of at most `chunk`, each for one call of the backend."""
+        most = self._backend_for(None, logits).max_nodes
+        return [part for part in tokens.split(min(chunk, most), 1) if part.shape[1]]
+
+    def _backend_for(self, view: KVView | None, logits: int) -> Backend:
+        return self.backend if self.backend.supports(view, logits) else self.eager
 
     def _commit(self, tokens: Tensor, cache: KVCache, captured: Captures, logits: int) -> Captures:
         self(Tree.chain(tokens), cache, captured=captured, logits=logits)

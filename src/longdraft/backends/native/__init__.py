@@ -50,12 +50,17 @@ class NativeBackend(Backend):
         self.architecture = architecture
         self.step = NativeStep(architecture.hf, architecture.windows)
         self.kernels = native.name_of(self.step.lib)
+        # Without bfloat16 instructions, torch multiplies bfloat16 matrices several times slower than these kernels.
+        self.prefills = self.step.half and not native.runs("bfloat16")
+
+    def supports(self, view: KVView | None, logits: int = 0) -> bool:
+        return (not logits or self.prefills) and is_indexable(view)
 
     def forward(
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
     ) -> Tensor:
         """Logits are float32."""
-        return self.step(tree, cache, start, self.architecture.position(tree, start, cache), view, captured)
+        return self.step(tree, cache, start, self.architecture.position(tree, start, cache), view, captured, logits)
 
     def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
         return partial(self.step.chain, cache, view, self.architecture.reach) if is_indexable(view) else None
