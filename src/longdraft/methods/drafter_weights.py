@@ -10,8 +10,8 @@ from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import CONFIG
 from longdraft.drafters.kinds import KINDS
 from longdraft.errors import InputError
-from longdraft.methods.auto import TRAINED
 from longdraft.methods.method import ANY
+from longdraft.methods.trained import TRAINED
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 

@@ -1,12 +1,44 @@
-"""The record of LongSpec's block."""
+"""LongSpec's block as a kind of drafter: how it is created, stored, imported and trained.
+
+Released blocks (sail/longspec-*) are one decoder layer with cross-attention, stored without its target.
+"""
 
 from __future__ import annotations
 
+import re
+
 from longdraft.drafters.checkpoint import ModuleFormat
-from longdraft.drafters.glide import importer
 from longdraft.drafters.glide.block import Glide, random_glide
 from longdraft.drafters.kind import DrafterKind, Importer, Training
+from longdraft.drafters.released import BODY, TABLES, Names, Released
 from longdraft.models.lm import LM
+
+NAMES = {
+    "self_norm": "input_layernorm",
+    "cross_norm": "post_self_attention_layernorm",
+    "mlp_norm": "post_cross_attention_layernorm",
+    **{f"{p}_proj": f"self_attn.{p}_proj" for p in "qkvo"},
+    **{f"cross_{p}_proj": f"cross_attn.{p}_proj" for p in "qo"},
+    **{f"{p}_proj": f"mlp.{p}_proj" for p in ("gate", "up", "down")},
+}
+# Cross-attention reads the target's keys and values, so its own projections for them are never used.
+UNUSED = re.compile(r"cross_attn\.[kv]_proj\.(weight|bias)|(self|cross)_attn\.rotary_emb\.inv_freq")
+
+
+def _fits(source: Released) -> bool:
+    return "cross_attn.q_proj.weight" in source
+
+
+def _read(source: Released, target: LM) -> Glide:
+    """A block with LongSpec's window of 512 positions. Raises InputError."""
+    block = Glide(target)
+    names: Names = {}
+    for ours in block.state_dict():
+        module, field = ours.rsplit(".", 1)
+        names[ours] = f"{NAMES[module]}.{field}"
+    source.check_tables(target)
+    dropped = {n for n in source.places if UNUSED.fullmatch(n) or BODY.fullmatch(n)}
+    return source.fill(block, names, TABLES | dropped)
 
 
 def _build(target: LM, window: int = 512, with_norm: bool = False) -> Glide:
@@ -19,7 +51,7 @@ GLIDE = DrafterKind(
     Glide,
     random_glide,
     ModuleFormat(lambda block: {"window": block.window, "with_norm": block.with_norm}, _build),
-    Importer(importer.fits, importer.read),
+    Importer(_fits, _read),
     Training(
         "glide",
         "Train LongSpec's block, which reads the target's KV cache.",
