@@ -14,8 +14,9 @@ from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.core import provenance
 from longdraft.core.options import declared, pairs, read
-from longdraft.drafters.checkpoint import WEIGHTS, fill, read_weights
+from longdraft.drafters.checkpoint import WEIGHTS, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
+from longdraft.drafters.released import fill
 from longdraft.models.loading import load, quiet
 from longdraft.training import run
 from longdraft.training.data import TEXT_KINDS, Sources

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from longdraft.core.files import read_json
+from longdraft.drafters.kind import DrafterKind
+from longdraft.drafters.released import fill
 from longdraft.errors import InputError
 from longdraft.models.fingerprint import fingerprint
 from longdraft.models.lm import LM
@@ -28,8 +30,8 @@ LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
 
 @dataclass(frozen=True)
-class ModuleFormat:
-    """A module as model.safetensors, config.json and training.json. It does not include what it shares with the target.
+class ModuleKind(DrafterKind):
+    """Stored as model.safetensors, config.json and training.json, without what the module shares with the target.
 
     options_of(module): the arguments it was built with, as JSON. build(target, **options): an untrained module with the
     same shapes; the annotations of its parameters are the types that the options must have.
@@ -38,28 +40,20 @@ class ModuleFormat:
     options_of: Callable[[Any], dict[str, Any]]
     build: Callable[..., nn.Module]
 
-    def save(self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any) -> None:
-        """Write all three files or none; the weights keep their dtype. A drafter that was there is replaced.
-
-        Raises InputError, also for a folder that contains anything else.
-        """
+    def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
+        """The weights keep their dtype. A drafter that was in the folder is replaced; other files raise InputError."""
         with replacing(Path(folder), facts) as draft:
             save_file({k: v.detach().cpu().contiguous() for k, v in weights.state_dict().items()}, draft / WEIGHTS)
-            config = describe(weights, kind, self.options_of(weights), target)
+            config = describe(weights, self.name, self.options_of(weights), target)
             (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> nn.Module:
-        """The module of this kind in a folder or a Hub repository, frozen, in the target's dtype and on its device.
-
-        any_target: also accept one that was trained for another target of the same sizes. Raises InputError.
-        """
+    def load(self, folder: str, target: LM, any_target: bool = False) -> nn.Module:
         place = _place(folder)
         config = read_config(place)
         ours = config["longdraft"]
-        if ours.get("kind") != kind:
-            raise InputError(
-                f"{folder} holds a drafter of kind {ours.get('kind')}; this method needs one of kind {kind}"
-            )
+        if ours.get("kind") != self.name:
+            held = f"{folder} holds a drafter of kind {ours.get('kind')}"
+            raise InputError(f"{held}; this method needs one of kind {self.name}")
         _same_target(folder, config, target, any_target)
         weights = read_weights(place / WEIGHTS)
         try:
@@ -189,24 +183,3 @@ def _within(found: Any, *keys: str) -> Any:
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     return found
-
-
-def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Load weights into a module. Raises InputError that names a missing, surplus or wrong tensor."""
-    wanted = module.state_dict()
-    missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
-    if missing or surplus:
-        what = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
-        raise InputError(f"{where}: {what}: its weights are not those of a {type(module).__name__} for this target")
-    for name, want in wanted.items():
-        if weights[name].shape != want.shape:
-            raise InputError(
-                f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target: give a"
-                " drafter that was trained for it"
-            )
-        if weights[name].is_floating_point() != want.is_floating_point():
-            raise InputError(f"{where}: {name} has dtype {weights[name].dtype}, and must be like {want.dtype}")
-    try:
-        module.load_state_dict(weights)
-    except ValueError as error:  # raised by modules that restrict the values of a tensor
-        raise InputError(f"{where}: {error}") from None

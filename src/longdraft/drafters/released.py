@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from longdraft.core.files import read_json
-from longdraft.drafters.checkpoint import fill
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -149,3 +148,24 @@ def _pickled(file: Path) -> dict[str, Tensor]:
     if not found or not all(isinstance(t, Tensor) for t in found.values()):
         raise InputError(f"{file} is not a dictionary of tensors by name: give a file that only holds weights")
     return found
+
+
+def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Load weights into a module. Raises InputError that names a missing, surplus or wrong tensor."""
+    wanted = module.state_dict()
+    missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if missing or surplus:
+        what = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
+        raise InputError(f"{where}: {what}: its weights are not those of a {type(module).__name__} for this target")
+    for name, want in wanted.items():
+        if weights[name].shape != want.shape:
+            raise InputError(
+                f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target: give a"
+                " drafter that was trained for it"
+            )
+        if weights[name].is_floating_point() != want.is_floating_point():
+            raise InputError(f"{where}: {name} has dtype {weights[name].dtype}, and must be like {want.dtype}")
+    try:
+        module.load_state_dict(weights)
+    except ValueError as error:  # raised by modules that restrict the values of a tensor
+        raise InputError(f"{where}: {error}") from None

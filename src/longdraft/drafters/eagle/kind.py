@@ -8,9 +8,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from longdraft.drafters.checkpoint import ModuleFormat
+from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
-from longdraft.drafters.kind import DrafterKind, Importer, Training
+from longdraft.drafters.kind import Importer, Training
 from longdraft.drafters.released import TABLES, Names, Released
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -115,20 +115,24 @@ def _rope(source: Released, c: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": float(c.get("rope_theta") or 10000.0), **found, "rope_type": kind}
 
 
-EAGLE2 = DrafterKind(
-    "eagle2",
-    "a layer of EAGLE-2",
-    Eagle2Block,
-    random_eagle2,
-    ModuleFormat(lambda block: {"layer": block.layer}, _build_eagle2),
-    Importer(_fits_eagle2, _read_eagle2),
+EAGLE2 = ModuleKind(
+    name="eagle2",
+    title="a layer of EAGLE-2",
+    weights=Eagle2Block,
+    random=random_eagle2,
+    options_of=lambda block: {"layer": block.layer},
+    build=_build_eagle2,
+    importer=Importer(_fits_eagle2, _read_eagle2),
 )
-EAGLE3 = DrafterKind(
-    "eagle3",
-    "a layer of EAGLE-3",
-    Eagle3Block,
-    random_eagle3,
-    ModuleFormat(lambda block: {"layer": block.layer, "vocab": block.known}, _build_eagle3),
-    Importer(_fits_eagle3, _read_eagle3),
-    Training("eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"),
+EAGLE3 = ModuleKind(
+    name="eagle3",
+    title="a layer of EAGLE-3",
+    weights=Eagle3Block,
+    random=random_eagle3,
+    options_of=lambda block: {"layer": block.layer, "vocab": block.known},
+    build=_build_eagle3,
+    importer=Importer(_fits_eagle3, _read_eagle3),
+    training=Training(
+        "eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"
+    ),
 )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from longdraft.drafters.checkpoint import ModuleFormat
+from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.glide.block import Glide, random_glide
-from longdraft.drafters.kind import DrafterKind, Importer, Training
+from longdraft.drafters.kind import Importer, Training
 from longdraft.drafters.released import BODY, TABLES, Names, Released
 from longdraft.models.lm import LM
 
@@ -45,14 +45,15 @@ def _build(target: LM, window: int = 512, with_norm: bool = False) -> Glide:
     return Glide(target, window, with_norm)
 
 
-GLIDE = DrafterKind(
-    "glide",
-    "a GLIDE block of LongSpec",
-    Glide,
-    random_glide,
-    ModuleFormat(lambda block: {"window": block.window, "with_norm": block.with_norm}, _build),
-    Importer(_fits, _read),
-    Training(
+GLIDE = ModuleKind(
+    name="glide",
+    title="a GLIDE block of LongSpec",
+    weights=Glide,
+    random=random_glide,
+    options_of=lambda block: {"window": block.window, "with_norm": block.with_norm},
+    build=_build,
+    importer=Importer(_fits, _read),
+    training=Training(
         "glide",
         "Train LongSpec's block, which reads the target's KV cache.",
         "longdraft.drafters.glide.objective:objective",

@@ -9,9 +9,9 @@ import re
 
 import torch
 
-from longdraft.drafters.checkpoint import ModuleFormat
+from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads, random_heads, random_medusa
-from longdraft.drafters.kind import DrafterKind, Importer, Training
+from longdraft.drafters.kind import Importer, Training
 from longdraft.drafters.released import BODY, TABLES, Names, Released
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -82,21 +82,25 @@ def _count(source: Released, found: set[int]) -> int:
     return len(found)
 
 
-CHAINED = DrafterKind(
-    "heads",
-    "TokenSwift's heads",
-    ChainedHeads,
-    random_heads,
-    ModuleFormat(lambda heads: {"heads": len(heads), "eps": heads.eps}, _build_chained),
-    Importer(_fits_chained, _read_chained),
-    Training("heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"),
+CHAINED = ModuleKind(
+    name="heads",
+    title="TokenSwift's heads",
+    weights=ChainedHeads,
+    random=random_heads,
+    options_of=lambda heads: {"heads": len(heads), "eps": heads.eps},
+    build=_build_chained,
+    importer=Importer(_fits_chained, _read_chained),
+    training=Training(
+        "heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"
+    ),
 )
-MEDUSA = DrafterKind(
-    "medusa",
-    "Medusa's heads",
-    MedusaHeads,
-    random_medusa,
-    ModuleFormat(lambda heads: {"heads": len(heads), "own": heads.out is not None}, _build_medusa),
-    Importer(_fits_medusa, _read_medusa),
-    Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
+MEDUSA = ModuleKind(
+    name="medusa",
+    title="Medusa's heads",
+    weights=MedusaHeads,
+    random=random_medusa,
+    options_of=lambda heads: {"heads": len(heads), "own": heads.out is not None},
+    build=_build_medusa,
+    importer=Importer(_fits_medusa, _read_medusa),
+    training=Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
 )
