@@ -126,8 +126,8 @@ def train(
         task = shown.add_task("train", total=plan.steps, completed=first, loss=math.nan, speed=0.0)
         while step < last and not team.any(bool(asked) or over):
             rows, length = plan.shape(step)
-            losses = Step(model, loss_of, step, parts, team)
-            meter.add(parts * rows * length, *update(model, made, losses, plan.rate(step), records))
+            loss = mean_gradient(model, loss_of, step, parts, team)
+            meter.add(parts * rows * length, loss, update(model, made, loss, step, plan.rate(step), records))
             step += 1
             tokens = parts * plan.tokens(step)
             if step % s.log_every == 0 or step == last:
@@ -187,30 +187,19 @@ class Meter:
         self.window_start += time.monotonic() - before
 
 
-@dataclass
-class Step:
-    """One step's gradient: the mean over its parts, which are divided among the processes of the team."""
-
-    model: torch.nn.Module
-    loss_of: Callable[[int], torch.Tensor]
-    step: int
-    parts: int
-    team: Team
-
-    def backward(self) -> float:
-        """Compute the gradient into the parameters; -> the mean loss."""
-        total = torch.zeros(())
-        for part in self.team.share(self.parts):
-            loss = self.loss_of(self.step * self.parts + part) / self.parts
-            loss.backward()
-            total += loss.detach().float().cpu()
-        self.team.sum([total, *(p.grad for p in self.model.parameters() if p.grad is not None)])
-        return float(total)
+def mean_gradient(model, loss_of: Callable[[int], torch.Tensor], step: int, parts: int, team: Team) -> float:
+    """Compute a step's gradient, the mean over its parts, which are divided among the team; -> the mean loss."""
+    total = torch.zeros(())
+    for part in team.share(parts):
+        loss = loss_of(step * parts + part) / parts
+        loss.backward()
+        total += loss.detach().float().cpu()
+    team.sum([total, *(p.grad for p in model.parameters() if p.grad is not None)])
+    return float(total)
 
 
-def update(model, made: list, losses: Step, factor: float, records: Path) -> tuple[float, float]:
-    """One optimiser step; -> (loss, gradient norm). Raises InputError before any change if one is not finite."""
-    loss, step = losses.backward(), losses.step
+def update(model, made: list, loss: float, step: int, factor: float, records: Path) -> float:
+    """One optimiser step; -> the gradient's norm. If it or the loss is not finite: InputError, and no change."""
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)
@@ -223,7 +212,7 @@ def update(model, made: list, losses: Step, factor: float, records: Path) -> tup
             group["lr"] = group["full_rate"] * factor
         each.step()
         each.zero_grad(set_to_none=True)
-    return loss, norm
+    return norm
 
 
 @contextmanager
