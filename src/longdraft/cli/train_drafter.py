@@ -21,9 +21,8 @@ from longdraft.models.loading import load, quiet
 from longdraft.training import run
 from longdraft.training.data import TEXT_KINDS, Sources
 from longdraft.training.frozen import Frozen
-from longdraft.training.processes import joined
+from longdraft.training.processes import joined, spread
 from longdraft.training.schedule import Plan, parse_stages
-from longdraft.training.spread import spread
 from longdraft.training.trainer import Settings
 
 Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]

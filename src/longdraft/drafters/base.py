@@ -65,10 +65,7 @@ class Drafter:
 
 
 class UnderView(Drafter):
-    """Drafts over the view that a policy makes of the target's cache; every verification updates the policy.
-
-    widths: nodes per level (a chain of gamma tokens is [1] * gamma).
-    """
+    """Drafts over a policy's view of the target's cache. widths: nodes per level ([1] * gamma is a chain)."""
 
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
         self.target, self.policy, self.widths = target, policy, widths

@@ -77,10 +77,7 @@ class ModuleKind(DrafterKind):
 
 @contextmanager
 def replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
-    """A new folder to write in, which replaces `folder` at the end, with the facts added; on an error nothing changes.
-
-    Raises InputError.
-    """
+    """A new folder to write in, which replaces `folder` at the end; nothing changes on an error. Raises InputError."""
     draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -163,8 +160,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bool) -> None:
-    """Raises InputError if the drafter was trained for another target; `any_target` accepts other weights of the same
-    sizes."""
+    """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights."""
     trained, given = config["longdraft"]["target"], fingerprint(target)
     verifier = _within(config, "speculators_config", "verifier", "name_or_path") or "another target"
     odd = next((k for k in given if k != "digest" and trained.get(k) != given[k]), None)

@@ -53,11 +53,8 @@ class Hierarchical(UnderView):
         self.inner.ready(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        left = (
-            (seqs.prompt + seqs.limit - seqs.length - 1)
-            .clamp(min=0, max=min(self.max_depth, limits.depth))
-            .masked_fill(seqs.done, 0)
-        )
+        left = (seqs.prompt + seqs.limit - seqs.length - 1).masked_fill(seqs.done, 0)
+        left = left.clamp(min=0, max=min(self.max_depth, limits.depth))
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
             view = self.policy.view(seqs.cache)

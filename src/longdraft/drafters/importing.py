@@ -15,10 +15,7 @@ from longdraft.models.lm import LM
 
 
 def read(folder: Path, target: LM, any_target: bool = False) -> tuple[DrafterKind, nn.Module]:
-    """The kind and the module of a released drafter, in the dtype in which it was released.
-
-    any_target: also accept a drafter whose embedding and output tables are not this target's. Raises InputError.
-    """
+    """The kind and the module of a released drafter, in its own dtype; see Released.any_target. Raises InputError."""
     source = Released.of(folder, any_target)
     known = [(kind, kind.importer) for kind in KINDS.values() if kind.importer]
     kind, importer = next(((k, i) for k, i in known if i.fits(source)), (None, None))

@@ -40,10 +40,7 @@ class DrafterKind:
     training: Training | None = None
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
-        """Write the weights, and `facts` as training.json; if anything fails, the folder does not change.
-
-        Raises InputError.
-        """
+        """Write the weights, and `facts` as training.json; nothing changes on an error. Raises InputError."""
         raise NotImplementedError
 
     def load(self, folder: str, target: LM, any_target: bool = False) -> Any:

@@ -26,8 +26,6 @@ def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM
     if isinstance(source, str | Path):
         return kind.load(str(source), target, any_target)
     if not isinstance(source, kind.weights):
-        raise InputError(
-            f"the drafter is a {type(source).__name__}; this method needs a {kind.weights.__name__}, a folder or a"
-            " Hub id"
-        )
+        needed = f"a {kind.weights.__name__}, a folder or a Hub id"
+        raise InputError(f"the drafter is a {type(source).__name__}; this method needs {needed}")
     return source

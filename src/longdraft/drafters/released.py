@@ -134,11 +134,7 @@ def _tensor(file: Path, name: str) -> Tensor:
 
 
 def _pickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .bin or .pt file, the formats in which most heads were released.
-
-    weights_only uses an unpickler that builds tensors and plain containers and refuses anything else, so no code from
-    the file runs. Decoding never reads such a file.
-    """
+    """The tensors of a .bin or .pt file. weights_only refuses all but tensors and containers: no code in it is run."""
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # errors of torch, pickle or zipfile

@@ -20,11 +20,5 @@ class SelfDrafter(UnderView):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
         chain = self.target.backend.chain_drafter(seqs.cache, view)
-        return beam(
-            lambda t, start: self.target(t, seqs.cache, start, view),
-            tree,
-            self.widths,
-            seqs,
-            limits,
-            chain and partial(chain, tree.tokens[:, 0], 0),
-        )
+        whole = chain and partial(chain, tree.tokens[:, 0], 0)
+        return beam(lambda t, at: self.target(t, seqs.cache, at, view), tree, self.widths, seqs, limits, whole)

@@ -38,7 +38,8 @@ class Objective(Protocol):
 
 def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path) -> tuple[data.Corpus, data.Corpus]:
     """(training, held-out) tokens, stored under folder/data; files held out from the target stay held out."""
-    home, digest = folder / "data", _vocabulary_digest(tokenizer)
+    home, vocabulary = folder / "data", json.dumps(sorted(tokenizer.get_vocab().items()))
+    digest = sha256(vocabulary.encode()).hexdigest()
     if not (home / "done").exists():
         seen, unseen = _split(data.collect(sources), Path(str(frozen.lm.hf.name_or_path)) / data.HOLDOUT)
         fast, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
@@ -51,10 +52,6 @@ def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path)
     if (home / "done").read_text() not in ("", digest):
         raise InputError(f"{home} was made with another tokenizer: give another --work, or delete it")
     return data.load(home)
-
-
-def _vocabulary_digest(tokenizer: Any) -> str:
-    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
 def _split(documents: list[data.Document], holdout: Path) -> tuple[list[data.Document], list[data.Document]]:

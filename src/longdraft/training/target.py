@@ -92,12 +92,10 @@ def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch
 
 def objective(model, corpus: data.Corpus, settings: Settings, copies: float, guide_to: int):
     """step -> loss, a pure function of the weights and the step; before step `guide_to` attention is guided."""
-
-    s = settings
+    s, vocab = settings, model.config.vocab_size
 
     def loss_of(step: int) -> torch.Tensor:
         count, length = s.plan.shape(step)
-        vocab = model.config.vocab_size
         tokens, labels, sources = batch(corpus, count, length, s.seed, step, code=s.code, copies=copies, vocab=vocab)
         if step >= guide_to:
             return loss(model, tokens, labels, s.bf16)
@@ -108,10 +106,7 @@ def objective(model, corpus: data.Corpus, settings: Settings, copies: float, gui
 
 
 def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, contexts: list[int]) -> dict:
-    """Write the newest checkpoint of the run as a model folder in bfloat16; files are replaced atomically, one by one.
-
-    -> the contents of training.json. Raises InputError.
-    """
+    """Write the run's newest checkpoint as a model folder in bfloat16; -> training.json's record. Raises InputError."""
     path = checkpoint.latest(folder / "checkpoints")
     state = checkpoint.load(path, model, [])
     draft = out.with_name(f".{out.name}.writing")
@@ -132,7 +127,7 @@ def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, co
         out.mkdir(parents=True, exist_ok=True)
         for file in sorted(draft.iterdir()):
             file.chmod(0o644)  # safetensors writes 0600
-            os.replace(file, out / file.name)
+            os.replace(file, out / file.name)  # each file is replaced atomically
     except OSError as error:
         raise InputError(f"could not write {out}: {error}") from None
     finally:

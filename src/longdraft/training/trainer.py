@@ -108,7 +108,9 @@ def train(
     first, last = state["step"], min(plan.steps, s.stop_at or plan.steps)
     if first > plan.steps:
         raise InputError(f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps")
-    head = {"command": s.command, **_environment(), "from_step": first}
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    head = {"command": s.command, "time": provenance.now(), "versions": provenance.versions()}
+    head |= {**provenance.checkout(), "machine": machine, "from_step": first}
     head |= {"stages": list(plan.stages), "decay": plan.decay, "step_tokens": plan.step_tokens, "rates": list(s.rates)}
     head |= {"code": s.code, "seed": s.seed, "bf16": s.bf16, "parts": parts, **(facts or {})}
     state["runs"] = [*state["runs"], head]
@@ -155,12 +157,6 @@ def stale(probes: list[dict], patience: int) -> bool:
     return patience > 0 and len(found) > patience and max(found[:-patience]) >= max(found[-patience:])
 
 
-def _environment() -> dict:
-    """Software and machine of this run."""
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    return {"time": provenance.now(), "versions": provenance.versions(), **provenance.checkout(), "machine": machine}
-
-
 class Meter:
     """Losses and tokens since the last report; time spent in `paused` is not counted."""
 
@@ -204,9 +200,8 @@ def update(model, made: list, loss: float, step: int, factor: float, records: Pa
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)
         where = f"last good checkpoint: {kept[-1]}" if kept else "no checkpoint was written yet"
-        raise InputError(
-            f"the loss is not a number at step {step} ({where}); try --resume with lower --matrix-rate and --other-rate"
-        )
+        what = f"the loss is not a number at step {step} ({where})"
+        raise InputError(f"{what}; try --resume with lower --matrix-rate and --other-rate")
     for each in made:
         for group in each.param_groups:
             group["lr"] = group["full_rate"] * factor
@@ -217,10 +212,7 @@ def update(model, made: list, loss: float, step: int, factor: float, records: Pa
 
 @contextmanager
 def asked_to_stop() -> Iterator[list]:
-    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and saved.
-
-    The previous signal handlers are restored at the end.
-    """
+    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and saved."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
         yield asked
@@ -237,11 +229,5 @@ def bar(*columns: str, shown: bool = True) -> Progress:
     """A progress bar on standard error; by default it shows a step's loss and speed."""
     step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
     texts = [TextColumn(c) for c in columns or step]
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *texts,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not shown,
-    )
+    shape = (TextColumn("{task.description}"), BarColumn(), *texts, TimeRemainingColumn())
+    return Progress(*shape, console=Console(stderr=True), disable=not shown)

@@ -108,17 +108,12 @@ class MedusaHeads(nn.Module):
 
 
 class Heads(UnderView):
-    """The target runs the root under a partial view and predicts the next token; chained heads predict those after it
-    (TokenSwift).
-
-    Each step has two passes of the target: this one over few keys, and the verify pass over all keys.
-    """
+    """The target drafts a token under a partial view, chained heads those after it (TokenSwift): two passes a step."""
 
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
-            raise InputError(
-                f"{len(widths)} widths are given; {len(module)} heads and the target draft {len(module) + 1} levels"
-            )
+            drafted = f"{len(module)} heads and the target draft {len(module) + 1} levels"
+            raise InputError(f"{len(widths)} widths are given; {drafted}")
         super().__init__(target, policy, widths)
         self.module, self.counts = module, cartesian(widths)
 
@@ -174,9 +169,8 @@ class Medusa(Drafter):
 
 def random_heads(target: LM, seed: int) -> ChainedHeads:
     """Untrained chained heads with small random weights."""
-    return _filled(
-        ChainedHeads(target.config.hidden_size, eps=getattr(target.config, "rms_norm_eps", 1e-6)), target, seed
-    )
+    eps = getattr(target.config, "rms_norm_eps", 1e-6)
+    return _filled(ChainedHeads(target.config.hidden_size, eps=eps), target, seed)
 
 
 def random_medusa(target: LM, seed: int) -> MedusaHeads:

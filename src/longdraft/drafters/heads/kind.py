@@ -50,19 +50,13 @@ def _read_chained(source: Released, target: LM) -> ChainedHeads:
 
 
 def _read_medusa(source: Released, target: LM) -> MedusaHeads:
-    """Each head is one residual block with an output matrix, or without one and then uses the target's.
-
-    Raises InputError.
-    """
+    """Each head is one residual block, with an output matrix or (to use the target's) without. Raises InputError."""
     dropped = _tables(source, target)
     found = [m for m in map(MEDUSA_NAME.fullmatch, source.places) if m]
     count, start = _count(source, {int(m[2]) for m in found}), found[0][1]
     if f"{start}0.1.linear.weight" in source:
         raise InputError(f"{source.folder} has several blocks per head; longdraft supports one: import another drafter")
-    names: Names = {
-        "weight": [f"{start}{i}.0.linear.weight" for i in range(count)],
-        "bias": [f"{start}{i}.0.linear.bias" for i in range(count)],
-    }
+    names: Names = {field: [f"{start}{i}.0.linear.{field}" for i in range(count)] for field in ("weight", "bias")}
     own = f"{start}0.1.weight" in source
     if own:
         names["out"] = [f"{start}{i}.1.weight" for i in range(count)]

@@ -53,8 +53,7 @@ class HeadsObjective:
         return (losses * weights).sum() / weights.sum()
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """The first share is that of token t+2. Only positions where the target predicts the text up to there are
-        counted: greedy decoding never reaches others."""
+        """From token t+2 on, where the target predicts the text up to there: greedy decoding never reaches the rest."""
         read, predicted = self._read(tokens)
         found = self.module(read, self.frozen.lm.project).argmax(-1)
         own, shares = tokens[:, 1:] == predicted[:, :-1], []

@@ -47,9 +47,7 @@ class SmallModelDrafter(Drafter):
                 " trained with the target's tokenizer"
             )
         if tail and policy.captures().rows is not None:
-            raise ValueError(
-                "captures of the target refer to slots of the whole sequence: a policy that uses them needs tail=0"
-            )
+            raise ValueError("captures refer to slots of the whole sequence: a policy that uses them needs tail=0")
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of the current tree that have keys in scratch slots
 
@@ -104,7 +102,7 @@ class SmallModelDrafter(Drafter):
                 self._left[b] = left = max(length - SINK - self.tail, 0)
             self._copy(seqs.tokens[b], b, min(held, self._copied[b]), length, left)
             if not held or length - 1 - left - held > NEAR:
-                self._read(seqs, b)
+                self.small.extend_cache(self._text[b : b + 1, held : length - 1 - left], self.cache.row(b))
 
     def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
         """Extend row b's excerpt up to its root; it is already correct before position `at`."""
@@ -113,11 +111,6 @@ class SmallModelDrafter(Drafter):
             self._text[b, at:first], at = self._known(text[at:first]), first
         self._text[b, at : length - left] = self._known(text[at + left : length])
         self._copied[b] = length - left
-
-    def _read(self, seqs: Sequences, b: int) -> None:
-        """Run the tokens of row b's excerpt that are not in its cache, except the root."""
-        row = self.cache.row(b)
-        self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
@@ -185,11 +178,15 @@ class SmallModelDrafter(Drafter):
 
 
 def random_lm(target: LM, seed: int) -> LM:
-    """An untrained Llama (Qwen3 for a Qwen3 target) that reads at most a tenth of the target's weights per step, or as
-    few as is possible."""
+    """An untrained Llama (Qwen3 for a Qwen3 target) that reads a tenth of the target's weights, or as few as it can."""
     c, weight = target.config, next(target.hf.parameters())
     layers, most = 2 if c.num_hidden_layers > 2 else 1, target.nbytes() / weight.element_size() / 10
-    width = max((d for d in range(16, c.hidden_size + 1, 16) if _cost(d, layers, target.vocab) <= most), default=16)
+
+    def cost(width: int) -> int:
+        """Weights read per step: the head, and per layer 4 projections and an MLP of 3 widths."""
+        return target.vocab * width + layers * (4 + 3 * 3) * width**2
+
+    width = max((d for d in range(16, c.hidden_size + 1, 16) if cost(d) <= most), default=16)
     dim = next(d for d in (64, 32, 16) if width % d == 0)
     rope = getattr(c, "rope_parameters", None) or {}
     make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
@@ -212,8 +209,3 @@ def random_lm(target: LM, seed: int) -> LM:
         torch.manual_seed(seed)
         hf = AutoModelForCausalLM.from_config(config)
     return LM(hf.to(device=weight.device, dtype=weight.dtype), "random")
-
-
-def _cost(width: int, layers: int, vocab: int) -> int:
-    """Weights that a small model reads per step: the head, and per layer 4 projections and an MLP of 3 widths."""
-    return vocab * width + layers * (4 + 3 * 3) * width**2
