@@ -168,10 +168,9 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bo
         was = f"{folder} was trained for {verifier}, whose {odd} is {trained.get(odd)}"
         raise InputError(f"{was}; here it is {given[odd]}: give a drafter that was trained for this target")
     if trained.get("digest") != given["digest"] and not any_target:
-        raise InputError(
-            f"{folder} was trained for {verifier}, whose weights are not this target's: give a drafter that was trained"
-            " for this target, or add --any-target (the output stays correct, but drafts may be accepted less often)"
-        )
+        was = f"{folder} was trained for {verifier}, whose weights are not this target's"
+        how = "give a drafter that was trained for this target, or add --any-target"
+        raise InputError(f"{was}: {how} (the output stays correct, but drafts may be accepted less often)")
 
 
 def _within(found: Any, *keys: str) -> Any:

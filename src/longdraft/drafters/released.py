@@ -87,10 +87,8 @@ class Released:
     def _shaped(self, name: str, want: list[int]) -> Tensor:
         tensor = self.get(name)
         if list(tensor.shape) != want:
-            raise InputError(
-                f"{self.folder}: {name} is {list(tensor.shape)}, and must be {want} for this target: give the target"
-                " that it was trained for (-m)"
-            )
+            what = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {want} for this target"
+            raise InputError(f"{what}: give the target that it was trained for (-m)")
         return tensor
 
     def check_tables(self, target: LM, embeddings_only: bool = False) -> None:
@@ -104,16 +102,11 @@ class Released:
         if name not in self or self.any_target:
             return
         theirs = self.get(name)
-        step = max(1, table.shape[0] // 256)
-        equal = theirs.shape == table.shape
-        if equal:
-            a, b = (t[::step].detach().to("cpu", torch.float32) for t in (theirs, table))
-            equal = bool((a - b).abs().mean() <= 0.01 * b.abs().mean())
-        if not equal:
-            raise InputError(
-                f"{self.folder}: its {name} is not the target's, which would be used for drafting: give the target that"
-                " it was trained for (-m), or add --any-target to import it anyway"
-            )
+        a, b = (t[:: max(1, len(table) // 256)].detach().to("cpu", torch.float32) for t in (theirs, table))
+        if theirs.shape != table.shape or not bool((a - b).abs().mean() <= 0.01 * b.abs().mean()):
+            what = f"{self.folder}: its {name} is not the target's, which would be used for drafting"
+            how = "give the target that it was trained for (-m), or add --any-target to import it anyway"
+            raise InputError(f"{what}: {how}")
 
 
 def _names(file: Path) -> list[str]:
@@ -155,10 +148,8 @@ def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
         raise InputError(f"{where}: {what}: its weights are not those of a {type(module).__name__} for this target")
     for name, want in wanted.items():
         if weights[name].shape != want.shape:
-            raise InputError(
-                f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target: give a"
-                " drafter that was trained for it"
-            )
+            what = f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target"
+            raise InputError(f"{what}: give a drafter that was trained for it")
         if weights[name].is_floating_point() != want.is_floating_point():
             raise InputError(f"{where}: {name} has dtype {weights[name].dtype}, and must be like {want.dtype}")
     try:

@@ -112,9 +112,8 @@ def train(
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=s.bf16):
             return objective.loss(tokens, rng)
 
-    return trainer.train(
-        objective.module, loss_of, s, lambda: acceptance(objective, texts, s.bf16), {"options": options}
-    )
+    facts = {"options": options}
+    return trainer.train(objective.module, loss_of, s, lambda: acceptance(objective, texts, s.bf16), facts)
 
 
 def finish(module: nn.Module, settings: trainer.Settings) -> dict:

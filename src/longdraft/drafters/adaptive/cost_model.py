@@ -115,10 +115,8 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
     counts = verdict.count.tolist()
     if tree.size == int(tree.depth.max()) + 1:
         return [[0] * (n - 1) for n in counts]
-    found = []
-    for depth, parent, path, n in zip(
-        tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts, strict=True
-    ):
+    found, rows = [], (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
+    for depth, parent, path, n in zip(*rows, strict=True):
         place, seen = [0] * len(depth), [0] * len(depth)
         for i in range(1, len(depth)):
             if parent[i] >= 0:

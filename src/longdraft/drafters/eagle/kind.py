@@ -85,9 +85,8 @@ def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
 def _layer_of(source: Released, target: LM) -> dict[str, Any]:
     """The layer's config as EagleBlock takes it. Raises InputError for what the block does not support."""
     c = source.config | source.config.get("transformer_layer_config", {})
-    odd = next(
-        (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True))), None
-    )
+    used = (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True)))
+    odd = next(used, None)
     if odd or c.get("hidden_act", "silu") != "silu":
         what = f"{odd}={c[odd]}" if odd else f"hidden_act={c['hidden_act']}"
         raise InputError(f"{source.folder} was made with {what}, which longdraft's EAGLE layer does not support")

@@ -73,9 +73,8 @@ class EagleObjective:
 
     def shares(self, tokens: Tensor) -> list[float]:
         outputs, wanted = self._outputs(tokens)
-        return [
-            matches(self.module.tokens[self._head(o).argmax(-1)][:, i:], wanted[:, i:]) for i, o in enumerate(outputs)
-        ]
+        firsts = [self.module.tokens[self._head(output).argmax(-1)] for output in outputs]
+        return [matches(first[:, i:], wanted[:, i:]) for i, first in enumerate(firsts)]
 
 
 def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:

@@ -48,12 +48,11 @@ class GlideObjective:
     def hidden(self, tokens: Tensor, position: Tensor, seen: TargetStates, lag: int) -> Tensor:
         """tokens, position [B,S] -> z [B,S,d] of every position as a draft node of depth lag - 1."""
         block = self.module
-        return block.hidden(
-            tokens,
-            position,
-            lambda q, k, v: banded(q, k, v, block.window),
-            lambda q: lagged(q, seen.keys, seen.values, lag, block.host.window),
-        )
+
+        def cross(q: Tensor) -> Tensor:
+            return lagged(q, seen.keys, seen.values, lag, block.host.window)
+
+        return block.hidden(tokens, position, lambda q, k, v: banded(q, k, v, block.window), cross)
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         given, after = tokens[:, :-1], tokens[:, 1:]
@@ -102,9 +101,8 @@ def banded(q: Tensor, k: Tensor, v: Tensor, back: int | None) -> Tensor:
         low, end = max(0, start - back), min(size, start + block)
         behind = torch.arange(start, end)[:, None] - torch.arange(low, end)
         seen = (behind >= 0) & (behind <= back)
-        out = F.scaled_dot_product_attention(
-            q[:, :, start:end], k[:, :, low:end], v[:, :, low:end], seen.to(q.device), enable_gqa=shared
-        )
+        mine, keys, values = q[:, :, start:end], k[:, :, low:end], v[:, :, low:end]
+        out = F.scaled_dot_product_attention(mine, keys, values, seen.to(q.device), enable_gqa=shared)
         found.append(out.transpose(1, 2))
     return torch.cat(found, 1)
 

@@ -42,10 +42,8 @@ class SmallModelDrafter(Drafter):
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
-            raise InputError(
-                f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}: use a drafter that was"
-                " trained with the target's tokenizer"
-            )
+            what = f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}"
+            raise InputError(f"{what}: use a drafter that was trained with the target's tokenizer")
         if tail and policy.captures().rows is not None:
             raise ValueError("captures refer to slots of the whole sequence: a policy that uses them needs tail=0")
         self.cache = small.new_cache(0, 0)
@@ -102,7 +100,7 @@ class SmallModelDrafter(Drafter):
                 self._left[b] = left = max(length - SINK - self.tail, 0)
             self._copy(seqs.tokens[b], b, min(held, self._copied[b]), length, left)
             if not held or length - 1 - left - held > NEAR:
-                self.small.extend_cache(self._text[b : b + 1, held : length - 1 - left], self.cache.row(b))
+                self._read(seqs, b)
 
     def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
         """Extend row b's excerpt up to its root; it is already correct before position `at`."""
@@ -111,6 +109,11 @@ class SmallModelDrafter(Drafter):
             self._text[b, at:first], at = self._known(text[at:first]), first
         self._text[b, at : length - left] = self._known(text[at + left : length])
         self._copied[b] = length - left
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Run the tokens of row b's excerpt that are not in its cache, except the root."""
+        row = self.cache.row(b)
+        self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)

@@ -31,10 +31,8 @@ class ModelKind(DrafterKind):
         ours, theirs = _vocabulary(small), _vocabulary(target)
         odd = next((i for i in ours.keys() & theirs.keys() if ours[i] != theirs[i]), None)
         if odd is not None:
-            raise InputError(
-                f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target: use a drafter"
-                " that was trained with the target's tokenizer"
-            )
+            what = f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target"
+            raise InputError(f"{what}: use a drafter that was trained with the target's tokenizer")
         return small
 
 

@@ -125,7 +125,6 @@ def objective(
         raise InputError("option small is missing: give -o small=FOLDER, a small model with the target's tokenizer")
     lm = load_lm(small, "float32", str(frozen.lm.device))
     if lm.vocab != frozen.lm.vocab:
-        raise InputError(
-            f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}: use a model with the target's tokenizer"
-        )
+        what = f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}"
+        raise InputError(f"{what}: use a model with the target's tokenizer")
     return BudgetObjective(frozen, lm, labels, share, tail)
