@@ -136,10 +136,9 @@ def _place(source: str) -> Path:
 
 def read_config(place: Path) -> dict[str, Any]:
     """config.json of a saved drafter. Raises InputError that says what the folder holds instead."""
-    if not place.is_dir():
-        raise InputError(f"no drafter at {place}: give the folder that `longdraft train` or `longdraft import` wrote")
     if not (place / CONFIG).is_file():
-        raise InputError(f"{place} has no {CONFIG}: give the folder that `longdraft train` or `import` wrote")
+        what = f"{place} has no {CONFIG}" if place.is_dir() else f"no drafter at {place}"
+        raise InputError(f"{what}: give the folder that `longdraft train` or `longdraft import` wrote")
     config = read_json(place / CONFIG)
     ours = config.get("longdraft")
     if not isinstance(ours, dict) or not all(isinstance(ours.get(k), dict) for k in ("options", "target")):
@@ -162,7 +161,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bool) -> None:
     """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights."""
     trained, given = config["longdraft"]["target"], fingerprint(target)
-    verifier = _within(config, "speculators_config", "verifier", "name_or_path") or "another target"
+    try:
+        verifier = config["speculators_config"]["verifier"]["name_or_path"]
+    except (LookupError, TypeError):
+        verifier = "another target"
     odd = next((k for k in given if k != "digest" and trained.get(k) != given[k]), None)
     if odd is not None:
         was = f"{folder} was trained for {verifier}, whose {odd} is {trained.get(odd)}"
@@ -171,10 +173,3 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bo
         was = f"{folder} was trained for {verifier}, whose weights are not this target's"
         how = "give a drafter that was trained for this target, or add --any-target"
         raise InputError(f"{was}: {how} (the output stays correct, but drafts may be accepted less often)")
-
-
-def _within(found: Any, *keys: str) -> Any:
-    """The value under nested keys; None where a key is missing or a level is not an object."""
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found

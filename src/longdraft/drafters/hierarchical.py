@@ -20,8 +20,7 @@ class Hierarchical(UnderView):
     The middle level runs ordinary decoding steps on copies of the rows, inside a rollback of the target's cache
     (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless with respect to the view.
     The inner drafter is updated with the middle level's verdicts only; its caches are rewound to what the top level has
-    confirmed. One that indexes generated tokens keeps refused ones in its index: its drafts get worse, the output stays
-    the same.
+    confirmed. One that indexes generated tokens keeps refused ones, which only makes its drafts worse.
     """
 
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):

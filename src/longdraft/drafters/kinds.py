@@ -23,10 +23,7 @@ KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUS
 
 
 def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM, any_target: bool = False) -> Any:
-    """Drafter weights of this kind from a folder, a Hub id, or as they are if already loaded. Raises InputError.
-
-    any_target: also accept weights that were trained for another target of the same sizes.
-    """
+    """Drafter weights of this kind: from a folder or a Hub id (DrafterKind.load), or as they are if already loaded."""
     kind = KINDS[kind_name]
     if isinstance(source, str | Path):
         return kind.load(str(source), target, any_target)

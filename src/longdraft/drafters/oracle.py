@@ -12,11 +12,9 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for an
 
 
 class Oracle(Combined):
-    """Runs the inner drafter, then replaces its chain by plain decoding's tokens followed by wrong ones, so that
-    `accept` drafts per step are accepted on average. For measuring cost, never acceptance.
+    """Runs the inner drafter, then replaces its chain so that `accept` drafts per step are accepted on average.
 
-    A fractional `accept` is rounded up at different steps for different rows: as in a real batch, the rows do not all
-    accept the same number of drafts at once.
+    A fractional `accept` is rounded up at different steps for different rows, as rows of a real batch differ.
     """
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):

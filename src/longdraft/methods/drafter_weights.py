@@ -20,8 +20,7 @@ from longdraft.models.loading import BUNDLED
 class DrafterWeights:
     """Each kind comes from the given folder, else is random, else comes from a folder beside the target.
 
-    folder: a saved drafter, or a Hub id. model: the target's name, to find drafters beside it. any_target: also accept
-    weights that were trained for another target of the same sizes.
+    folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See DrafterKind.load.
     """
 
     folder: str | None = None

@@ -17,13 +17,11 @@ from longdraft.methods.small_models import budgetdraft
 from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
 
+MaybeDepth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
+
 
 def longspec(
-    target: LM,
-    block: Glide,
-    widths: Widths = (4, 16, 16, 16, 16),
-    window: NotNegative = 0,
-    gamma: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 0,
+    target: LM, block: Glide, widths: Widths = (4, 16, 16, 16, 16), window: NotNegative = 0, gamma: MaybeDepth = 0
 ) -> Drafter:
     """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
 
@@ -79,7 +77,7 @@ def eagle(
     target: LM,
     block: EagleBlock,
     topk: Nodes = 10,
-    levels: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 7,
+    levels: MaybeDepth = 7,
     nodes: Annotated[int, Field(ge=2, le=1024)] = 60,
     reach: Positive = 512,
 ) -> Drafter:

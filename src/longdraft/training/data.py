@@ -1,7 +1,6 @@
 """Text on this machine -> one array of tokens with the boundaries of documents and groups.
 
-A group is a book, or the files of one package in path order. A training row is consecutive tokens of one group, so a
-long row is a passage of one book or of one code base.
+A group is a book, or the files of one package in path order. A training row is consecutive tokens of one group.
 """
 
 from __future__ import annotations

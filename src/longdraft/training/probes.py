@@ -59,8 +59,7 @@ def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4
 def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512) -> dict:
     """Mean loss of the same `last` tokens of each row after contexts of increasing length.
 
-    change: the mean difference to the next shorter context, row by row, with its standard error; below 0 means that
-    context helps.
+    change: the mean difference to the next shorter context, with its standard error; below 0: context helps.
     """
     tokens = rows(corpus, kind, count, max(contexts) + 1)
     if not len(tokens):

@@ -33,8 +33,7 @@ def prepare(
 ) -> tuple[data.Corpus, data.Corpus]:
     """Make the tokenizer and both corpora under folder/data unless they exist; -> (training, held out).
 
-    tokenizer_of: 'bundled' or the folder of a model whose tokenizer to use, to draft for that model; "": train a new
-    one. Raises InputError.
+    tokenizer_of: 'bundled' or the folder of a model whose tokenizer to use; "": train a new one. Raises InputError.
     """
     home = folder / "data"
     if not (home / "done").exists():
@@ -43,8 +42,7 @@ def prepare(
             raise InputError("nothing to train on: all text is held out or unreadable")
         if tokenizer_of:
             made = tokenizer.load(BUNDLED if tokenizer_of == "bundled" else Path(tokenizer_of))
-            if made.get_vocab_size() > vocab:
-                size = made.get_vocab_size()
+            if (size := made.get_vocab_size()) > vocab:
                 raise InputError(f"the tokenizer of {tokenizer_of} has {size} entries: give --vocab {size} or more")
         else:
             made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)

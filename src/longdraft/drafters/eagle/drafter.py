@@ -158,6 +158,9 @@ class Eagle(Drafter):
             here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
         if topk < self.topk:  # a level may not be wider than the nodes that were run
             return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
-        # a stable sort puts a parent before a child of equal value
+        return self._best(tree, value)
+
+    def _best(self, tree: Tree, value: Tensor) -> Tree:
+        """The root and the best other nodes; a stable sort puts a parent before a child of equal value."""
         order = value[:, 1:].sort(stable=True, dim=1, descending=True).indices[:, : self.nodes - 1] + 1
         return chosen(tree, order.sort(1).values)

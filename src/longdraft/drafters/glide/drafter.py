@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, KVView, Sequences, Tree, Verdict, without
+from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import UnderView, beam
 from longdraft.drafters.glide.block import Glide
 from longdraft.models.memory_traffic import head_size, keys_read, size_of
@@ -130,10 +130,14 @@ class GlideDrafter(UnderView):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
         self.ready(seqs)
-        chain = None
-        if self.compiled is not None and self.compiled.supports(view):
-            chain = partial(self.compiled.draft_chain, tree, self.ring, seqs.cache, view)
+        chain = self.chain(tree, seqs, view)
         return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, limits, chain)
+
+    def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[ChainDraws], Tensor] | None:
+        """A function that drafts a chain in one call; None if the block is not compiled."""
+        if self.compiled is None or not self.compiled.supports(view):
+            return None
+        return partial(self.compiled.draft_chain, tree, self.ring, seqs.cache, view)
 
     def logits(self, tree: Tree, start: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """[B,W,V] of nodes [start, size)."""

@@ -76,10 +76,9 @@ class Recycle(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.table is None or limits.depth == 0:
             return tree
-        rows = enumerate(zip(tree.tokens[:, 0].tolist(), seqs.done.tolist(), strict=True))
-        return tree.add_below_root(
-            [[] if done else self._fill(b, t, limits.depth) for b, (t, done) in rows], limits.width
-        )
+        roots, done = tree.tokens[:, 0].tolist(), seqs.done.tolist()
+        known = [[] if done[b] else self._fill(b, root, limits.depth) for b, root in enumerate(roots)]
+        return tree.add_below_root(known, limits.width)
 
     def _fill(self, b: int, root: int, room: int) -> list[tuple[int, int]]:
         """The template with this row's tokens, without nodes for which the table has no token."""

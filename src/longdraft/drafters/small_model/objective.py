@@ -39,7 +39,6 @@ class BudgetObjective:
     labels: str = "target"
     share: float = 0.5
     tail: int = 256
-    score: str = "obs_window"
 
     def __post_init__(self) -> None:
         if self.small.windows:
@@ -58,7 +57,7 @@ class BudgetObjective:
         """The prefix as a cache of Transformers: whole (budget 0), or the chunks that the policy selects."""
         length, view = int(cache.length[0]), None
         if budget:
-            policy = Chunks(budget, CHUNK, self.score)
+            policy = Chunks(budget, CHUNK)
             policy.start(self.small, row[None, : length + 1], cache)
             view = policy.view(cache)
         found = DynamicCache()
