@@ -109,6 +109,12 @@ class Released:
             raise InputError(f"{what}: {how}")
 
 
+def renamed(module: nn.Module, theirs: dict[str, str]) -> Names:
+    """`names` for Released.fill from the released name of every submodule; the module's own tensors are left out."""
+    parts = [ours.rpartition(".") for ours in module.state_dict() if "." in ours]
+    return {f"{name}.{field}": f"{theirs[name]}.{field}" for name, _, field in parts}
+
+
 def _names(file: Path) -> list[str]:
     if file.suffix == ".safetensors":
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.kind import Importer, Training
-from longdraft.drafters.released import TABLES, Names, Released
+from longdraft.drafters.released import TABLES, Names, Released, renamed
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -74,12 +74,7 @@ def _read_eagle3(source: Released, target: LM) -> Eagle3Block:
 
 def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
     at = "midlayer" if "midlayer.self_attn.q_proj.weight" in source else "layers.0"
-    names: Names = {}
-    for ours in block.state_dict():
-        if "." in ours:
-            module, field = ours.rsplit(".", 1)
-            names[ours] = f"{own.get(module) or f'{at}.{LAYER[module]}'}.{field}"
-    return names
+    return renamed(block, {ours: f"{at}.{theirs}" for ours, theirs in LAYER.items()} | own)
 
 
 def _layer_of(source: Released, target: LM) -> dict[str, Any]:

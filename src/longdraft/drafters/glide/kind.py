@@ -10,7 +10,7 @@ import re
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.glide.block import Glide, random_glide
 from longdraft.drafters.kind import Importer, Training
-from longdraft.drafters.released import BODY, TABLES, Names, Released
+from longdraft.drafters.released import BODY, TABLES, Released, renamed
 from longdraft.models.lm import LM
 
 NAMES = {
@@ -32,13 +32,9 @@ def _fits(source: Released) -> bool:
 def _read(source: Released, target: LM) -> Glide:
     """A block with LongSpec's window of 512 positions. Raises InputError."""
     block = Glide(target)
-    names: Names = {}
-    for ours in block.state_dict():
-        module, field = ours.rsplit(".", 1)
-        names[ours] = f"{NAMES[module]}.{field}"
     source.check_tables(target)
     dropped = {n for n in source.places if UNUSED.fullmatch(n) or BODY.fullmatch(n)}
-    return source.fill(block, names, TABLES | dropped)
+    return source.fill(block, renamed(block, NAMES), TABLES | dropped)
 
 
 def _build(target: LM, window: int = 512, with_norm: bool = False) -> Glide:
