@@ -13,10 +13,7 @@ HOW = "give hf:ORG/NAME, hf:ORG/NAME:CONFIG or hf:ORG/NAME:CONFIG:SPLIT"
 
 
 def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
-    """hf:ID[:CONFIG[:SPLIT]] (split: train) -> (kind, text) of its first rows, until they have `most` characters.
-
-    Raises InputError if the extra is not installed, or if the dataset cannot be read or has no text column.
-    """
+    """hf:ID[:CONFIG[:SPLIT]] -> (kind, text) of its first rows, up to `most` characters in all. Raises InputError."""
     taken = 0
     for row in _rows(name):
         column = next((c for c in COLUMNS if isinstance(row.get(c), str)), None)

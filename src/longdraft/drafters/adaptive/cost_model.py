@@ -16,9 +16,8 @@ WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most
 class CostModel:
     """Expected tokens and cost of a decoding step for each draft depth and width, from past steps alone.
 
-    Cost: for each width, fixed + level * depth, fitted to the depths that were tried; a width that was not tried lies
-    between those that were. Acceptance: per level and width. What a narrower tree would have brought is
-    known from a wider one: the accepted nodes that are among the first of their level.
+    Cost: for each width, fixed + level * depth, fitted to the depths tried; other widths lie between those tried.
+    Acceptance: per level and width; a wider tree also shows it for narrower ones, whose nodes are the first of a level.
     """
 
     def __init__(self, max_depth: int = UNBOUNDED) -> None:

@@ -61,7 +61,6 @@ Costs = Measured | Counted  # in any unit: only ratios of costs are used
 def costs_for(target: LM, tree: Tree) -> Costs:
     """Measured where the output does not depend on which trees are drafted, Counted elsewhere.
 
-    It depends on them where a node's numbers depend on the other nodes of its pass, and under verify=reject, which
-    keeps draft probabilities with the tree.
+    It depends on them under verify=reject, and where a node's numbers depend on the other nodes of its pass.
     """
     return Measured() if target.exact and tree.draft_probs is None else Counted(target)

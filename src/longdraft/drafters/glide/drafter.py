@@ -94,8 +94,7 @@ class Ring:
 class GlideDrafter(UnderView):
     """Draft nodes attend only to the target's keys of verified tokens: to all of them, or to the policy's view.
 
-    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3; a chain is [1]*gamma). window 0: the block's own.
-    With a view of fixed size (Guided), the cost of a draft does not depend on the context length.
+    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3). window 0: the block's own.
     """
 
     has_draft_probs = True

@@ -158,8 +158,7 @@ class SmallModelDrafter(Drafter):
         """Run the tokens committed since the last step, up to the root -> the root's logits [B,1,V].
 
         Rows with fewer missing tokens are padded after their root; no later query attends to the padding, and drafts
-        overwrite it. A row that is done may lack any number of tokens: it runs as many as the other rows need, and its
-        drafts are not used.
+        overwrite it. A row that is done runs as many tokens as the others need, and its drafts are not used.
         """
         n = self._root_of(seqs) + 1 - self.cache.length
         wide = int(n.masked_fill(seqs.done, 1).max())
