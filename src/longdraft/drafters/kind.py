@@ -13,13 +13,6 @@ from longdraft.drafters.released import Released
 from longdraft.models.lm import LM
 
 
-class Importer(NamedTuple):
-    """Reads drafters of this kind that other projects released."""
-
-    fits: Callable[[Released], bool]  # whether names and config show a drafter of this kind
-    read: Callable[[Released, LM], nn.Module]  # raises InputError
-
-
 class Training(NamedTuple):
     """How `longdraft train COMMAND` trains this kind."""
 
@@ -36,7 +29,7 @@ class DrafterKind:
     title: str
     weights: type  # the class of the weights
     random: Callable[[LM, int], Any]  # (target, seed) -> untrained weights
-    importer: Importer | None = None
+    importer: Callable[[Released, LM], nn.Module | None] | None = None  # None: not this kind. Raises InputError.
     training: Training | None = None
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:

@@ -36,20 +36,18 @@ def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM
 def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[DrafterKind, nn.Module]:
     """The kind and the module of a released drafter, in its own dtype; see Released.any_target. Raises InputError."""
     source = Released.of(folder, any_target)
-    known = [(kind, kind.importer) for kind in KINDS.values() if kind.importer]
-    kind, importer = next(((k, i) for k, i in known if i.fits(source)), (None, None))
-    if kind is None or importer is None:
-        some = ", ".join(sorted(source.places)[:3]) or "none"
-        titles = ", ".join(k.title for k, _ in known)
-        raise InputError(f"{folder} is not a drafter that longdraft knows (its weights: {some}): give {titles}")
     try:
-        module = importer.read(source, target)
+        for kind in KINDS.values():
+            if kind.importer and (module := kind.importer(source, target)) is not None:
+                return kind, module.eval().requires_grad_(False)
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {str(error)[:160]}"
         raise InputError(f"{folder}/config.json has a field of an unexpected type or value ({what})") from None
-    return kind, module.eval().requires_grad_(False)
+    some = ", ".join(sorted(source.places)[:3]) or "none"
+    titles = ", ".join(kind.title for kind in KINDS.values() if kind.importer)
+    raise InputError(f"{folder} is not a drafter that longdraft knows (its weights: {some}): give {titles}")
 
 
 def import_released(folder: Path, out: Path, target: LM, any_target: bool = False) -> dict[str, Any]:

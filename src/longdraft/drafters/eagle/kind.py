@@ -10,7 +10,7 @@ from typing import Any
 
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
-from longdraft.drafters.kind import Importer, Training
+from longdraft.drafters.kind import Training
 from longdraft.drafters.released import TABLES, Names, Released, renamed
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -35,28 +35,25 @@ def _build_eagle3(target: LM, layer: dict, vocab: int) -> Eagle3Block:
     return Eagle3Block(SimpleNamespace(**layer), vocab)
 
 
-def _fits_eagle2(source: Released) -> bool:
-    return _is_layer(source) and not _fits_eagle3(source)
+def _version(source: Released) -> int | None:
+    if "fc.weight" not in source or not any(f"{at}.self_attn.q_proj.weight" in source for at in PREFIXES):
+        return None
+    return 3 if "d2t" in source or any(f"{at}.hidden_norm.weight" in source for at in PREFIXES) else 2
 
 
-def _fits_eagle3(source: Released) -> bool:
-    return _is_layer(source) and ("d2t" in source or any(f"{at}.hidden_norm.weight" in source for at in PREFIXES))
-
-
-def _is_layer(source: Released) -> bool:
-    return "fc.weight" in source and any(f"{at}.self_attn.q_proj.weight" in source for at in PREFIXES)
-
-
-def _read_eagle2(source: Released, target: LM) -> Eagle2Block:
-    """Raises InputError."""
+def _read_eagle2(source: Released, target: LM) -> Eagle2Block | None:
+    if _version(source) != 2:
+        return None
     layer = _layer_of(source, target)
     source.check_tables(target)
     block = _build_eagle2(target, layer)
     return source.fill(block, _names(source, block, {"fuse": "fc"}), TABLES)
 
 
-def _read_eagle3(source: Released, target: LM) -> Eagle3Block:
-    """Without d2t the drafter has the target's whole vocabulary; t2d is the inverse table. Raises InputError."""
+def _read_eagle3(source: Released, target: LM) -> Eagle3Block | None:
+    """Without d2t the drafter has the target's whole vocabulary; t2d is the inverse table."""
+    if _version(source) != 3:
+        return None
     layer = _layer_of(source, target)
     source.check_tables(target, embeddings_only=True)
     ids = source.config.get("eagle_aux_hidden_state_layer_ids")
@@ -116,7 +113,7 @@ EAGLE2 = ModuleKind(
     random=random_eagle2,
     options_of=lambda block: {"layer": block.layer},
     build=_build_eagle2,
-    importer=Importer(_fits_eagle2, _read_eagle2),
+    importer=_read_eagle2,
 )
 EAGLE3 = ModuleKind(
     name="eagle3",
@@ -125,7 +122,7 @@ EAGLE3 = ModuleKind(
     random=random_eagle3,
     options_of=lambda block: {"layer": block.layer, "vocab": block.known},
     build=_build_eagle3,
-    importer=Importer(_fits_eagle3, _read_eagle3),
+    importer=_read_eagle3,
     training=Training(
         "eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"
     ),

@@ -9,7 +9,7 @@ import re
 
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.glide.block import Glide, random_glide
-from longdraft.drafters.kind import Importer, Training
+from longdraft.drafters.kind import Training
 from longdraft.drafters.released import BODY, TABLES, Released, renamed
 from longdraft.models.lm import LM
 
@@ -25,12 +25,10 @@ NAMES = {
 UNUSED = re.compile(r"cross_attn\.[kv]_proj\.(weight|bias)|(self|cross)_attn\.rotary_emb\.inv_freq")
 
 
-def _fits(source: Released) -> bool:
-    return "cross_attn.q_proj.weight" in source
-
-
-def _read(source: Released, target: LM) -> Glide:
-    """A block with LongSpec's window of 512 positions. Raises InputError."""
+def _read(source: Released, target: LM) -> Glide | None:
+    """A block with LongSpec's window of 512 positions."""
+    if "cross_attn.q_proj.weight" not in source:
+        return None
     block = Glide(target)
     source.check_tables(target)
     dropped = {n for n in source.places if UNUSED.fullmatch(n) or BODY.fullmatch(n)}
@@ -48,7 +46,7 @@ GLIDE = ModuleKind(
     random=random_glide,
     options_of=lambda block: {"window": block.window, "with_norm": block.with_norm},
     build=_build,
-    importer=Importer(_fits, _read),
+    importer=_read,
     training=Training(
         "glide",
         "Train LongSpec's block, which reads the target's KV cache.",

@@ -11,7 +11,7 @@ import torch
 
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads, random_heads, random_medusa
-from longdraft.drafters.kind import Importer, Training
+from longdraft.drafters.kind import Training
 from longdraft.drafters.released import BODY, TABLES, Names, Released
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -30,18 +30,12 @@ def _build_medusa(target: LM, heads: int, own: bool) -> MedusaHeads:
     return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None)
 
 
-def _fits_chained(source: Released) -> bool:
-    return any(map(CHAINED_NAME.match, source.places))
-
-
-def _fits_medusa(source: Released) -> bool:
-    return any(map(MEDUSA_NAME.fullmatch, source.places))
-
-
-def _read_chained(source: Released, target: LM) -> ChainedHeads:
-    """Raises InputError."""
+def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
+    found = [m for m in map(CHAINED_NAME.match, source.places) if m]
+    if not found:
+        return None
     dropped = _tables(source, target)
-    count = _count(source, {int(m[1]) for m in map(CHAINED_NAME.match, source.places) if m})
+    count = _count(source, {int(m[1]) for m in found})
     heads = _build_chained(target, count, float(getattr(target.config, "rms_norm_eps", 1e-6)))
     names: Names = {
         ours: [f"medusa_layers.{i}.{theirs}.weight" for i in range(count)] for ours, theirs in NAMES.items()
@@ -49,10 +43,12 @@ def _read_chained(source: Released, target: LM) -> ChainedHeads:
     return source.fill(heads, names, dropped)
 
 
-def _read_medusa(source: Released, target: LM) -> MedusaHeads:
-    """Each head is one residual block, with an output matrix or (to use the target's) without. Raises InputError."""
-    dropped = _tables(source, target)
+def _read_medusa(source: Released, target: LM) -> MedusaHeads | None:
+    """Each head is one residual block, with an output matrix or (to use the target's) without."""
     found = [m for m in map(MEDUSA_NAME.fullmatch, source.places) if m]
+    if not found:
+        return None
+    dropped = _tables(source, target)
     count, start = _count(source, {int(m[2]) for m in found}), found[0][1]
     if f"{start}0.1.linear.weight" in source:
         raise InputError(f"{source.folder} has several blocks per head; longdraft supports one: import another drafter")
@@ -83,7 +79,7 @@ CHAINED = ModuleKind(
     random=random_heads,
     options_of=lambda heads: {"heads": len(heads), "eps": heads.eps},
     build=_build_chained,
-    importer=Importer(_fits_chained, _read_chained),
+    importer=_read_chained,
     training=Training(
         "heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"
     ),
@@ -95,6 +91,6 @@ MEDUSA = ModuleKind(
     random=random_medusa,
     options_of=lambda heads: {"heads": len(heads), "own": heads.out is not None},
     build=_build_medusa,
-    importer=Importer(_fits_medusa, _read_medusa),
+    importer=_read_medusa,
     training=Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
 )
