@@ -1,7 +1,4 @@
-"""All kinds of drafters with weights: loading one, or importing one that another project released.
-
-Adding a kind: a package with its `DrafterKind`, and a line here.
-"""
+"""All kinds of drafters with weights. Adding one: a package with its `DrafterKind`, and a line here."""
 
 from __future__ import annotations
 

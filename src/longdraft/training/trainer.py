@@ -164,9 +164,8 @@ class Meter:
         self.log, self.losses, self.tokens, self.norm, self.window_start = log, [], 0, 0.0, time.monotonic()
 
     def add(self, tokens: int, loss: float, norm: float) -> None:
-        self.tokens += tokens
+        self.tokens, self.norm = self.tokens + tokens, norm
         self.losses.append(loss)
-        self.norm = norm
 
     def report(self, **fields) -> dict:
         """Log the mean loss and the speed, and start again; -> both."""

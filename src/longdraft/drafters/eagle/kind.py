@@ -1,7 +1,4 @@
-"""EAGLE's layers as kinds of drafters: how they are created, stored, imported and trained.
-
-A released layer is layers.0 for EAGLE-2, and midlayer (or layers.0 as `speculators` writes it) for EAGLE-3.
-"""
+"""EAGLE's layers as kinds of drafters: how they are created, stored, imported and trained."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from longdraft.drafters.released import TABLES, Names, Released, renamed
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-PREFIXES = ("layers.0", "midlayer")
+PREFIXES = ("layers.0", "midlayer")  # EAGLE-2, or EAGLE-3 as `speculators` writes it; EAGLE-3
 LAYER = {
     **{p: f"self_attn.{p}_proj" for p in "qkvo"},
     **{p: f"mlp.{p}_proj" for p in ("gate", "up", "down")},

@@ -143,12 +143,11 @@ class GlideDrafter(UnderView):
         position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
         if self.compiled is not None and self.compiled.supports(view):
             return self.compiled.forward(tree, start, position, self.ring, seqs.cache, view)
-        return self.block(
-            tree.tokens[:, start:],
-            position,
-            lambda q, k, v: self.ring.attend(tree, start, q, k, v),
-            lambda q: torch.stack([self._cross(q[b], b, seqs, view) for b in range(len(q))]),
-        )
+
+        def cross(q: Tensor) -> Tensor:
+            return torch.stack([self._cross(row, b, seqs, view) for b, row in enumerate(q)])
+
+        return self.block(tree.tokens[:, start:], position, partial(self.ring.attend, tree, start), cross)
 
     def _cross(self, q: Tensor, b: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """Attention of row b's nodes to verified tokens, slots 0..m-1 (LongSpec sec. 3.1): q [H,W,D] -> [W,H,Dv]."""

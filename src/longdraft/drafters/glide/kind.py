@@ -1,7 +1,4 @@
-"""LongSpec's block as a kind of drafter: how it is created, stored, imported and trained.
-
-Released blocks (sail/longspec-*) are one decoder layer with cross-attention, stored without its target.
-"""
+"""LongSpec's block as a kind of drafter: how it is created, stored, imported and trained."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ UNUSED = re.compile(r"cross_attn\.[kv]_proj\.(weight|bias)|(self|cross)_attn\.ro
 
 
 def _read(source: Released, target: LM) -> Glide | None:
-    """A block with LongSpec's window of 512 positions."""
+    """sail/longspec-*: one decoder layer with cross-attention and a window of 512 positions, without its target."""
     if "cross_attn.q_proj.weight" not in source:
         return None
     block = Glide(target)

@@ -34,10 +34,7 @@ def cartesian(widths: Sequence[int]) -> Counts:
     """Each node of depth i has widths[i] children: TokenSwift's [1,3,3,3] has 1, 3, 9 and 27 nodes."""
     if prod(widths) > NODES:
         raise InputError(f"a tree of widths {list(widths)} has over {NODES} leaves: give smaller widths")
-    sizes = [1]
-    for width in widths:
-        sizes.append(sizes[-1] * width)
-    return [[width] * size for width, size in zip(widths, sizes, strict=False)]
+    return [[width] * prod(widths[:depth]) for depth, width in enumerate(widths)]
 
 
 def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits) -> Tree:

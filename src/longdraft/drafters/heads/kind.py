@@ -1,7 +1,4 @@
-"""TokenSwift's and Medusa's heads as kinds of drafters: how they are created, stored, imported and trained.
-
-Released heads of TokenSwift are stored within a copy of their target, Medusa's in a file of their own.
-"""
+"""TokenSwift's and Medusa's heads as kinds of drafters: how they are created, stored, imported and trained."""
 
 from __future__ import annotations
 
@@ -31,6 +28,7 @@ def _build_medusa(target: LM, heads: int, own: bool) -> MedusaHeads:
 
 
 def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
+    """They are released within a copy of their target."""
     found = [m for m in map(CHAINED_NAME.match, source.places) if m]
     if not found:
         return None
