@@ -162,7 +162,7 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bo
     """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights."""
     trained, given = config["longdraft"]["target"], fingerprint(target)
     try:
-        verifier = config["speculators_config"]["verifier"]["name_or_path"]
+        verifier = config["speculators_config"]["verifier"]["name_or_path"] or "another target"
     except (LookupError, TypeError):
         verifier = "another target"
     odd = next((k for k in given if k != "digest" and trained.get(k) != given[k]), None)

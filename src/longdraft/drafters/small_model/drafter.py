@@ -124,13 +124,13 @@ class SmallModelDrafter(Drafter):
         view = self.policy.view(self.cache)
 
         def step(tree: Tree, start: int) -> Tensor:
-            """Logits [B,W,V] of nodes [start, size); the first pass also runs missing tokens."""
+            """Logits [B,W,V] of nodes [start, size), V of the target; the first pass also runs missing tokens."""
             if start == 0:
                 logits = self._root(seqs, view)
             else:
                 logits = self.small(replace(tree, tokens=self._known(tree.tokens)), self.cache, start, view)
-            self._run = tree.size
-            return self._fitted(logits)
+            self._run, missing = tree.size, self.vocab - logits.shape[-1]
+            return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
         rest = self.small.backend.chain_drafter(self.cache, view) if self.small.vocab == self.vocab else None
         whole = rest and partial(self._whole, partial(step, tree, 0), rest)
@@ -172,11 +172,6 @@ class SmallModelDrafter(Drafter):
     def _known(self, tokens: Tensor) -> Tensor:
         """Replace tokens without an embedding in the small model by its last token, which is usually padding."""
         return tokens if self.small.vocab >= self.vocab else tokens.clamp(max=self.small.vocab - 1)
-
-    def _fitted(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary."""
-        missing = self.vocab - logits.shape[-1]
-        return logits if missing == 0 else F.pad(logits, (0, missing), value=float("-inf"))
 
 
 def random_lm(target: LM, seed: int) -> LM:
