@@ -27,8 +27,8 @@ def import_drafter(
     The kind is recognised by the names and shapes of the weights, which must all be known and fit the target. No code
     from the folder is run.
     """
-    from longdraft.drafters import importing
+    from longdraft.drafters.kinds import import_released
     from longdraft.models.loading import load_lm
 
-    made = importing.convert(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
+    made = import_released(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")

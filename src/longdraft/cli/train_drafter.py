@@ -14,15 +14,15 @@ from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.core import provenance
 from longdraft.core.options import declared, pairs, read
-from longdraft.drafters.checkpoint import WEIGHTS, fill, read_weights
+from longdraft.drafters.checkpoint import WEIGHTS, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
+from longdraft.drafters.released import fill
 from longdraft.models.loading import load, quiet
 from longdraft.training import run
 from longdraft.training.data import TEXT_KINDS, Sources
 from longdraft.training.frozen import Frozen
-from longdraft.training.processes import joined
+from longdraft.training.processes import joined, spread
 from longdraft.training.schedule import Plan, parse_stages
-from longdraft.training.spread import spread
 from longdraft.training.trainer import Settings
 
 Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
