@@ -21,21 +21,21 @@ from longdraft.version import __version__
 
 
 class Command(NamedTuple):
-    """A command, which is `app` in the module."""
+    """where: "module:function", or the Typer application of a command with commands of its own."""
 
-    module: str
+    where: str
     help: str
 
 
 COMMANDS = {
-    "generate": Command("generate", "Continue a prompt; --compare also runs plain decoding."),
-    "methods": Command("methods", "List all methods, their options, and what they need."),
-    "demo": Command("demo", "Compare plain decoding, vegas and lookup on a long prompt."),
-    "bench": Command("bench", "Measure methods side by side; writes one record per measurement."),
-    "audit": Command("audit", "Check that a method is lossless on your model and texts."),
-    "report": Command("report", "Make tables from benchmark records."),
-    "train": Command("train", "Train a model or a drafter."),
-    "import": Command("import_", "Convert a released drafter to longdraft's layout."),
+    "generate": Command("generate:generate", "Continue a prompt; --compare also runs plain decoding."),
+    "methods": Command("methods:methods", "List all methods, their options, and what they need."),
+    "demo": Command("demo:demo", "Compare plain decoding, vegas and lookup on a long prompt."),
+    "bench": Command("bench:bench", "Measure methods side by side; writes one record per measurement."),
+    "audit": Command("audit:audit", "Check that a method is lossless on your model and texts."),
+    "report": Command("bench:report", "Make tables from benchmark records."),
+    "train": Command("train:app", "Train a model or a drafter."),
+    "import": Command("import_:import_drafter", "Convert a released drafter to longdraft's layout."),
 }
 
 
@@ -50,7 +50,11 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        app = import_module(f"longdraft.cli.{COMMANDS[str(name)].module}").app
+        module, found = COMMANDS[str(name)].where.split(":")
+        app = getattr(import_module(f"longdraft.cli.{module}"), found)
+        if not isinstance(app, typer.Typer):
+            function, app = app, typer.Typer(add_completion=False)
+            app.command()(function)
         return name, typer.main.get_command(app), rest
 
 

@@ -12,10 +12,7 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def audit(
     prompt_file: common.PromptFiles,
     model: common.Model = "bundled",

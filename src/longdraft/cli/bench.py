@@ -1,4 +1,4 @@
-"""`longdraft bench`: measures methods side by side."""
+"""`longdraft bench` measures methods side by side; `longdraft report` makes tables from its records."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import typer
 from longdraft.cli import common
 from longdraft.errors import InputError
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def bench(
     methods: Annotated[
         str,
@@ -136,3 +133,14 @@ def _contexts(text: str) -> list[int]:
     if not parts or not all(p.isdecimal() and int(p) for p in parts):
         raise InputError(f"context is {text!r}: give token counts of 1 or more, like 4096 or 4096,8192")
     return [int(p) for p in parts]
+
+
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Files that `longdraft bench --out` wrote.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.md.")],
+) -> None:
+    """Make all tables from records alone."""
+    from longdraft.bench.report import write
+    from longdraft.engine.record_file import load
+
+    typer.echo(f"{write(load(files), out)}")

@@ -8,12 +8,10 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
 METHODS = ("plain", "vegas", "lookup")
 DRAFTED, OWN = "green", "bold"
 
 
-@app.command()
 def demo(
     model: common.Model = "bundled",
     context: Annotated[int, typer.Option(min=16, help="Number of prompt tokens.")] = 16384,

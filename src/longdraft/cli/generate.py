@@ -10,10 +10,7 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")] = None,
     prompt_file: Annotated[

@@ -12,18 +12,16 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli import train_options as o
-from longdraft.core import provenance
 from longdraft.core.options import declared, pairs, read
 from longdraft.drafters.checkpoint import WEIGHTS, fill, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.models.loading import load, quiet
-from longdraft.training import run
 from longdraft.training.data import TEXT_KINDS, Sources
 from longdraft.training.frozen import Frozen
 from longdraft.training.processes import joined
-from longdraft.training.schedule import Plan, parse_stages
+from longdraft.training.run import corpora, finish
+from longdraft.training.run import train as train_module
 from longdraft.training.spread import spread
-from longdraft.training.trainer import Settings
 
 Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
 Steps = Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")]
@@ -38,6 +36,7 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
     """The function behind `longdraft train COMMAND`."""
 
     def train(
+        run: o.Run,
         out: Annotated[Path, typer.Option(help="Folder for the finished drafter.")],
         model: common.Model = "bundled",
         work: o.Work = None,
@@ -49,78 +48,43 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
         steps: Steps = 2000,
         length: Length = 1024,
         stage: o.Stage = [],  # noqa: B006
-        step_tokens: o.StepTokens = 4096,
-        matrix_rate: o.MatrixRate = 0.02,
-        other_rate: o.OtherRate = 0.003,
-        decay: o.Decay = 0.5,
         accumulate: Accumulate = 1,
         start: Start = None,
         shared: Spread = False,
-        resume: o.Resume = False,
-        stop_at: o.StopAt = 0,
-        export_only: o.ExportOnly = False,
-        code: o.Code = 0.65,
         patience: Patience = 0,
-        probe_every: o.ProbeEvery = 200,
-        log_every: o.LogEvery = 10,
-        save_seconds: o.SaveSeconds = 300,
-        seed: o.Seed = 0,
-        bf16: o.Bf16 = True,
-        threads: o.Threads = 0,
     ) -> None:
-        quiet(threads or None)
+        quiet(run.threads or None)
         team = joined()
-        target, tokenizer = load(model, "bfloat16" if bf16 else "float32", "cpu" if shared else None)
+        target, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None)
         if shared:
             spread(target, team)
-        plan = Plan(parse_stages(stage or [f"{length}:{steps}"], target.positions), step_tokens, decay)
         frozen, folder = Frozen(target), work or out.with_name(out.name + ".run")
-        settings = Settings(
-            plan,
-            folder,
-            provenance.command(),
-            (matrix_rate, other_rate),
-            seed=seed,
-            code=code,
-            bf16=bf16,
-            resume=resume,
-            stop_at=stop_at,
-            probe_every=probe_every,
-            log_every=log_every,
-            save_seconds=save_seconds,
-            patience=patience,
-            parts=accumulate,
-            team=team,
-        )
+        stages = stage or [f"{length}:{steps}"]
+        settings = run.settings(stages, target.positions, folder, patience=patience, parts=accumulate, team=team)
         sources = Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
         if not team.first:
             team.wait()  # until the first process has tokenised the text
-        corpus, heldout = run.corpora(frozen, tokenizer, sources, folder)
+        corpus, heldout = corpora(frozen, tokenizer, sources, folder)
         if team.first:
             team.wait()
-        torch.manual_seed(seed)
-        objective_of = _imported(training.objective)
+        torch.manual_seed(run.seed)
+        module_name, function = training.objective.split(":")
+        objective_of = getattr(import_module(module_name), function)
         options = dict(read(f"train {training.command}", declared(objective_of), pairs(option), text=True))
         objective = objective_of(frozen, corpus, **options)
         module = objective.module.to(target.device)
         if start is not None:
             fill(module, read_weights(start / WEIGHTS), str(start))
-        if not export_only:
-            state = run.train(objective, corpus, heldout, settings, options)
-            if stop_at and state["step"] < plan.steps:
-                typer.echo(o.stopped(state["step"], plan.steps))
+        if not run.export_only:
+            state = train_module(objective, corpus, heldout, settings, options)
+            if run.stop_at and state["step"] < settings.plan.steps:
+                typer.echo(o.stopped(state["step"], settings.plan.steps))
                 return
         if not team.first:
             return
         facts = {f"{name}_tokens": corpus.count(name) for name in TEXT_KINDS} | {"documents": len(corpus.names)}
-        record = {"parameters": sum(p.numel() for p in module.parameters()), **facts, **run.finish(module, settings)}
+        record = {"parameters": sum(p.numel() for p in module.parameters()), **facts, **finish(module, settings)}
         kind.save(module.to(torch.bfloat16), out, target, record, tokenizer)
         typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 
-    return train
-
-
-def _imported(name: str) -> Callable[..., run.Objective]:
-    """The function "module:function"."""
-    module, function = name.split(":")
-    return getattr(import_module(module), function)
+    return o.with_run(train, o.Run())
