@@ -35,17 +35,11 @@ class Section:
 
 def sections(records: list[Record]) -> list[Section]:
     """Separate tables for real acceptance, acceptance set by an oracle, costs of steps, and anchored acceptance."""
-    records = [_renamed(r) for r in records]
+    records = [r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in records]  # its name in older records
     speed = [r for r in rates.completed(records) if r["task"] == "speed"]
-    found = [_speed(g) for g in _grouped([r for r in speed if "oracle" not in r], "batch", "new_tokens")]
-    found += [_speed(g) for g in _grouped([r for r in speed if "oracle" in r], "batch", "new_tokens")]
+    found = [_speed(g) for g in _grouped(sorted(speed, key=lambda r: "oracle" in r), "batch", "new_tokens")]
     found += [_steps(g) for g in _grouped([r for r in records if r["task"] == "steps"], "run")]
     return found + [_anchored(g) for g in _grouped([r for r in records if r["task"] == "anchored"], "run")]
-
-
-def _renamed(record: Record) -> Record:
-    """Older records call warmup_rounds `settle`."""
-    return record | {"warmup_rounds": record["settle"]} if "settle" in record else record
 
 
 def _grouped(records: list[Record], *more: str) -> list[list[Record]]:
@@ -66,17 +60,14 @@ def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
                 yield context, label, same
 
 
-def ratios(records: list[Record], everything: list[Record], name: str = "speedup") -> list[float]:
+def _ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:
     """A speedup (rates.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
-    found = []
-    for r in records:
-        plains = [
-            p for p in everything if p["method"] == "plain" and (p["run"], p["context"]) == (r["run"], r["context"])
-        ]
-        speedup = rates.speedups(r, plains)[name]
-        if speedup is not None:
-            found.append(speedup)
-    return found
+    plains: dict[tuple, list[Record]] = {}
+    for p in everything:
+        if p["method"] == "plain":
+            plains.setdefault((p["run"], p["context"]), []).append(p)
+    found = (rates.speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
+    return [speedup for speedup in found if speedup is not None]
 
 
 def _speed(records: list[Record]) -> Section:
@@ -87,7 +78,7 @@ def _speed(records: list[Record]) -> Section:
                 f"{context}",
                 label,
                 _spread([r["tokens_per_s"] for r in same], "{:.1f}"),
-                *(_spread(ratios(same, records, name), "{:.2f}x") for name in rates.SPEEDUPS),
+                *(_spread(_ratios(same, records, name), "{:.2f}x") for name in rates.SPEEDUPS),
                 f"{fmean(r['mean_acceptance_length'] for r in same):.2f}",
                 _equal(same),
                 f"{len(same)}",

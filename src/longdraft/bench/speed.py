@@ -8,13 +8,13 @@ from typing import Any
 
 from longdraft.bench.baselines import Baseline, Stock
 from longdraft.bench.inputs import Text
-from longdraft.bench.selection import Entry
+from longdraft.bench.selection import Entry, setting
 from longdraft.core import Sampler, match
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
-from longdraft.engine.measure import Output, diversity, figures, traffic
+from longdraft.engine.measure import Output, traffic
 from longdraft.engine.rates import speedups
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
@@ -116,48 +116,23 @@ def speed(job: Speed, target: LM, tokenizer: Any, log: RecordFile, tick: Callabl
                     tick(f"{text.name} {context}: {entry.label} {r + 1}/{job.repeat}")
                     found = _describe(job, cell, entry, text, cell.run(entry, job.new_tokens), tokenizer)
                     done.append(shared | found | {"context": context, "repeat": r})
-                    _set_speedup(done)
+                    for d in done:
+                        d |= speedups(d, [p for p in done if p["method"] == "plain"])
                     log.append(done[-1])
                     yield done[-1]
             log.amend(done)
 
 
-def _set_speedup(records: list[dict]) -> None:
-    plains = [r for r in records if r["method"] == "plain"]
-    for r in records:
-        r |= speedups(r, plains)
-
-
 def _describe(job: Speed, cell: Cell, entry: Entry, text: Text, output: Output, tokenizer: Any) -> dict[str, Any]:
-    """The fields of a record for one decoding; those that exist per row are lists if there are several rows."""
-    rows, depth = output.rows, cell.depths.get(entry.label, 0)
-    each = {
-        "text": [tokenizer.decode(row) if tokenizer else "" for row in rows],
-        "token_ids": rows,
-        "prompt_tokens": [len(p) for p in cell.ours.prompts],
-        "new_tokens": [len(row) for row in rows],
-    }
-    difference, damage = first_difference(cell.ours, cell.plain, rows), cell.damage.get(entry.label)
-    found = {
-        "task": "speed",
-        "method": entry.name,
-        "label": entry.label,
-        "options": entry.options,
-        "pace": entry.pace and job.accept is None,
-        **entry.origin,
-        **{k: v[0] if len(rows) == 1 else v for k, v in each.items()},
-        "text_name": text.name,
-        "text_sha256": text.sha256,
-        "batch": len(rows),
-        "temperature": job.sampler.temperature,
-        **figures(output.stats, depth),
-        **diversity(rows),
-        "equal": difference is None and damage is None,
-        "first_difference": difference,
-        **({"damage": damage} if damage else {}),
-    }
-    if "score" in entry.options:
-        found["score"] = entry.options["score"]
+    """The fields of a record for one decoding."""
+    difference, damage = first_difference(cell.ours, cell.plain, output.rows), cell.damage.get(entry.label)
+    found = setting("speed", entry, text, len(output.rows), job.sampler)
+    found["pace"] = entry.pace and job.accept is None
+    text_of = tokenizer.decode if tokenizer else lambda row: ""
+    found |= output.describe(cell.ours.prompts, text_of, cell.depths.get(entry.label, 0))
+    found |= {"equal": difference is None and damage is None, "first_difference": difference}
+    if damage:
+        found["damage"] = damage
     if job.accept is not None:
         found["oracle"] = job.accept
     if entry.name == "plain":

@@ -16,7 +16,7 @@ import torch
 
 from longdraft.bench.averages import mean_and_errors
 from longdraft.bench.inputs import Text
-from longdraft.bench.selection import Entry
+from longdraft.bench.selection import Entry, setting
 from longdraft.core import KVCache, Sampler, Sequences, match
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats, step
@@ -155,19 +155,10 @@ def _describe(job: TeacherForced, entry: Entry, text: Text, context: int, found:
     windows = [w for w in found[entry.label] if w]
     counts = [n for w in windows for n in w]
     mean, stderr, clustered = mean_and_errors(windows)
-    return {
-        "task": "anchored",
-        "method": entry.name,
-        "label": entry.label,
-        "options": entry.options,
-        **entry.origin,
-        **({"score": entry.options["score"]} if "score" in entry.options else {}),
-        "text_name": text.name,
-        "text_sha256": text.sha256,
+    positions = range(job.depths[entry.label])
+    return setting("anchored", entry, text, 1, job.sampler) | {
         "context": context,
-        "batch": 1,
         "repeat": 0,
-        "temperature": job.sampler.temperature,
         "anchors": len(counts),
         "windows": len(windows),
         "every": job.every,
@@ -175,9 +166,7 @@ def _describe(job: TeacherForced, entry: Entry, text: Text, context: int, found:
         "mean_acceptance_length": 1 + mean,
         "stderr": stderr,
         "stderr_clustered": clustered,
-        "acceptance_per_position": [
-            sum(n > i for n in counts) / max(len(counts), 1) for i in range(job.depths[entry.label])
-        ],
+        "acceptance_per_position": [sum(n > i for n in counts) / max(len(counts), 1) for i in positions],
         "verify_steps": len(counts),
         "accepted": windows,
     }

@@ -24,7 +24,7 @@ def demo(
     """Continue source code of the standard library by plain decoding, vegas and lookup, and compare them."""
     from rich.console import Console
 
-    from longdraft.bench.texts import stdlib_prompt
+    from longdraft.bench.inputs import stdlib_prompt
     from longdraft.cli.job import WARM
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match

@@ -12,7 +12,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Step
-from longdraft.engine.measure import Output, diversity, figures, traffic
+from longdraft.engine.measure import Output, figures, traffic
 from longdraft.engine.rates import speedups, timings
 from longdraft.engine.records import provenance
 from longdraft.methods.spec import MethodSpec
@@ -87,9 +87,8 @@ class Job:
             if compare or self.accept is not None:
                 session.seal()
                 session.rows(Drafter(), limit=WARM)
-                plain = Output([[] for _ in prompts])
-                for step in session.decode(Drafter(), plain.stats):
-                    plain.take(step)
+                plain = Output([])
+                plain.rows = session.rows(Drafter(), plain.stats)
                 session.rows(self.drafter(), limit=WARM)
             drafter = self.drafter()
             if self.accept is not None and plain is not None:
@@ -108,19 +107,11 @@ class Job:
         return Outcome(record | ({"interrupted": True} if interrupted else {}), interrupted)
 
     def _record(self, session: DecodeSession, output: Output) -> dict[str, Any]:
-        one = len(output.rows) == 1
-        per_row = {
-            "text": [text_of(self.tokenizer, r) for r in output.rows],
-            "token_ids": output.rows,
-            "prompt_tokens": [len(p) for p in session.prompts],
-            "new_tokens": [len(r) for r in output.rows],
-        }
-        record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
         output.stats.prefill_s += session.prefill_s
+        depth = self.method.chain_depth(self.target)
+        record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
         record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(session.sampler)}
-        record["pace"] = self.method.pace and self.accept is None
-        record |= self.method.origin
-        record |= figures(output.stats, self.method.chain_depth(self.target)) | diversity(output.rows)
+        record |= {"pace": self.method.pace and self.accept is None, **self.method.origin}
         if self.method.name == "plain":
             record |= traffic(session, output)
         if self.accept is not None:

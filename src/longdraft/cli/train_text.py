@@ -44,7 +44,7 @@ def write_text(
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
     def written(i: int) -> str:
-        """Line i, a function of the seed and i. Decoding is plain: a view of the cache saves nothing at such lengths."""
+        """Line i, determined by seed and i. Decoding is plain: at such lengths a view of the cache saves nothing."""
         tokens = rows.cut(corpus, prompt_tokens, np.random.default_rng([seed, i]), 0.65).astype(int).tolist()
         [new] = generate(target, [tokens], max_new_tokens=max_new_tokens, sampler=sampler, seed=seed + i, eos=eos)
         return json.dumps({"text": tokenizer.decode(tokens + new, skip_special_tokens=True)}) + "\n"

@@ -21,8 +21,12 @@ class RowsSnapshot:
 
     def __init__(self, seqs: Sequences):
         self.seqs, self.tokens, self.length = seqs, seqs.tokens.clone(), seqs.length.tolist()
-        self.same = {"sampler": seqs.sampler, "end tokens": list(seqs.eos)}
-        self.equal = {"seeds": seqs.seed.clone(), "limits": seqs.limit.clone(), "lengths": seqs.prompt.clone()}
+        self.kept = self._settings()
+
+    def _settings(self) -> dict[str, Any]:
+        s = self.seqs
+        rows = {"rows' seeds": s.seed, "rows' limits": s.limit, "rows' lengths": s.prompt}
+        return {"sampler": s.sampler, "end tokens": list(s.eos)} | {name: x.tolist() for name, x in rows.items()}
 
     def extend(self, step: Step) -> None:
         """Add the tokens that a step emitted."""
@@ -33,12 +37,8 @@ class RowsSnapshot:
 
     def altered(self) -> str | None:
         """What has been changed, in words, or None."""
-        s = self.seqs
-        now = {"sampler": s.sampler, "end tokens": s.eos}
-        rows = {"seeds": s.seed, "limits": s.limit, "lengths": s.prompt}
-        found = [name for name, x in self.same.items() if now[name] != x]
-        found += [f"rows' {name}" for name, x in self.equal.items() if not torch.equal(rows[name], x)]
-        if any(not torch.equal(s.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
+        found = [name for name, now in self._settings().items() if now != self.kept[name]]
+        if any(not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
             found.append("rows' tokens")
         return f"the {found[0]}" if found else None
 
@@ -116,11 +116,8 @@ class DecodeSession:
         self, drafter: Drafter | None = None, stats: Stats | None = None, limit: int | None = None
     ) -> list[list[int]]:
         """The new tokens of each row."""
-        rows: list[list[int]] = [[] for _ in self.prompts]
-        for step in self.decode(drafter, stats, limit):
-            for row, tokens in zip(rows, step.tokens, strict=True):
-                row += tokens
-        return rows
+        steps = list(self.decode(drafter, stats, limit))
+        return [[token for step in steps for token in step.tokens[b]] for b in range(len(self.prompts))]
 
 
 def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[list[int]]) -> dict[str, Any] | None:

@@ -165,8 +165,5 @@ def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stat
 
 def generate(target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options) -> list[list[int]]:
     """The new tokens of each row. Options as for stream."""
-    rows: list[list[int]] = [[] for _ in prompts]
-    for out in stream(target, prompts, drafter, **options):
-        for row, tokens in zip(rows, out.tokens, strict=True):
-            row += tokens
-    return rows
+    steps = list(stream(target, prompts, drafter, **options))
+    return [[token for step in steps for token in step.tokens[b]] for b in range(len(prompts))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,17 @@ class Output:
     def take(self, step: Step) -> None:
         for row, tokens in zip(self.rows, step.tokens, strict=True):
             row += tokens
+
+    def describe(self, prompts: list[list[int]], text_of: Callable[[list[int]], str], depth: int) -> dict[str, Any]:
+        """Fields of a record: its figures, and what exists per row, as lists if there are several rows."""
+        each = {
+            "text": [text_of(row) for row in self.rows],
+            "token_ids": self.rows,
+            "prompt_tokens": [len(p) for p in prompts],
+            "new_tokens": [len(row) for row in self.rows],
+        }
+        per_row = {k: v[0] if len(self.rows) == 1 else v for k, v in each.items()}
+        return per_row | figures(self.stats, depth) | diversity(self.rows)
 
     @property
     def tokens_per_s(self) -> float:

@@ -51,17 +51,15 @@ def completed(records: list[Record]) -> list[Record]:
         return r.get("run"), r.get("text_name"), r["context"], r.get("temperature")
 
     prefills = {place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"}
-    return [
-        r if r["task"] != "speed" or "start_s" in r or place(r) not in prefills else _complete(r, prefills[place(r)])
-        for r in records
-    ]
-
-
-def _complete(record: Record, prefill_s: float) -> Record:
-    if record["method"].startswith("hf-"):
-        return record | {"start_s": 0.0}
-    new = record["new_tokens"]
-    start_s = max(record["prefill_s"] - prefill_s, 0.0)
-    tokens = sum(new) if isinstance(new, list) else new
-    whole = {"prefill_s": prefill_s, "start_s": start_s, "decode_s": record["decode_s"]}
-    return record | whole | rates(tokens, **whole)
+    found = []
+    for r in records:
+        prefill_s, new = prefills.get(place(r)), r.get("new_tokens")
+        if r["task"] == "speed" and "start_s" not in r and prefill_s is not None:
+            whole = {"start_s": 0.0}
+            if not r["method"].startswith("hf-"):
+                start_s = max(r["prefill_s"] - prefill_s, 0.0)
+                whole = {"prefill_s": prefill_s, "start_s": start_s, "decode_s": r["decode_s"]}
+                whole |= rates(sum(new) if isinstance(new, list) else new, **whole)
+            r = r | whole
+        found.append(r)
+    return found
