@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -127,10 +128,11 @@ def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[li
     in log-probability plus noise). Only a tiny gap can be due to rounding. It is None if it cannot be known, because
     plain decoding had ended or its keys and values have been changed.
     """
-    found = [(_first_unequal(a, b), row) for row, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b]
-    if not found:
+    pairs = enumerate(zip(plain, other, strict=True))
+    unequal = [(i, row) for row, (a, b) in pairs for i, (x, y) in enumerate(zip_longest(a, b)) if x != y]
+    if not unequal:
         return None
-    position, row = min(found)
+    position, row = min(unequal)
     if runs.altered():
         return {"row": row, "position": position, "top2_gap": None}
     gaps: list[float] = []
@@ -144,8 +146,3 @@ def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[li
         pass
     gap = gaps[position] if position < len(gaps) else math.nan  # nan: plain decoding had ended
     return {"row": row, "position": position, "top2_gap": gap if math.isfinite(gap) else None}
-
-
-def _first_unequal(a: list[int], b: list[int]) -> int:
-    """The first position at which two unequal rows differ; where one of them ends, if it is the start of the other."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
