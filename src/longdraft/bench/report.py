@@ -13,7 +13,7 @@ from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
 from longdraft.bench.notes import origin, speed_notes
-from longdraft.engine import rates
+from longdraft.engine.measure import SPEEDUPS, completed, speedups
 from longdraft.errors import InputError
 
 Record = dict[str, Any]
@@ -36,7 +36,7 @@ class Section:
 def sections(records: list[Record]) -> list[Section]:
     """Separate tables for real acceptance, acceptance set by an oracle, costs of steps, and anchored acceptance."""
     records = [r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in records]  # its name in older records
-    speed = [r for r in rates.completed(records) if r["task"] == "speed"]
+    speed = [r for r in completed(records) if r["task"] == "speed"]
     found = [_speed(g) for g in _grouped(sorted(speed, key=lambda r: "oracle" in r), "batch", "new_tokens")]
     found += [_steps(g) for g in _grouped([r for r in records if r["task"] == "steps"], "run")]
     return found + [_anchored(g) for g in _grouped([r for r in records if r["task"] == "anchored"], "run")]
@@ -61,12 +61,12 @@ def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
 
 
 def _ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:
-    """A speedup (rates.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
+    """A speedup (measure.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
     plains: dict[tuple, list[Record]] = {}
     for p in everything:
         if p["method"] == "plain":
             plains.setdefault((p["run"], p["context"]), []).append(p)
-    found = (rates.speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
+    found = (speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
     return [speedup for speedup in found if speedup is not None]
 
 
@@ -78,7 +78,7 @@ def _speed(records: list[Record]) -> Section:
                 f"{context}",
                 label,
                 _spread([r["tokens_per_s"] for r in same], "{:.1f}"),
-                *(_spread(_ratios(same, records, name), "{:.2f}x") for name in rates.SPEEDUPS),
+                *(_spread(_ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS),
                 f"{fmean(r['mean_acceptance_length'] for r in same):.2f}",
                 _equal(same),
                 f"{len(same)}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,9 +54,9 @@ def bench(
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
     from longdraft.bench import inputs, shapes
     from longdraft.bench.selection import parse
-    from longdraft.bench.speed import Speed, speed
-    from longdraft.bench.steps import Steps, steps
-    from longdraft.bench.teacher_forced import TeacherForced, teacher_forced
+    from longdraft.bench.speed import Speed
+    from longdraft.bench.steps import Steps
+    from longdraft.bench.teacher_forced import TeacherForced
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
 
@@ -77,34 +76,30 @@ def bench(
         target, tokenizer = common.load_target(model, dtype)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
     if task == "steps":
-        costs = Steps(texts, contexts, repeat, seed)
-        costs.check(target)
-        _run(lambda log, tick: steps(costs, target, log, tick), costs.steps, out)
+        _run(Steps(target, texts, contexts, repeat, seed), out)
     elif task == "anchored":
-        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds)
-        job.check()
-        _run(lambda log, tick: teacher_forced(job, log, tick), job.steps, out)
+        _run(TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds), out)
     else:
-        plan = Speed(chosen, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
-        plan.check(target)
-        _run(lambda log, tick: speed(plan, target, tokenizer, log, tick), plan.steps, out)
+        job = Speed(target, tokenizer, chosen, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
+        _run(job, out)
 
 
-def _run(work: Callable[[Any, Callable[[str], None]], Iterator[dict[str, Any]]], total: int, out: Path | None) -> None:
-    """Do the work with a progress bar, then print tables; after an interrupt, of the records so far."""
+def _run(job: Any, out: Path | None) -> None:
+    """Do a task's work with a progress bar, then print tables; after an interrupt, of the records so far."""
     from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
     from longdraft.engine.record_file import RecordFile
 
+    job.check()
     log, found, stopped = RecordFile(out), [], False
     with common.progress_bar(MofNCompleteColumn(), TimeElapsedColumn()) as progress:
-        bar = progress.add_task("", total=total)
+        bar = progress.add_task("", total=job.steps)
 
         def tick(what: str) -> None:
             progress.update(bar, advance=1, description=what)
 
         try:
-            for r in work(log, tick):
+            for r in job.run(log, tick):
                 found.append(r)
         except KeyboardInterrupt:
             stopped = True
