@@ -99,13 +99,10 @@ def _read(path: Path) -> dict[str, Any]:
         found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or found.get("task") != "audit" or not _runs(found.get("runs")):
-        raise InputError(f"{path} exists and is no audit: give another --out")
-    return found
-
-
-def _runs(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in found)
+    runs = found.get("runs") if isinstance(found, dict) and found.get("task") == "audit" else None
+    if isinstance(runs, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs):
+        return found
+    raise InputError(f"{path} exists and is no audit: give another --out")
 
 
 def table(runs: list[dict[str, Any]]) -> Any:

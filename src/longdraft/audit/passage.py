@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longdraft.audit.comparison import Comparison, Tally
-from longdraft.audit.plan import Prompt
+from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import Replay
 from longdraft.core import Rows, Sampler, Sequences, Tree, Verdict, Verifier, match, verify
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
-from longdraft.engine.generate import Step, decode
+from longdraft.engine.generate import Stats, Step, decode
+from longdraft.engine.measure import diversity
 from longdraft.models.lm import LM
 
 MAX_ERROR = 1e-3  # relative to a layer's largest key or value in float32: a thousand times the rounding error
@@ -23,15 +24,67 @@ KEPT = 16  # highest scores of plain decoding that are kept for each step
 Tick = Callable[[int], None]  # called with the number of tokens that were just decoded
 
 
+@dataclass
+class Tally:
+    """How many of plain decoding's tokens were compared so far, and every difference found."""
+
+    tokens: int = 0
+    found: list[dict[str, Any]] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def ties(self) -> int:
+        return sum(d["kind"] == "tie" for d in self.found)
+
+    @property
+    def failures(self) -> int:
+        return len(self.found) - self.ties
+
+
+@dataclass
+class Comparison:
+    """One prompt decoded in one way: plainly, again in wider passes (the control), and by the method."""
+
+    prompt: Prompt
+    index: int
+    way: Way
+    plain: list[int] = field(default_factory=list)
+    method: Tally = field(default_factory=Tally)
+    control: Tally = field(default_factory=Tally)
+    interrupted: bool = False
+
+    def record(self) -> dict[str, Any]:
+        found, stats = self.method, self.method.stats
+        return {
+            "index": self.index,
+            "prompt": self.prompt.name,
+            "prompt_tokens": len(self.prompt.tokens),
+            "way": str(self.way),
+            "sampler": asdict(self.way.sampler),
+            "seed": self.way.seed,
+            "tokens": found.tokens,
+            "differences": len(found.found),
+            "ties": found.ties,
+            "failures": found.failures,
+            "found": found.found,
+            "control_tokens": self.control.tokens,
+            "control_ties": self.control.ties,
+            "control_failures": self.control.failures,
+            "verify_steps": stats.steps,
+            "accepted": sum(stats.accepted),
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "acceptance_per_position": stats.acceptance_per_position,
+            **diversity([self.plain]),
+            **({"interrupted": True} if self.interrupted else {}),
+        }
+
+
 class Unchosen(Exception):
     """A token was emitted that the target did not choose in the pass that verified it."""
 
 
 def checked_match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
-    """verify.match, with its result checked: each token that it emits must be the one that these logits choose.
-
-    Both come from the same pass, so rounding explains no difference here. Raises Unchosen.
-    """
+    """verify.match; raises Unchosen for a token that the logits of the same pass do not choose (no rounding here)."""
     verdict = verify.match(tree, logits, sampler, rows)
     own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
     real = torch.arange(own.shape[1], device=own.device) < verdict.count[:, None]

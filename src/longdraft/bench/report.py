@@ -129,15 +129,13 @@ def _anchored(records: list[Record]) -> Section:
 
 def _steps(records: list[Record]) -> Section:
     first, rows = records[0], []
-    for context, label, same in _cells(records):
-        plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
-        share = median(same[0]["ms"]) / median(plain["ms"])
-        rows.append([f"{context}", label, _spread(same[0]["ms"], "{:.3f}"), f"{share:.3f}"])
     notes = [f"Milliseconds per call: medians (minimum to maximum) of {len(first['ms'])} interleaved turns."]
     for context in sorted({r["context"] for r in records}):
-        ms = {r["label"]: median(r["ms"]) for r in records if r["context"] == context}
-        plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
-        least = plain["bytes_per_step"] / 1e6 / plain["bandwidth_gb_s"]
+        found = {r["label"]: r for r in records if r["context"] == context}
+        ms = {label: median(r["ms"]) for label, r in found.items()}
+        for label, r in found.items():
+            rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), f"{ms[label] / ms['plain']:.3f}"])
+        least = found["plain"]["bytes_per_step"] / 1e6 / found["plain"]["bandwidth_gb_s"]
         whole = 7 * ms["draft at 7%"] + ms["verify 8 rows, scores kept"] + ms["choose and copy 7%"]
         part = ms["choose and copy 7%"] / whole
         notes.append(

@@ -26,6 +26,7 @@ def demo(
 
     from longdraft.bench.inputs import stdlib_prompt
     from longdraft.cli.job import WARM
+    from longdraft.cli.show import Detokenizer
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match
     from longdraft.drafters import Drafter
@@ -52,11 +53,13 @@ def demo(
         console.rule(name, align="left")
         session.rows(build(name, target, adaptive=True), limit=WARM)  # plain decoding finishes first
         found[name] = Output([[]])
-        printer = Painter(console, tokenizer)
+        text = Detokenizer(tokenizer)
         for step in session.decode(build(name, target, adaptive=True), found[name].stats):
             found[name].take(step)
-            printer.step(step.tokens[0])
-        printer.end()
+            for token in step.tokens[0][:-1]:
+                paint(console, text.push([token]), DRAFTED)
+            paint(console, text.push(step.tokens[0][-1:]), OWN)
+        paint(console, text.flush() + "\n", OWN)
         if damage := session.altered():  # every later method would read it
             break
     differences = {name: first_difference(session, found["plain"].rows, run.rows) for name, run in found.items()}
@@ -66,24 +69,10 @@ def demo(
     footnotes(console, found["plain"], traffic(session, found["plain"]))
 
 
-class Painter:
-    """Prints text while it is decoded; all but the last token of a step are accepted drafts."""
-
-    def __init__(self, console: Any, tokenizer: Any):
-        from longdraft.cli.show import Detokenizer
-
-        self.console, self.text = console, Detokenizer(tokenizer)
-
-    def step(self, tokens: list[int]) -> None:
-        for i, token in enumerate(tokens):
-            self._write(self.text.push([token]), OWN if i == len(tokens) - 1 else DRAFTED)
-
-    def end(self) -> None:
-        self._write(self.text.flush() + "\n", OWN)
-
-    def _write(self, piece: str, style: str) -> None:
-        if piece:
-            self.console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
+def paint(console: Any, piece: str, style: str) -> None:
+    """Print a piece of text as it is, without a line end."""
+    if piece:
+        console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 
 
 def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damage: str | None) -> Any:

@@ -24,11 +24,6 @@ from longdraft.training.run import train as train_module
 from longdraft.training.spread import spread
 
 Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
-Steps = Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")]
-Length = Annotated[int, typer.Option(min=8, help="Number of tokens per row.")]
-Accumulate = Annotated[int, typer.Option(min=1, help="Number of parts of a step, divided among processes.")]
-Start = Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")]
-Spread = Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")]
 Patience = Annotated[int, typer.Option(min=0, help="Evaluations without improvement before training stops (0: never).")]
 
 
@@ -45,12 +40,12 @@ def command(kind: DrafterKind, training: Training) -> Callable[..., None]:
         package_cap: o.PackageCap = 8_000_000,
         dataset_cap: o.DatasetCap = 50_000_000,
         option: Option = [],  # noqa: B006
-        steps: Steps = 2000,
-        length: Length = 1024,
+        steps: Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")] = 2000,
+        length: Annotated[int, typer.Option(min=8, help="Number of tokens per row.")] = 1024,
         stage: o.Stage = [],  # noqa: B006
-        accumulate: Accumulate = 1,
-        start: Start = None,
-        shared: Spread = False,
+        accumulate: Annotated[int, typer.Option(min=1, help="Number of parts of a step, divided among processes.")] = 1,
+        start: Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")] = None,
+        shared: Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")] = False,
         patience: Patience = 0,
     ) -> None:
         quiet(run.threads or None)

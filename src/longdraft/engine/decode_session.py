@@ -82,10 +82,7 @@ class DecodeSession:
         return self._altered
 
     def _checksums(self) -> list[Tensor]:
-        """For each layer, row and committed slot of the prompts: a weighted sum of its bits, read as integers.
-
-        The weights differ, so that an exchange of two values is detected too.
-        """
+        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too."""
         kinds, found = {2: torch.int16, 4: torch.int32, 8: torch.int64}, []
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:

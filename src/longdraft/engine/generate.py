@@ -145,10 +145,7 @@ def stream(
 
 
 def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass.
-
-    The drafter's work before it, such as a prefill of its own, is stats.start_s and counts against the method.
-    """
+    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass."""
     begin = clock(target.device)
     with torch.inference_mode():
         drafter.start(seqs)

@@ -1,7 +1,4 @@
-"""What one decoding produced and what it cost, under the names that records use.
-
-Everything that a method adds to plain decoding counts against its rates and speedups.
-"""
+"""What one decoding produced and what it cost, as records name it; all that a method adds counts against it."""
 
 from __future__ import annotations
 
@@ -116,9 +113,7 @@ def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
 
 
 def completed(records: list[Record]) -> list[Record]:
-    """Records of task `speed` with the rates above. Older records, which count the drafter's start as prefill, get
-    them too: what exceeds plain decoding's prefill in the same run, text and context is the drafter's start.
-    """
+    """Records with the rates above. Older ones count the drafter's start as prefill: what exceeds plain decoding's."""
 
     def place(r: Record) -> tuple:
         return r.get("run"), r.get("text_name"), r["context"], r.get("temperature")
