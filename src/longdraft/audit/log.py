@@ -18,8 +18,7 @@ FIRST = 5  # number of failures that are shown
 class AuditLog:
     """Holds the comparisons made so far; the file, if there is one, always contains `record()`.
 
-    settings: values that must be equal for an audit to be resumed. Raises InputError if the file belongs to another
-    audit, or to an unfinished one that is not being resumed.
+    settings: what must be equal to resume. Raises InputError for a file of another, or of an unfinished, audit.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], expected: int, resume: bool):

@@ -44,8 +44,7 @@ def most_ties(tokens: int, control_ties: int, control_tokens: int) -> int:
     """The largest number of ties in `tokens` tokens that does not fail an audit.
 
     More ties fail it if their rate exceeds TIMES the control's and if as many would occur with a probability below
-    FALSE_ALARM at equal rates. The test is exact and one-sided: at equal rates, the method's part of all ties is
-    binomial, with its part of all tokens as probability.
+    FALSE_ALARM at equal rates: the method's part of all ties is then binomial, with its part of all tokens.
     """
     share = control_tokens / (tokens + control_tokens)
     low = min(int(TIMES * control_ties * tokens / control_tokens), tokens)

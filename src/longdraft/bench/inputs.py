@@ -84,8 +84,7 @@ def held_out_files() -> list[Path]:
 def stdlib_prompt(tokenizer: Any, tokens: int) -> tuple[list[int], list[str]]:
     """A prompt of exactly `tokens` tokens of the standard library's code -> (token ids, names of its files).
 
-    Held-out files come first, and smaller files before larger ones. The last file is cut. Raises InputError if all of
-    them are too short.
+    Held-out files come first, smaller files before larger ones; the last is cut. Raises InputError if all are short.
     """
     held_out = held_out_files()
     files = {*held_out, *Path(sysconfig.get_path("stdlib")).glob("*.py")}

@@ -73,17 +73,10 @@ def _ratios(records: list[Record], everything: list[Record], name: str) -> list[
 def _speed(records: list[Record]) -> Section:
     first, rows = records[0], []
     for context, label, same in _cells(records):
-        rows.append(
-            [
-                f"{context}",
-                label,
-                _spread([r["tokens_per_s"] for r in same], "{:.1f}"),
-                *(_spread(_ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS),
-                f"{fmean(r['mean_acceptance_length'] for r in same):.2f}",
-                _equal(same),
-                f"{len(same)}",
-            ]
-        )
+        speeds = [_spread([r["tokens_per_s"] for r in same], "{:.1f}")]
+        speeds += [_spread(_ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
+        length = f"{fmean(r['mean_acceptance_length'] for r in same):.2f}"
+        rows.append([f"{context}", label, *speeds, length, _equal(same), f"{len(same)}"])
     about = f"{first['model']}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
     if "oracle" in first:
         depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})

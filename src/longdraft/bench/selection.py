@@ -48,7 +48,7 @@ def _entry(label: str, given: dict[str, str], weights: DrafterWeights) -> Entry:
     if name in STOCK:
         if given:
             raise InputError(f"{name} has no options")
-        return Baseline(name)
+        return Baseline(name, label)
     if name not in METHODS | CONTROLS:
         raise InputError(f"unknown method {name!r}: choose from {', '.join([*METHODS, *CONTROLS, *STOCK])}")
     return MethodSpec(label, name, given, weights)

@@ -157,8 +157,6 @@ def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: li
 def walk(target: LM, tokens: list[int], context: int, anchors: int, every: int) -> Iterator[tuple[KVCache, list[int]]]:
     """Yields, at each anchor of a text, the tokens up to it and a cache that holds all of them but the last."""
     cache = target.new_cache(1, context + anchors * every + 64)
-    with torch.inference_mode():
-        target.prefill(tokens[: context - 1], cache)
     for at in range(context, context + anchors * every, every):
         with torch.inference_mode():
             target.prefill(tokens[int(cache.length) : at - 1], cache)

@@ -86,8 +86,10 @@ def bench(
 
 def _run(job: Any, out: Path | None) -> None:
     """Do a task's work with a progress bar, then print tables; after an interrupt, of the records so far."""
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
+    from longdraft.bench.report import rich_table, sections
     from longdraft.engine.record_file import RecordFile
 
     job.check()
@@ -103,24 +105,16 @@ def _run(job: Any, out: Path | None) -> None:
                 found.append(r)
         except KeyboardInterrupt:
             stopped = True
-    _show(found)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for section in sections(found):
+        console.print(rich_table(section))
+        for note in section.notes[:-1]:
+            console.print(note, highlight=False)
     if stopped:
         typer.echo(f"interrupted; the records so far are {'in ' + str(out) if out else 'shown above'}", err=True)
         raise typer.Exit(130)
     if any("damage" in r for r in found):
         raise typer.Exit(1)
-
-
-def _show(records: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from longdraft.bench import report
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for section in report.sections(records):
-        console.print(report.rich_table(section))
-        for note in section.notes[:-1]:
-            console.print(note, highlight=False)
 
 
 def _contexts(text: str) -> list[int]:

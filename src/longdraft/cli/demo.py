@@ -25,6 +25,7 @@ def demo(
     from rich.console import Console
 
     from longdraft.bench.inputs import stdlib_prompt
+    from longdraft.bench.notes import LOOPS
     from longdraft.cli.job import WARM
     from longdraft.cli.show import Detokenizer
     from longdraft.core.sampling import Sampler
@@ -32,7 +33,7 @@ def demo(
     from longdraft.drafters import Drafter
     from longdraft.engine.decode_session import DecodeSession, first_difference
     from longdraft.engine.generate import check
-    from longdraft.engine.measure import Output, traffic
+    from longdraft.engine.measure import Output, distinct, traffic
     from longdraft.methods import build
 
     console, sampler = Console(highlight=False), Sampler(temperature)
@@ -66,7 +67,13 @@ def demo(
     console.print(table(found, differences, target.exact, damage))
     if damage:
         raise typer.Exit(1)
-    footnotes(console, found["plain"], traffic(session, found["plain"]))
+    moved, new = traffic(session, found["plain"]), distinct(found["plain"].rows)
+    console.print(
+        f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
+        f" at {moved['bandwidth_share']:.0%} of this machine's {moved['bandwidth_gb_s']:.0f} GB/s."
+    )
+    if new < LOOPS:
+        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours lookup.")
 
 
 def paint(console: Any, piece: str, style: str) -> None:
@@ -80,31 +87,16 @@ def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damag
     from rich.table import Table
 
     from longdraft.cli.show import verdict
+    from longdraft.engine.measure import timings
 
     shown = Table("method")
     for column in ("tokens/s", "mean acceptance length", "speedup"):
         shown.add_column(column, justify="right")
     shown.add_column("equal")
-    plain = found["plain"].tokens_per_s
+    speeds = {name: timings(run.stats)["tokens_per_s"] for name, run in found.items()}
     last = list(found)[-1]
     for name, run in found.items():
-        speed = run.tokens_per_s
         length = f"{run.stats.mean_acceptance_length:.2f}"
         equal = verdict(differences[name], exact, damage if name == last else None)
-        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", equal)
+        shown.add_row(name, f"{speeds[name]:.1f}", length, f"{speeds[name] / speeds['plain']:.2f}", equal)
     return shown
-
-
-def footnotes(console: Any, plain: Any, moved: dict[str, Any]) -> None:
-    """Bandwidth, and whether the output is too repetitive to judge the methods by."""
-    from longdraft.bench.notes import LOOPS
-    from longdraft.engine.measure import distinct
-
-    share, speed = moved["bandwidth_share"], moved["bandwidth_gb_s"]
-    console.print(
-        f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
-        f" at {share:.0%} of this machine's {speed:.0f} GB/s."
-    )
-    new = distinct(plain.rows)
-    if new < LOOPS:
-        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours lookup.")

@@ -68,8 +68,7 @@ def with_run(command: Callable[..., None], defaults: Run) -> Callable[..., None]
     types = get_annotations(Run, eval_str=True)
     own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "run"]
     more = [Parameter(n, Parameter.KEYWORD_ONLY, default=getattr(defaults, n), annotation=types[n]) for n in types]
-    function.__signature__ = Signature([*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *more])
-    function.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
+    function.__signature__ = Signature([*own, *more])  # type: ignore[attr-defined]
     return function
 
 

@@ -43,11 +43,6 @@ class Output:
         per_row = {k: v[0] if len(self.rows) == 1 else v for k, v in each.items()}
         return per_row | figures(self.stats, depth) | diversity(self.rows)
 
-    @property
-    def tokens_per_s(self) -> float:
-        """New tokens per second since the end of the target's prefill."""
-        return timings(self.stats)["tokens_per_s"]
-
 
 def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
     """Figures of one decoding. acceptance_per_position has at least `depth` values: 0 where no draft was accepted."""

@@ -97,10 +97,9 @@ class _ListedPrompts:
 
 
 class _PulledPrompts:
-    """Prompts of an iterator that may block: a thread takes as many as were requested, and no more.
+    """Prompts of an iterator that may block: a daemon thread takes as many as were requested, and no more.
 
-    over: it has none left, or it has raised `error`. The thread is a daemon, so that an iterator that blocks for ever
-    does not keep the process alive.
+    over: it has none left, or it has raised `error`.
     """
 
     def __init__(self, prompts: Iterable[list[int]]):
