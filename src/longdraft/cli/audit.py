@@ -99,12 +99,7 @@ def watch(job: Any, log: Any) -> bool:
     """Run the audit with a progress bar; returns whether it was interrupted."""
     from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
-    with common.progress_bar(TaskProgressColumn(), TimeRemainingColumn()) as progress:
-        bar = progress.add_task("", total=job.steps)
-
-        def tick(count: int, what: str) -> None:
-            progress.update(bar, advance=count, description=what or None)
-
+    with common.progress(job.steps, TaskProgressColumn(), TimeRemainingColumn()) as tick:
         log.write()
         try:
             for result in job.run(tick, log.known):

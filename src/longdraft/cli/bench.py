@@ -94,14 +94,9 @@ def _run(job: Any, out: Path | None) -> None:
 
     job.check()
     log, found, stopped = RecordFile(out), [], False
-    with common.progress_bar(MofNCompleteColumn(), TimeElapsedColumn()) as progress:
-        bar = progress.add_task("", total=job.steps)
-
-        def tick(what: str) -> None:
-            progress.update(bar, advance=1, description=what)
-
+    with common.progress(job.steps, MofNCompleteColumn(), TimeElapsedColumn()) as tick:
         try:
-            for r in job.run(log, tick):
+            for r in job.run(log, lambda what: tick(1, what)):
                 found.append(r)
         except KeyboardInterrupt:
             stopped = True

@@ -122,8 +122,7 @@ def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[li
     """The first difference of two outputs: {row, position among the new tokens, top2_gap}; None if they are equal.
 
     top2_gap: how much better plain decoding scored its token than the next best one there (greedy: in logits; sampled:
-    in log-probability plus noise). Only a tiny gap can be due to rounding. It is None if it cannot be known, because
-    plain decoding had ended or its keys and values have been changed.
+    in log-probability plus noise); only a tiny gap can be due to rounding. None: it had ended, or its keys are damaged.
     """
     pairs = enumerate(zip(plain, other, strict=True))
     unequal = [(i, row) for row, (a, b) in pairs for i, (x, y) in enumerate(zip_longest(a, b)) if x != y]

@@ -14,11 +14,7 @@ from longdraft.engine.records import bandwidth, bytes_per_step
 Record = dict[str, Any]
 # Each speedup divides one rate by plain decoding's. The rates leave out, in this order: the target's prefill; nothing;
 # the target's prefill and the drafter's start (a small model's own prefill, for example).
-SPEEDUPS = {
-    "speedup": "tokens_per_s",
-    "speedup_end_to_end": "tokens_per_s_end_to_end",
-    "speedup_steady": "tokens_per_s_steady",
-}
+SPEEDUPS = {"speedup" + kind: "tokens_per_s" + kind for kind in ("", "_end_to_end", "_steady")}
 
 
 @dataclass
@@ -83,19 +79,14 @@ def traffic(session: DecodeSession, plain: Output) -> dict[str, Any]:
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """Seconds of the target's prefill, of the drafter's start and of all decoding steps, and the rates they give."""
+    """Seconds of the target's prefill, of the drafter's start and of all decoding steps, and the rates they give.
+
+    Rates are new tokens per second: after the target's prefill, in total, and in steps alone; 0 for 0 seconds.
+    """
     seconds = {"prefill_s": stats.prefill_s, "start_s": stats.start_s, "decode_s": stats.decode_s}
-    return seconds | rates(stats.emitted, **seconds)
-
-
-def rates(tokens: int, prefill_s: float, start_s: float, decode_s: float) -> dict[str, float]:
-    """New tokens per second: after the target's prefill, in total, and in decoding steps alone. 0 for 0 seconds."""
-    seconds = {
-        "tokens_per_s": start_s + decode_s,
-        "tokens_per_s_end_to_end": prefill_s + start_s + decode_s,
-        "tokens_per_s_steady": decode_s,
-    }
-    return {name: tokens / s if s else 0.0 for name, s in seconds.items()}
+    new = stats.start_s + stats.decode_s
+    spans = zip(SPEEDUPS.values(), (new, stats.prefill_s + new, stats.decode_s), strict=True)
+    return seconds | {rate: stats.emitted / s if s else 0.0 for rate, s in spans}
 
 
 def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
@@ -118,11 +109,8 @@ def completed(records: list[Record]) -> list[Record]:
     for r in records:
         prefill_s, new = prefills.get(place(r)), r.get("new_tokens")
         if r["task"] == "speed" and "start_s" not in r and prefill_s is not None:
-            whole = {"start_s": 0.0}
-            if not r["method"].startswith("hf-"):
-                start_s = max(r["prefill_s"] - prefill_s, 0.0)
-                whole = {"prefill_s": prefill_s, "start_s": start_s, "decode_s": r["decode_s"]}
-                whole |= rates(sum(new) if isinstance(new, list) else new, **whole)
-            r = r | whole
+            start_s, emitted = max(r["prefill_s"] - prefill_s, 0.0), sum(new) if isinstance(new, list) else new
+            whole = Stats(prefill_s=prefill_s, start_s=start_s, decode_s=r["decode_s"], emitted=emitted)
+            r = r | ({"start_s": 0.0} if r["method"].startswith("hf-") else timings(whole))
         found.append(r)
     return found
