@@ -98,10 +98,11 @@ def _read(path: Path) -> dict[str, Any]:
         found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    runs = found.get("runs") if isinstance(found, dict) and found.get("task") == "audit" else None
-    if isinstance(runs, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs):
-        return found
-    raise InputError(f"{path} exists and is no audit: give another --out")
+    runs = found.get("runs") if isinstance(found, dict) else None
+    whole = isinstance(runs, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs)
+    if not isinstance(found, dict) or found.get("task") != "audit" or not whole:
+        raise InputError(f"{path} exists and is no audit: give another --out")
+    return found
 
 
 def table(runs: list[dict[str, Any]]) -> Any:

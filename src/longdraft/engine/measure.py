@@ -107,9 +107,10 @@ def completed(records: list[Record]) -> list[Record]:
     prefills = {place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"}
     found = []
     for r in records:
-        prefill_s, new = prefills.get(place(r)), r.get("new_tokens")
+        prefill_s = prefills.get(place(r))
         if r["task"] == "speed" and "start_s" not in r and prefill_s is not None:
-            start_s, emitted = max(r["prefill_s"] - prefill_s, 0.0), sum(new) if isinstance(new, list) else new
+            start_s, new = max(r["prefill_s"] - prefill_s, 0.0), r["new_tokens"]
+            emitted = sum(new) if isinstance(new, list) else new
             whole = Stats(prefill_s=prefill_s, start_s=start_s, decode_s=r["decode_s"], emitted=emitted)
             r = r | ({"start_s": 0.0} if r["method"].startswith("hf-") else timings(whole))
         found.append(r)
