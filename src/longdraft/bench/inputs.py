@@ -58,10 +58,12 @@ def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
             raise InputError(f"unknown text {name!r}: choose code, book or code,book")
         parts = held_out_files() if name == "code" else [BOOK]
         found.append((name, "\n\n".join(map(read, parts))))
-    return [
-        Text(name, token_ids(tokenizer, text, add_special_tokens=False), hashlib.sha256(text.encode()).hexdigest())
-        for name, text in found
-    ]
+    return [_tokenised(name, text, tokenizer) for name, text in found]
+
+
+def _tokenised(name: str, text: str, tokenizer: Any) -> Text:
+    tokens = token_ids(tokenizer, text, add_special_tokens=False)
+    return Text(name, tokens, hashlib.sha256(text.encode()).hexdigest())
 
 
 def random_text(size: int, vocab: int, seed: int) -> Text:
