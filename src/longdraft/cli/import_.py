@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def import_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
     out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
