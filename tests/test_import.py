@@ -17,8 +17,7 @@ from longdraft import InputError, build, generate
 from longdraft.cli import main
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
-from longdraft.drafters import importing
-from longdraft.drafters.kinds import KINDS
+from longdraft.drafters.kinds import KINDS, import_released, read_released
 from longdraft.models.loading import load
 
 LM = tiny.target("llama")
@@ -29,7 +28,7 @@ OPTIONS = {"heads": {"budget": 24}, "medusa": {"widths": [3, 2, 2, 1]}, "eagle2"
 
 
 def imported(tmp_path, weights, config, file="model.safetensors", target=LM, any_target=False):
-    kind, module = importing.read(r.write(tmp_path / "released", weights, config, file), target, any_target)
+    kind, module = read_released(r.write(tmp_path / "released", weights, config, file), target, any_target)
     return kind.name, module
 
 
@@ -139,7 +138,7 @@ def test_eagle3(tmp_path, at, known, rope, normed):
 def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     w, config = RELEASES[kind](LM)
     folder = r.write(tmp_path / "released", {k: v.half() if v.is_floating_point() else v for k, v in w.items()}, config)
-    made = importing.convert(folder, tmp_path / "out", LM)
+    made = import_released(folder, tmp_path / "out", LM)
     assert made["kind"] == kind and made["dtype"] == "float16"
     part = KINDS[kind].load(str(tmp_path / "out"), LM)
     drafter = build(METHOD[kind], LM, part, **OPTIONS.get(kind, {}))
@@ -243,17 +242,17 @@ def test_nothing_of_a_released_file_is_run(tmp_path, capsys):
     with (folder / "pytorch_model.bin").open("wb") as f:
         pickle.dump({"fc.weight": Trap()}, f, protocol=2)
     with pytest.raises(InputError, match="holds more than weights"):
-        importing.read(folder, LM)
+        read_released(folder, LM)
     torch.save({"fc.weight": Trap()}, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="holds more than weights"):
-        importing.read(folder, LM)
+        read_released(folder, LM)
     assert "has run" not in capsys.readouterr().out
 
 
 def test_other_folders_are_explained(tmp_path):
     with pytest.raises(InputError, match="no folder at"):
-        importing.read(tmp_path / "none", LM)
+        read_released(tmp_path / "none", LM)
     with pytest.raises(InputError, match="has no weights"):
-        importing.read(tmp_path, LM)
+        read_released(tmp_path, LM)
     with pytest.raises(InputError, match="is not a drafter that longdraft knows"):
         imported(tmp_path, {"some.weight": torch.ones(2)}, {})

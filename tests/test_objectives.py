@@ -78,7 +78,7 @@ def trained(block, tokens: torch.Tensor, count: int) -> torch.Tensor:
     """The same of the training pass: depth d at lag d+1."""
     learns = GlideObjective(Frozen(block.host.target), block)
     position = torch.arange(SIZE)[None]
-    seen, _ = learns._read(tokens, position)
+    seen = learns._read(tokens, position)
     return torch.stack([block.head(learns.hidden(tokens, position, seen, d + 1))[0, ROOT + d] for d in range(count)])
 
 

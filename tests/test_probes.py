@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from longdraft.training import guide, probes, rows, target, trainer
+from longdraft.training import guide, observed, probes, rows, target, trainer
 
 
 def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
@@ -33,7 +33,7 @@ def test_guidance_moves_the_shown_heads_and_leaves_the_model_as_it_was():
             optimiser.zero_grad()
     assert history[0][0] == pytest.approx(alone, rel=1e-5) and 1.5 < history[0][1] < 3.5
     assert history[-1][1] < 0.5 * history[0][1]
-    assert model.config._attn_implementation == "sdpa" and not guide.WANTED
+    assert model.config._attn_implementation == "sdpa" and not observed._observers
 
 
 class Copier:

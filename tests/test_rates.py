@@ -10,7 +10,7 @@ import tiny
 from longdraft.cli.job import Job
 from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter
-from longdraft.engine import rates
+from longdraft.engine import measure
 from longdraft.engine.generate import Stats
 from longdraft.methods.spec import MethodSpec
 
@@ -29,7 +29,7 @@ def test_a_slow_start_counts_against_a_method(monkeypatch):
     monkeypatch.setattr(MethodSpec, "build", lambda self, target: SlowStart())
     job = Job(lm, None, entry, Sampler(), 0)
     monkeypatch.setattr("longdraft.cli.job.text_of", lambda *_: "")
-    found = job.run(tiny.prompts(40), 20, (), True, None).record
+    found = job.run(tiny.prompts(40), 20, (), True, None)
     assert found["start_s"] >= 0.5 and found["equal"]
     assert found["speedup"] == pytest.approx(found["tokens_per_s"] / found["plain"]["tokens_per_s"])
     assert found["tokens_per_s"] == pytest.approx(20 / (found["start_s"] + found["decode_s"]))
@@ -40,14 +40,14 @@ def test_a_slow_start_counts_against_a_method(monkeypatch):
 
 
 def test_the_three_speedups():
-    plain = rates.timings(Stats(prefill_s=4.0, decode_s=4.0, emitted=100))
-    other = rates.timings(Stats(prefill_s=4.0, start_s=1.0, decode_s=1.0, emitted=100))
-    assert rates.speedups(other, [plain]) == {
+    plain = measure.timings(Stats(prefill_s=4.0, decode_s=4.0, emitted=100))
+    other = measure.timings(Stats(prefill_s=4.0, start_s=1.0, decode_s=1.0, emitted=100))
+    assert measure.speedups(other, [plain]) == {
         "speedup": pytest.approx(2.0),
         "speedup_end_to_end": pytest.approx(8 / 6),
         "speedup_steady": pytest.approx(4.0),
     }
-    assert rates.speedups(other, []) == dict.fromkeys(rates.SPEEDUPS)
+    assert measure.speedups(other, []) == dict.fromkeys(measure.SPEEDUPS)
 
 
 def test_older_records_are_brought_to_the_same_definition():
@@ -55,6 +55,6 @@ def test_older_records_are_brought_to_the_same_definition():
     shared = {"task": "speed", "run": "r", "text_name": "code", "context": 32, "temperature": 1.0, "new_tokens": 100}
     plain = shared | {"method": "plain", "prefill_s": 4.0, "decode_s": 4.0, "tokens_per_s": 25.0}
     other = shared | {"method": "sd", "prefill_s": 5.0, "decode_s": 1.0, "tokens_per_s": 100.0}
-    plain, other = rates.completed([plain, other])
+    plain, other = measure.completed([plain, other])
     assert other["start_s"] == 1.0 and other["tokens_per_s"] == 50.0 and other["tokens_per_s_steady"] == 100.0
-    assert rates.speedups(other, [plain])["speedup"] == 2.0
+    assert measure.speedups(other, [plain])["speedup"] == 2.0

@@ -57,7 +57,7 @@ def test_what_was_saved_comes_back(tmp_path, kind):
     KINDS[kind].save(part, tmp_path / kind, LM, {"steps": 7})
     back = KINDS[kind].load(str(tmp_path / kind), LM)
     assert equal(part, back) and type(back) is type(part) and not back.training
-    assert KINDS[kind].format.options_of(back) == KINDS[kind].format.options_of(part)
+    assert KINDS[kind].options_of(back) == KINDS[kind].options_of(part)
     assert sorted(p.name for p in tmp_path.iterdir()) == [kind]
     assert json.loads((tmp_path / kind / "training.json").read_text()) == {"steps": 7}
 

@@ -11,7 +11,7 @@ import torch
 from place import words
 from transformers import AutoModelForCausalLM
 
-from longdraft.bench.texts import stdlib_prompt
+from longdraft.bench.inputs import stdlib_prompt
 from longdraft.cli.show import Detokenizer, summary, text_of, verdict
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.models.loading import load

@@ -202,8 +202,7 @@ import sys
 
 import torch
 from longdraft.models.loading import load_lm
-from longdraft.training.processes import joined
-from longdraft.training.spread import spread
+from longdraft.training.processes import joined, spread
 from longdraft.core.tree import Tree
 
 torch.set_grad_enabled(False)

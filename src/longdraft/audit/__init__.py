@@ -1,3 +1,1 @@
 """The audit: compares a method with plain decoding, token by token, and explains every difference."""
-
-from __future__ import annotations

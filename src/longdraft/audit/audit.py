@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from longdraft.audit.comparison import Comparison
-from longdraft.audit.passage import Passage
+from longdraft.audit.passage import Comparison, Passage
 from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import WIDTH
 from longdraft.core.verify import Verifier, match
@@ -50,10 +49,7 @@ class Audit:
         return len(self.ways) * sum(map(self.cost, self.prompts))
 
     def run(self, tick: Callable[[int, str], None], known: Callable[[int, str], bool]) -> Iterator[dict[str, Any]]:
-        """Yields one record per prompt and way, except for those that are known already.
-
-        After a keyboard interrupt, it yields the unfinished record and raises the interrupt again.
-        """
+        """Yields one record per prompt and way that is not known yet; after an interrupt, the unfinished one too."""
         for i, prompt in enumerate(self.prompts):
             passage: Passage | None = None
             for way in self.ways:

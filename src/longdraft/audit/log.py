@@ -18,8 +18,7 @@ FIRST = 5  # number of failures that are shown
 class AuditLog:
     """Holds the comparisons made so far; the file, if there is one, always contains `record()`.
 
-    settings: values that must be equal for an audit to be resumed. Raises InputError if the file belongs to another
-    audit, or to an unfinished one that is not being resumed.
+    settings: what must be equal to resume. Raises InputError for a file of another, or of an unfinished, audit.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], expected: int, resume: bool):
@@ -49,17 +48,11 @@ class AuditLog:
         self.write()
 
     def record(self) -> dict[str, Any]:
-        counted = ("tokens", "differences", "ties", "failures", "verify_steps")
-        counted += ("control_tokens", "control_ties", "control_failures")
-        totals = {k: sum(r[k] for r in self.runs) for k in counted}
-        accepted = sum(r["accepted"] for r in self.runs)
-        gaps = [d["gap"] for r in self.runs for d in r["found"] if d["kind"] == "tie"]
+        totals = _totals(self.runs)
         return {
             "task": "audit",
             **totals,
-            "largest_tie": max(gaps, default=None),
             **_rates(totals),
-            "mean_acceptance_length": 1 + accepted / max(totals["verify_steps"], 1),
             "complete": len(self.runs) == self.expected and not any(r.get("interrupted") for r in self.runs),
             "settings": self.settings,
             **self.shared,
@@ -78,7 +71,17 @@ class AuditLog:
             raise InputError(f"cannot write {self.path} ({error.strerror}): give another --out") from None
 
 
-def _rates(totals: dict[str, int]) -> dict[str, Any]:
+def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over some runs, the largest gap of their ties, and their mean acceptance length."""
+    counted = ("tokens", "differences", "ties", "failures", "verify_steps")
+    counted += ("control_tokens", "control_ties", "control_failures")
+    found: dict[str, Any] = {k: sum(r[k] for r in runs) for k in counted}
+    found["largest_tie"] = max((d["gap"] for r in runs for d in r["found"] if d["kind"] == "tie"), default=None)
+    length = 1 + sum(r["accepted"] for r in runs) / max(found["verify_steps"], 1)
+    return found | {"mean_acceptance_length": length}
+
+
+def _rates(totals: dict[str, Any]) -> dict[str, Any]:
     """Tie rates of the method and of the control, and the highest rate of the method that is accepted."""
     tokens, ties, control = (totals[k] for k in ("tokens", "ties", "control_tokens"))
     most = most_ties(tokens, totals["control_ties"], control) if control else 0
@@ -95,13 +98,11 @@ def _read(path: Path) -> dict[str, Any]:
         found = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict) or found.get("task") != "audit" or not _runs(found.get("runs")):
+    runs = found.get("runs") if isinstance(found, dict) else None
+    whole = isinstance(runs, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs)
+    if not isinstance(found, dict) or found.get("task") != "audit" or not whole:
         raise InputError(f"{path} exists and is no audit: give another --out")
     return found
-
-
-def _runs(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in found)
 
 
 def table(runs: list[dict[str, Any]]) -> Any:
@@ -111,15 +112,14 @@ def table(runs: list[dict[str, Any]]) -> Any:
     shown = Table("text", "way")
     for column in ("tokens", "ties", "largest gap", "failures", "mean acceptance length", "distinct-3"):
         shown.add_column(column, justify="right")
-    cells = dict.fromkeys((r["prompt"].rpartition(":")[0] or r["prompt"], r["way"]) for r in runs)
-    for text, way in cells:
-        mine = [r for r in runs if r["way"] == way and (r["prompt"].rpartition(":")[0] or r["prompt"]) == text]
-        total = {k: sum(r[k] for r in mine) for k in ("tokens", "ties", "failures", "accepted", "verify_steps")}
-        gaps = [d["gap"] for r in mine for d in r["found"] if d["kind"] == "tie"]
-        length = 1 + total["accepted"] / max(total["verify_steps"], 1)
-        numbers = [total["tokens"], total["ties"], f"{max(gaps):.2g}" if gaps else "", total["failures"]]
-        rest = [f"{length:.2f}", f"{fmean(r['distinct_3'] for r in mine):.2f}"]
-        shown.add_row(text, way, *map(str, [*numbers, *rest]))
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for r in runs:
+        cells.setdefault((r["prompt"].rpartition(":")[0] or r["prompt"], r["way"]), []).append(r)
+    for (text, way), same in cells.items():
+        total = _totals(same)
+        gap = "" if total["largest_tie"] is None else f"{total['largest_tie']:.2g}"
+        rest = [f"{total['mean_acceptance_length']:.2f}", f"{fmean(r['distinct_3'] for r in same):.2f}"]
+        shown.add_row(text, way, *map(str, [total["tokens"], total["ties"], gap, total["failures"], *rest]))
     return shown
 
 

@@ -3,23 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longdraft.audit.comparison import Comparison, Tally
-from longdraft.audit.plan import Prompt
+from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import Replay
 from longdraft.core import Rows, Sampler, Sequences, Tree, Verdict, Verifier, match, verify
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
-from longdraft.engine.generate import Step, decode
+from longdraft.engine.generate import Stats, Step, decode
+from longdraft.engine.measure import diversity
 from longdraft.models.lm import LM
 
 MAX_ERROR = 1e-3  # relative to a layer's largest key or value in float32: a thousand times the rounding error
 KEPT = 16  # highest scores of plain decoding that are kept for each step
+Tick = Callable[[int], None]  # called with the number of tokens that were just decoded
+
+
+@dataclass
+class Tally:
+    """How many of plain decoding's tokens were compared so far, and every difference found."""
+
+    tokens: int = 0
+    found: list[dict[str, Any]] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def ties(self) -> int:
+        return sum(d["kind"] == "tie" for d in self.found)
+
+    @property
+    def failures(self) -> int:
+        return len(self.found) - self.ties
+
+
+@dataclass
+class Comparison:
+    """One prompt decoded in one way: plainly, again in wider passes (the control), and by the method."""
+
+    prompt: Prompt
+    index: int
+    way: Way
+    plain: list[int] = field(default_factory=list)
+    method: Tally = field(default_factory=Tally)
+    control: Tally = field(default_factory=Tally)
+    interrupted: bool = False
+
+    def record(self) -> dict[str, Any]:
+        found, stats = self.method, self.method.stats
+        return {
+            "index": self.index,
+            "prompt": self.prompt.name,
+            "prompt_tokens": len(self.prompt.tokens),
+            "way": str(self.way),
+            "sampler": asdict(self.way.sampler),
+            "seed": self.way.seed,
+            "tokens": found.tokens,
+            "differences": len(found.found),
+            "ties": found.ties,
+            "failures": found.failures,
+            "found": found.found,
+            "control_tokens": self.control.tokens,
+            "control_ties": self.control.ties,
+            "control_failures": self.control.failures,
+            "verify_steps": stats.steps,
+            "accepted": sum(stats.accepted),
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "acceptance_per_position": stats.acceptance_per_position,
+            **diversity([self.plain]),
+            **({"interrupted": True} if self.interrupted else {}),
+        }
 
 
 class Unchosen(Exception):
@@ -27,10 +84,7 @@ class Unchosen(Exception):
 
 
 def checked_match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
-    """verify.match, with its result checked: each token that it emits must be the one that these logits choose.
-
-    Both come from the same pass, so rounding explains no difference here. Raises Unchosen.
-    """
+    """verify.match; raises Unchosen for a token that the logits of the same pass do not choose (no rounding here)."""
     verdict = verify.match(tree, logits, sampler, rows)
     own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
     real = torch.arange(own.shape[1], device=own.device) < verdict.count[:, None]
@@ -55,13 +109,13 @@ class Passage:
         self.session.seal()
         self.begin = int(self.session.cache.length[0])
 
-    def _reference(self, one: Comparison, tick: Callable[[int], None]) -> list[tuple[list[int], list[float]]]:
-        """Decode plainly; returns the best tokens and their scores at every step."""
-        best = []
+    def _reference(self, one: Comparison, tick: Tick) -> None:
+        """Decode plainly; keeps the best tokens and their scores at every step, and the new keys and values."""
+        self.best: list[tuple[list[int], list[float]]] = []
 
         def spy(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
             top = sampler.scores(logits, tree, rows)[0, 0].topk(min(KEPT, logits.shape[-1]))
-            best.append((top.indices.tolist(), top.values.tolist()))
+            self.best.append((top.indices.tolist(), top.values.tolist()))
             return match(tree, logits, sampler, rows)
 
         self.session.sampler, self.session.seed = one.way.sampler, one.way.seed
@@ -70,15 +124,21 @@ class Passage:
             tick(len(step.tokens[0]))
         cache, end = self.session.cache, self.begin + len(one.plain)
         self.keys = {n: [x[:, self.begin : end].clone() for x in cache.read(n, 0)] for n in cache.layers}
-        return best
+
+    def _new_keys(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the new tokens: (a view of the cache, what plain decoding wrote there)."""
+        return [
+            (x[:, self.begin : self.begin + old.shape[1]], old)
+            for layer, saved in self.keys.items()
+            for x, old in zip(self.session.cache.read(layer, 0), saved, strict=True)
+        ]
 
     @torch.inference_mode()
     def _from(self, one: Comparison, at: int) -> Sequences:
         """Exactly the state of plain decoding after its first `at` tokens."""
         cache = self.session.cache
-        for layer, saved in self.keys.items():
-            for x, old in zip(cache.read(layer, 0), saved, strict=True):
-                x[:, self.begin : self.begin + old.shape[1]] = old
+        for now, old in self._new_keys():
+            now.copy_(old)
         cache.length.fill_(self.begin + at)
         text, left = one.prompt.tokens + one.plain[:at], len(one.plain) - at
         seqs = self.target.sequences([text], left, cache, one.way.sampler, one.way.seed, eos=())
@@ -92,24 +152,19 @@ class Passage:
         With an exact backend and tolerance 0, they must be equal bit for bit. Otherwise bfloat16 is not checked:
         rounding may select another expert, whose keys are different.
         """
-        pairs = [
-            (x[:, self.begin : self.begin + old.shape[1]], old)
-            for layer, saved in self.keys.items()
-            for x, old in zip(self.session.cache.read(layer, 0), saved, strict=True)
-        ]
         if self.target.exact and not self.tolerance:
-            return not all(torch.equal(new, old) for new, old in pairs)
+            return not all(torch.equal(new, old) for new, old in self._new_keys())
         if self.target.dtype != torch.float32:
             return False
-        return not all(bool((new - old).abs().max() <= MAX_ERROR * old.abs().max()) for new, old in pairs)
+        return any(not bool((x - old).abs().max() <= MAX_ERROR * old.abs().max()) for x, old in self._new_keys())
 
-    def compare(self, one: Comparison, tick: Callable[[int], None]) -> None:
+    def compare(self, one: Comparison, tick: Tick) -> None:
         """Decode plainly, then in wider passes (the control), and last by the method, which may damage the cache."""
-        best = self._reference(one, tick)
+        self._reference(one, tick)
         if self.tolerance:
             build = partial(Replay, one.prompt.tokens + one.plain)
-            self._follow(one, one.control, best, build, match, lambda n: tick(1))
-        self._follow(one, one.method, best, self.build, self.verify, tick)
+            self._follow(one, one.control, build, match, lambda n: tick(1))
+        self._follow(one, one.method, self.build, self.verify, tick)
         why = None
         if damage := self.altered or self.session.altered():
             self.damaged, why = True, f"the method changed {damage}"
@@ -119,13 +174,7 @@ class Passage:
             one.method.found.append({"kind": "failure", "position": None, "why": why})
 
     def _follow(
-        self,
-        one: Comparison,
-        tally: Tally,
-        best: list[tuple[list[int], list[float]]],
-        build: Callable[[], Drafter],
-        verifier: Verifier,
-        tick: Callable[[int], None],
+        self, one: Comparison, tally: Tally, build: Callable[[], Drafter], verifier: Verifier, tick: Tick
     ) -> None:
         """Compare with plain decoding's output. After a tie, decoding continues from that output; a failure ends it."""
         while tally.tokens < len(one.plain) and not tally.failures:
@@ -138,11 +187,11 @@ class Passage:
                 break
             if at is None:
                 break
-            tally.found.append(self._judge(one, *at, *best[at[0]]))
+            tally.found.append(self._judge(one, *at))
             tally.tokens += 1
 
     def _walk(
-        self, one: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Callable[[int], None]
+        self, one: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Tick
     ) -> tuple[int, int | None] | None:
         """Take steps until the first difference -> (its position, the token emitted there), or None."""
         snapshot = RowsSnapshot(seqs)
@@ -156,11 +205,9 @@ class Passage:
         self.altered = snapshot.altered()
         return (tally.tokens, None) if tally.tokens < len(one.plain) else None
 
-    def _judge(
-        self, one: Comparison, position: int, token: int | None, tokens: list[int], scores: list[float]
-    ) -> dict[str, Any]:
+    def _judge(self, one: Comparison, position: int, token: int | None) -> dict[str, Any]:
         """A tie if plain decoding scored this token below its own by no more than a tolerance above 0."""
-        T = one.way.sampler.temperature
+        T, (tokens, scores) = one.way.sampler.temperature, self.best[position]
         within = self.tolerance / (min(T, 1.0) or 1.0)  # dividing by a low temperature magnifies rounding errors
         gap = scores[0] - scores[tokens.index(token)] if token in tokens else None
         tie = gap is not None and 0 < within >= gap

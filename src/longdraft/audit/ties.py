@@ -7,6 +7,7 @@ control: plain decoding compared with itself in passes of another size.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import exp, lgamma, log
 
 import torch
@@ -43,20 +44,12 @@ def most_ties(tokens: int, control_ties: int, control_tokens: int) -> int:
     """The largest number of ties in `tokens` tokens that does not fail an audit.
 
     More ties fail it if their rate exceeds TIMES the control's and if as many would occur with a probability below
-    FALSE_ALARM at equal rates. The test is exact and one-sided: at equal rates, the method's part of all ties is
-    binomial, with its part of all tokens as probability.
+    FALSE_ALARM at equal rates: the method's part of all ties is then binomial, with its part of all tokens.
     """
     share = control_tokens / (tokens + control_tokens)
-    low, high = int(TIMES * control_ties * tokens / control_tokens), tokens
-    if low >= high or tail_probability(low + 1, control_ties, share) < FALSE_ALARM:
-        return min(low, tokens)
-    while low < high:  # `low` ties do not fail
-        middle = (low + high + 1) // 2
-        if tail_probability(middle, control_ties, share) < FALSE_ALARM:
-            high = middle - 1
-        else:
-            low = middle
-    return low
+    low = min(int(TIMES * control_ties * tokens / control_tokens), tokens)
+    more = range(low + 1, tokens + 1)
+    return low + bisect_left(more, True, key=lambda ties: tail_probability(ties, control_ties, share) < FALSE_ALARM)
 
 
 def tail_probability(ties: int, others: int, share: float) -> float:

@@ -8,10 +8,7 @@ FEWEST = 5  # windows that a clustered error needs
 
 
 def mean_and_errors(windows: list[list[float]] | list[list[int]]) -> tuple[float, float | None, float | None]:
-    """Mean over all values, its standard error for independent values, and its standard error clustered by window.
-
-    An error is None if there are too few values or windows.
-    """
+    """Mean of all values, its standard error, and that error clustered by window; None if there are too few."""
     values = [x for w in windows for x in w]
     if not values:
         return 0.0, None, None

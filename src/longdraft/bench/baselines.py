@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -23,17 +23,10 @@ class Baseline:
     """An entry of a benchmark beside the methods (MethodSpec): it has no options and drafts nothing."""
 
     name: str
+    label: str
+    options: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
     speculative = pace = False
-
-    @property
-    def label(self) -> str:
-        return self.name
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {}
-
-    origin = options
 
 
 class _Clock(BaseStreamer):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from longdraft.bench.texts import held_out_code
 from longdraft.errors import InputError
-from longdraft.models.loading import token_ids
+from longdraft.models.loading import BUNDLED, token_ids
 
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 
@@ -56,7 +56,8 @@ def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
     for name in [] if files else names:
         if name not in ("code", "book"):
             raise InputError(f"unknown text {name!r}: choose code, book or code,book")
-        found.append((name, held_out_code() if name == "code" else read(BOOK)))
+        parts = held_out_files() if name == "code" else [BOOK]
+        found.append((name, "\n\n".join(map(read, parts))))
     return [_tokenised(name, text, tokenizer) for name, text in found]
 
 
@@ -69,3 +70,35 @@ def random_text(size: int, vocab: int, seed: int) -> Text:
     """Random tokens, for measurements that depend only on shapes."""
     tokens = torch.randint(vocab, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
     return Text("random", tokens, hashlib.sha256(json.dumps(tokens).encode()).hexdigest())
+
+
+def held_out_files() -> list[Path]:
+    """Files of the standard library that the bundled models were not trained on, as far as this Python has them."""
+    try:
+        patterns = json.loads((BUNDLED / "holdout.json").read_text(encoding="utf-8"))["patterns"]
+    except (OSError, ValueError, KeyError):
+        raise InputError("the bundled model's holdout.json is missing: reinstall longdraft") from None
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [root / p.removeprefix("stdlib/") for p in patterns if p.startswith("stdlib/")]
+    return [f for f in files if f.is_file()]
+
+
+def stdlib_prompt(tokenizer: Any, tokens: int) -> tuple[list[int], list[str]]:
+    """A prompt of exactly `tokens` tokens of the standard library's code -> (token ids, names of its files).
+
+    Held-out files come first, smaller files before larger ones; the last is cut. Raises InputError if all are short.
+    """
+    held_out = held_out_files()
+    files = {*held_out, *Path(sysconfig.get_path("stdlib")).glob("*.py")}
+    ids: list[int] = []
+    names: list[str] = []
+    for path in sorted(files, key=lambda p: (p not in held_out, p.stat().st_size, p.name)):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        names.append(path.name)
+        ids += token_ids(tokenizer, f"# {path.name}\n{text}\n\n", add_special_tokens=False)
+        if len(ids) >= tokens:
+            return ids[:tokens], names
+    raise InputError(f"this Python's standard library has {len(ids)} tokens, not {tokens}: give a shorter context")

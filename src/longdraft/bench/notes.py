@@ -11,67 +11,53 @@ LOOPS = 0.6  # with a smaller share of distinct 3-grams, an output counts as rep
 
 def speed_notes(records: list[Record]) -> list[str]:
     """What the numbers of a table of speeds rest on."""
-    notes = [*_exact_notes(records), *_stock_notes(records), *_bandwidth_notes(records), *_loop_notes(records)]
-    return [*notes, *_distinct_notes(records), *origin(records)]
-
-
-def _exact_notes(records: list[Record]) -> list[str]:
-    """A note if equality is not guaranteed; for records without `exact`, `native` means the same."""
-    if all(r.get("exact", r["native"]) for r in records):
-        return []
-    return ["This backend is not bit-exact: equality is not guaranteed, since ties can be decided differently."]
-
-
-def _stock_notes(records: list[Record]) -> list[str]:
-    """Plain decoding compared with the faster of Transformers' caches."""
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        speeds = {
-            name: median(r["tokens_per_s"] for r in records if (r["context"], r["method"]) == (context, name))
-            for name in {r["method"] for r in records if r["context"] == context}
+    notes = []
+    if not all(r.get("exact", r["native"]) for r in records):  # older records say only `native`, which means the same
+        notes = ["This backend is not bit-exact: equality is not guaranteed, since ties can be decided differently."]
+    contexts = {c: [r for r in records if r["context"] == c] for c in sorted({r["context"] for r in records})}
+    for about in (_stock, _bandwidth, _loops, _distinct):
+        found = {
+            context: about(same, [r for r in same if r["method"] == "plain"]) for context, same in contexts.items()
         }
-        stock = {k: v for k, v in speeds.items() if k.startswith("hf-")}
-        if stock and "plain" in speeds:
-            best = max(stock, key=lambda k: stock[k])
-            found.append(f"At {context} plain decoding is {speeds['plain'] / stock[best]:.2f}x as fast as {best}.")
-    return found
+        notes += [f"At {context} {note}" for context, note in found.items() if note]
+    return [*notes, *origin(records)]
 
 
-def _bandwidth_notes(records: list[Record]) -> list[str]:
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        shares = [r for r in records if r["context"] == context and "bandwidth_share" in r]
-        if shares:
-            share = median(r["bandwidth_share"] for r in shares)
-            read = median(r["bandwidth_gb_s"] for r in shares)
-            size = f"{shares[0]['bytes_per_step'] / 1e6:.0f} MB"
-            found.append(
-                f"At {context} plain decoding reads {size} per step at {share:.0%} of the measured {read:.1f} GB/s."
-            )
-    return found
+# Each of these makes a note on the records of one context, of which `plain` are plain decoding's; "" if there is none.
 
 
-def _loop_notes(records: list[Record]) -> list[str]:
+def _stock(records: list[Record], plain: list[Record]) -> str:
+    """Plain decoding compared with the faster of Transformers' caches."""
+    stock: dict[str, list[float]] = {}
+    for r in records:
+        if r["method"].startswith("hf-"):
+            stock.setdefault(r["method"], []).append(r["tokens_per_s"])
+    if not stock or not plain:
+        return ""
+    speed, best = max((median(speeds), name) for name, speeds in stock.items())
+    return f"plain decoding is {median(r['tokens_per_s'] for r in plain) / speed:.2f}x as fast as {best}."
+
+
+def _bandwidth(records: list[Record], plain: list[Record]) -> str:
+    known = [r for r in plain if "bandwidth_share" in r]
+    if not known:
+        return ""
+    share, read = (median(r[name] for r in known) for name in ("bandwidth_share", "bandwidth_gb_s"))
+    size = f"{known[0]['bytes_per_step'] / 1e6:.0f} MB"
+    return f"plain decoding reads {size} per step at {share:.0%} of the measured {read:.1f} GB/s."
+
+
+def _loops(records: list[Record], plain: list[Record]) -> str:
     """Repetitive output is easy to draft, so acceptance measured on it proves nothing."""
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        shares = [r["distinct_3"] for r in records if (r["context"], r["method"]) == (context, "plain")]
-        if shares and median(shares) < LOOPS and "oracle" not in records[0]:
-            found.append(
-                f"At {context} only {median(shares):.0%} of the output's 3-grams are distinct: it is repetitive."
-            )
-    return found
+    share = median(r["distinct_3"] for r in plain) if plain and "oracle" not in records[0] else 1.0
+    return f"only {share:.0%} of the output's 3-grams are distinct: it is repetitive." if share < LOOPS else ""
 
 
-def _distinct_notes(records: list[Record]) -> list[str]:
+def _distinct(records: list[Record], plain: list[Record]) -> str:
     """Distinct-1 to Distinct-4 of plain decoding's output, TokenSwift's measure of repetition."""
-    found = []
-    for context in sorted({r["context"] for r in records}):
-        plain = [r for r in records if (r["context"], r["method"]) == (context, "plain") and "distinct_1" in r]
-        if plain:
-            shares = " ".join(f"{median(r[f'distinct_{n}'] for r in plain):.2f}" for n in range(1, 5))
-            found.append(f"At {context} Distinct-1 to Distinct-4 of the output: {shares}.")
-    return found
+    known = [r for r in plain if "distinct_1" in r]
+    shares = " ".join(f"{median(r[f'distinct_{n}'] for r in known):.2f}" for n in range(1, 5)) if known else ""
+    return f"Distinct-1 to Distinct-4 of the output: {shares}." if known else ""
 
 
 def origin(records: list[Record]) -> list[str]:

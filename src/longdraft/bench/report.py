@@ -13,7 +13,7 @@ from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
 from longdraft.bench.notes import origin, speed_notes
-from longdraft.engine import rates
+from longdraft.engine.measure import SPEEDUPS, completed, speedups
 from longdraft.errors import InputError
 
 Record = dict[str, Any]
@@ -35,17 +35,11 @@ class Section:
 
 def sections(records: list[Record]) -> list[Section]:
     """Separate tables for real acceptance, acceptance set by an oracle, costs of steps, and anchored acceptance."""
-    records = [_renamed(r) for r in records]
-    speed = [r for r in rates.completed(records) if r["task"] == "speed"]
-    found = [_speed(g) for g in _grouped([r for r in speed if "oracle" not in r], "batch", "new_tokens")]
-    found += [_speed(g) for g in _grouped([r for r in speed if "oracle" in r], "batch", "new_tokens")]
+    records = [r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in records]  # its name in older records
+    speed = [r for r in completed(records) if r["task"] == "speed"]
+    found = [_speed(g) for g in _grouped(sorted(speed, key=lambda r: "oracle" in r), "batch", "new_tokens")]
     found += [_steps(g) for g in _grouped([r for r in records if r["task"] == "steps"], "run")]
     return found + [_anchored(g) for g in _grouped([r for r in records if r["task"] == "anchored"], "run")]
-
-
-def _renamed(record: Record) -> Record:
-    """Older records call warmup_rounds `settle`."""
-    return record | {"warmup_rounds": record["settle"]} if "settle" in record else record
 
 
 def _grouped(records: list[Record], *more: str) -> list[list[Record]]:
@@ -66,33 +60,23 @@ def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
                 yield context, label, same
 
 
-def ratios(records: list[Record], everything: list[Record], name: str = "speedup") -> list[float]:
-    """A speedup (rates.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
-    found = []
-    for r in records:
-        plains = [
-            p for p in everything if p["method"] == "plain" and (p["run"], p["context"]) == (r["run"], r["context"])
-        ]
-        speedup = rates.speedups(r, plains)[name]
-        if speedup is not None:
-            found.append(speedup)
-    return found
+def _ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:
+    """A speedup (measure.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
+    plains: dict[tuple, list[Record]] = {}
+    for p in everything:
+        if p["method"] == "plain":
+            plains.setdefault((p["run"], p["context"]), []).append(p)
+    found = (speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
+    return [speedup for speedup in found if speedup is not None]
 
 
 def _speed(records: list[Record]) -> Section:
     first, rows = records[0], []
     for context, label, same in _cells(records):
-        rows.append(
-            [
-                f"{context}",
-                label,
-                _spread([r["tokens_per_s"] for r in same], "{:.1f}"),
-                *(_spread(ratios(same, records, name), "{:.2f}x") for name in rates.SPEEDUPS),
-                f"{fmean(r['mean_acceptance_length'] for r in same):.2f}",
-                _equal(same),
-                f"{len(same)}",
-            ]
-        )
+        speeds = [_spread([r["tokens_per_s"] for r in same], "{:.1f}")]
+        speeds += [_spread(_ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
+        length = f"{fmean(r['mean_acceptance_length'] for r in same):.2f}"
+        rows.append([f"{context}", label, *speeds, length, _equal(same), f"{len(same)}"])
     about = f"{first['model']}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
     if "oracle" in first:
         depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})
@@ -138,15 +122,13 @@ def _anchored(records: list[Record]) -> Section:
 
 def _steps(records: list[Record]) -> Section:
     first, rows = records[0], []
-    for context, label, same in _cells(records):
-        plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
-        share = median(same[0]["ms"]) / median(plain["ms"])
-        rows.append([f"{context}", label, _spread(same[0]["ms"], "{:.3f}"), f"{share:.3f}"])
     notes = [f"Milliseconds per call: medians (minimum to maximum) of {len(first['ms'])} interleaved turns."]
     for context in sorted({r["context"] for r in records}):
-        ms = {r["label"]: median(r["ms"]) for r in records if r["context"] == context}
-        plain = next(r for r in records if (r["context"], r["label"]) == (context, "plain"))
-        least = plain["bytes_per_step"] / 1e6 / plain["bandwidth_gb_s"]
+        found = {r["label"]: r for r in records if r["context"] == context}
+        ms = {label: median(r["ms"]) for label, r in found.items()}
+        for label, r in found.items():
+            rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), f"{ms[label] / ms['plain']:.3f}"])
+        least = found["plain"]["bytes_per_step"] / 1e6 / found["plain"]["bandwidth_gb_s"]
         whole = 7 * ms["draft at 7%"] + ms["verify 8 rows, scores kept"] + ms["choose and copy 7%"]
         part = ms["choose and copy 7%"] / whole
         notes.append(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from longdraft.bench.baselines import STOCK, Baseline
+from longdraft.bench.inputs import Text
 from longdraft.core.options import pair, pairs
+from longdraft.core.sampling import Sampler
 from longdraft.errors import InputError
 from longdraft.methods import CONTROLS, METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
@@ -32,12 +36,19 @@ def parse(names: str, options: list[str], weights: DrafterWeights | None = None)
     return [_entry(label, given[label], weights or DrafterWeights()) for label in labels]
 
 
+def setting(task: str, entry: Entry, text: Text, batch: int, sampler: Sampler) -> dict[str, Any]:
+    """What a record states about what was measured on which text."""
+    found = {"task": task, "method": entry.name, "label": entry.label, "options": entry.options, **entry.origin}
+    found |= {"text_name": text.name, "text_sha256": text.sha256, "batch": batch, "temperature": sampler.temperature}
+    return found | ({"score": entry.options["score"]} if "score" in entry.options else {})
+
+
 def _entry(label: str, given: dict[str, str], weights: DrafterWeights) -> Entry:
     name = label.split("@")[0]
     if name in STOCK:
         if given:
             raise InputError(f"{name} has no options")
-        return Baseline(name)
+        return Baseline(name, label)
     if name not in METHODS | CONTROLS:
         raise InputError(f"unknown method {name!r}: choose from {', '.join([*METHODS, *CONTROLS, *STOCK])}")
     return MethodSpec(label, name, given, weights)

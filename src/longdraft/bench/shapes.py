@@ -15,21 +15,16 @@ from longdraft.models.loading import DTYPES
 HEAD = 64
 
 
-def parse(shape: str) -> tuple[int, int]:
-    """`4x256` -> (layers, hidden size). Raises InputError."""
-    found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", shape)
-    if not found or int(found[2]) % HEAD:
-        raise InputError(f"shape is {shape!r}: give LAYERSxHIDDEN, hidden a multiple of {HEAD}, like 6x384")
-    return int(found[1]), int(found[2])
-
-
 def random_model(shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int = 4096, positions: int = 1 << 18) -> LM:
-    """A Qwen3 model in which every head has its own keys and values.
+    """A Qwen3 model of shape LAYERSxHIDDEN in which every head has its own keys and values. Raises InputError.
 
     The output table is the embedding table shifted by one token, so that one next token clearly has the highest score:
     with the many near-ties of random weights, the oracle's replay would end early.
     """
-    layers, hidden = parse(shape)
+    found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", shape)
+    if not found or int(found[2]) % HEAD:
+        raise InputError(f"shape is {shape!r}: give LAYERSxHIDDEN, hidden a multiple of {HEAD}, like 6x384")
+    layers, hidden = int(found[1]), int(found[2])
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     heads = hidden // HEAD

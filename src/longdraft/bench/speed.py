@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from longdraft.bench.baselines import Baseline, Stock
 from longdraft.bench.inputs import Text
-from longdraft.bench.selection import Entry
+from longdraft.bench.selection import Entry, setting
 from longdraft.core import Sampler, match
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
-from longdraft.engine.measure import Output, diversity, figures, traffic
-from longdraft.engine.rates import speedups
+from longdraft.engine.measure import Output, speedups, traffic
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.errors import InputError
@@ -29,35 +29,56 @@ WARM = 16  # tokens that each method decodes before anything is timed
 class Speed:
     """The parameters of one run. entries always include plain decoding, which speedups and equality refer to."""
 
+    target: LM
+    tokenizer: Any  # None: records have no text
     entries: list[Entry]
     texts: list[Text]
     contexts: list[int]
-    new_tokens: int = 256
-    batch: int = 1
-    repeat: int = 3
-    sampler: Sampler = field(default_factory=Sampler)
-    seed: int = 0
-    accept: float | None = None
+    new_tokens: int
+    batch: int
+    repeat: int
+    sampler: Sampler
+    seed: int
+    accept: float | None
 
     def __post_init__(self) -> None:
         if not any(e.name == "plain" for e in self.entries):
             self.entries = [MethodSpec("plain", "plain"), *self.entries]
 
-    def check(self, target: LM) -> None:
+    def check(self) -> None:
         """Raises InputError for whatever would fail later."""
         for e in self.entries:
             if isinstance(e, MethodSpec):
-                e.check(target, self.accept if e.speculative else None)
-        for text in self.texts:
-            for context in self.contexts:
-                prompts = text.prompts(context, self.batch)
-                engine.check(target, prompts, self.new_tokens, Drafter(), match)
+                e.check(self.target, self.accept if e.speculative else None)
+        for text, context in product(self.texts, self.contexts):
+            engine.check(self.target, text.prompts(context, self.batch), self.new_tokens, Drafter(), match)
         if any(isinstance(e, Baseline) for e in self.entries) and (self.new_tokens < 2 or self.sampler.temperature > 0):
             raise InputError("hf-dynamic and hf-static need --max-new-tokens 2 or more and --temperature 0")
 
     @property
     def steps(self) -> int:
         return len(self.texts) * len(self.contexts) * (len(self.entries) * self.repeat + 1)
+
+    def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+        """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats."""
+        shared = provenance(self.target, self.seed)
+        stock = Stock(self.target) if any(isinstance(e, Baseline) for e in self.entries) else None
+        for text, context in product(self.texts, self.contexts):
+            tick(f"{text.name} {context}: prefill")
+            cell, done = Cell(self, stock, text, context), []
+            for entry in self.entries:
+                cell.run(entry, max(2 * isinstance(entry, Baseline), min(WARM, self.new_tokens)))
+            for r in range(self.repeat):
+                turn = r % len(self.entries)
+                for entry in self.entries[turn:] + self.entries[:turn]:
+                    tick(f"{text.name} {context}: {entry.label} {r + 1}/{self.repeat}")
+                    found = cell.describe(entry, cell.run(entry, self.new_tokens))
+                    done.append(shared | found | {"context": context, "repeat": r})
+                    for d in done:
+                        d |= speedups(d, [p for p in done if p["method"] == "plain"])
+                    log.append(done[-1])
+                    yield done[-1]
+            log.amend(done)
 
 
 class Cell:
@@ -66,17 +87,18 @@ class Cell:
     damage: what a method changed that it must not change, by the method's label; the prompts are then prefilled again.
     """
 
-    def __init__(self, job: Speed, target: LM, stock: Stock | None, text: Text, context: int):
-        self.job, self.target, self.stock = job, target, stock
+    def __init__(self, job: Speed, stock: Stock | None, text: Text, context: int):
+        self.job, self.stock, self.text = job, stock, text
         self.damage: dict[str, str] = {}
         self.ours = self._prefill(text.prompts(context, job.batch))
         self.plain = self.ours.rows()
         kinds = [e.name for e in job.entries if isinstance(e, Baseline)]
         self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}
-        self.depths = {e.label: e.chain_depth(target) for e in job.entries if isinstance(e, MethodSpec)}
+        self.depths = {e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)}
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
-        runs = DecodeSession(self.target, prompts, self.job.new_tokens, self.job.sampler, self.job.seed, eos=())
+        job = self.job
+        runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos=())
         runs.seal()
         return runs
 
@@ -90,76 +112,28 @@ class Cell:
             return Output(rows, Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds, emitted=emitted))
         stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
         if accept is not None and entry.speculative:
-            drafter = Oracle(entry.build(self.target), self.plain, accept)
+            drafter = Oracle(entry.build(self.job.target), self.plain, accept)
         else:
-            drafter = entry.paced(self.target)
+            drafter = entry.paced(self.job.target)
         rows = self.ours.rows(drafter, stats, limit)
         if damage := self.ours.altered():
             self.damage[entry.label] = damage
             self.ours = self._prefill(self.ours.prompts)
         return Output(rows, stats)
 
-
-def speed(job: Speed, target: LM, tokenizer: Any, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict]:
-    """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats."""
-    shared = provenance(target, job.seed)
-    stock = Stock(target) if any(isinstance(e, Baseline) for e in job.entries) else None
-    for text in job.texts:
-        for context in job.contexts:
-            tick(f"{text.name} {context}: prefill")
-            cell, done = Cell(job, target, stock, text, context), []
-            for entry in job.entries:
-                cell.run(entry, max(2 * isinstance(entry, Baseline), min(WARM, job.new_tokens)))
-            for r in range(job.repeat):
-                turn = r % len(job.entries)
-                for entry in job.entries[turn:] + job.entries[:turn]:
-                    tick(f"{text.name} {context}: {entry.label} {r + 1}/{job.repeat}")
-                    found = _describe(job, cell, entry, text, cell.run(entry, job.new_tokens), tokenizer)
-                    done.append(shared | found | {"context": context, "repeat": r})
-                    _set_speedup(done)
-                    log.append(done[-1])
-                    yield done[-1]
-            log.amend(done)
-
-
-def _set_speedup(records: list[dict]) -> None:
-    plains = [r for r in records if r["method"] == "plain"]
-    for r in records:
-        r |= speedups(r, plains)
-
-
-def _describe(job: Speed, cell: Cell, entry: Entry, text: Text, output: Output, tokenizer: Any) -> dict[str, Any]:
-    """The fields of a record for one decoding; those that exist per row are lists if there are several rows."""
-    rows, depth = output.rows, cell.depths.get(entry.label, 0)
-    each = {
-        "text": [tokenizer.decode(row) if tokenizer else "" for row in rows],
-        "token_ids": rows,
-        "prompt_tokens": [len(p) for p in cell.ours.prompts],
-        "new_tokens": [len(row) for row in rows],
-    }
-    difference, damage = first_difference(cell.ours, cell.plain, rows), cell.damage.get(entry.label)
-    found = {
-        "task": "speed",
-        "method": entry.name,
-        "label": entry.label,
-        "options": entry.options,
-        "pace": entry.pace and job.accept is None,
-        **entry.origin,
-        **{k: v[0] if len(rows) == 1 else v for k, v in each.items()},
-        "text_name": text.name,
-        "text_sha256": text.sha256,
-        "batch": len(rows),
-        "temperature": job.sampler.temperature,
-        **figures(output.stats, depth),
-        **diversity(rows),
-        "equal": difference is None and damage is None,
-        "first_difference": difference,
-        **({"damage": damage} if damage else {}),
-    }
-    if "score" in entry.options:
-        found["score"] = entry.options["score"]
-    if job.accept is not None:
-        found["oracle"] = job.accept
-    if entry.name == "plain":
-        found |= traffic(cell.ours, output)
-    return found
+    def describe(self, entry: Entry, output: Output) -> dict[str, Any]:
+        """The fields of a record for one decoding."""
+        job, damage = self.job, self.damage.get(entry.label)
+        difference = first_difference(self.ours, self.plain, output.rows)
+        found = setting("speed", entry, self.text, len(output.rows), job.sampler)
+        found["pace"] = entry.pace and job.accept is None
+        text_of = job.tokenizer.decode if job.tokenizer else lambda row: ""
+        found |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
+        found |= {"equal": difference is None and damage is None, "first_difference": difference}
+        if damage:
+            found["damage"] = damage
+        if job.accept is not None:
+            found["oracle"] = job.accept
+        if entry.name == "plain":
+            found |= traffic(self.ours, output)
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, product
 from time import perf_counter
 from typing import Any
 
@@ -30,23 +30,46 @@ GUIDED = 8  # tokens in the verification of a draft of 7
 class Steps:
     """The parameters of one run: operations take `repeat` turns, each the mean of `inner` calls in a row."""
 
+    target: LM
     texts: list[Text]
     contexts: list[int]
     repeat: int
-    seed: int = 0
+    seed: int
     inner: int = 5
 
-    def check(self, target: LM) -> None:
+    def check(self) -> None:
         """Raises InputError if a context does not fit."""
         most = max(self.contexts) + max(ROWS)
-        if most > target.positions:
-            raise InputError(f"context {max(self.contexts)} needs {most} positions; the model has {target.positions}")
+        if most > self.target.positions:
+            room = self.target.positions
+            raise InputError(f"context {max(self.contexts)} needs {most} positions; the model has {room}")
         for text in self.texts:
             text.prompts(max(self.contexts), 1)
 
     @property
     def steps(self) -> int:
         return len(self.texts) * len(self.contexts) * self.repeat
+
+    def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+        """Yields one record per operation, text and context, with the milliseconds of each turn."""
+        target, shared = self.target, provenance(self.target, self.seed)
+        for text, context in product(self.texts, self.contexts):
+            runs = DecodeSession(target, text.prompts(context, 1), max(ROWS), seed=self.seed, eos=())
+            with torch.inference_mode():
+                calls = operations(target, runs)
+                times: dict[str, list[float]] = {name: [] for name in calls}
+                for r in range(self.repeat):
+                    tick(f"{text.name} {context}: {r + 1}/{self.repeat}")
+                    for name, call in calls.items():
+                        times[name].append(_mean_ms(*call, self.inner))
+            size = bytes_per_step(target, runs.cache, context, 1)
+            read = bandwidth(target.device, size)
+            for name, ms in times.items():
+                found = {"task": "steps", "method": name, "label": name, "context": context, "ms": ms}
+                found |= {"text_name": text.name, "text_sha256": text.sha256, "temperature": 0.0, "batch": 1}
+                found |= {"bytes_per_step": size, "bandwidth_gb_s": read}
+                log.append(shared | found)
+                yield shared | found
 
 
 def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -102,29 +125,6 @@ def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tupl
         chain(first, 0, draws)
 
     return draft, draws.count
-
-
-def steps(job: Steps, target: LM, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yields one record per operation, text and context, with the milliseconds of each turn."""
-    shared = provenance(target, job.seed)
-    for text in job.texts:
-        for context in job.contexts:
-            runs = DecodeSession(target, text.prompts(context, 1), max(ROWS), seed=job.seed, eos=())
-            with torch.inference_mode():
-                calls = operations(target, runs)
-                times: dict[str, list[float]] = {name: [] for name in calls}
-                for r in range(job.repeat):
-                    tick(f"{text.name} {context}: {r + 1}/{job.repeat}")
-                    for name, call in calls.items():
-                        times[name].append(_mean_ms(*call, job.inner))
-            size = bytes_per_step(target, runs.cache, context, 1)
-            read = bandwidth(target.device, size)
-            for name, ms in times.items():
-                found = {"task": "steps", "method": name, "label": name, "context": context, "ms": ms}
-                found |= {"text_name": text.name, "text_sha256": text.sha256, "temperature": 0.0, "batch": 1}
-                found |= {"bytes_per_step": size, "bandwidth_gb_s": read}
-                log.append(shared | found)
-                yield shared | found
 
 
 def _mean_ms(call: Callable[[], Any], parts: int, inner: int) -> float:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
 
 from longdraft.bench.averages import mean_and_errors
 from longdraft.bench.inputs import Text
-from longdraft.bench.selection import Entry
+from longdraft.bench.selection import Entry, setting
 from longdraft.core import KVCache, Sampler, match
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats, step
@@ -75,9 +76,8 @@ class TeacherForced:
         idle = next((e.label for e in self.entries if not e.speculative), None)
         if idle:
             raise InputError(f"{idle} drafts nothing: leave it out of task anchored")
-        for text in self.texts:
-            for context in self.contexts:
-                self.windows(text, context)
+        for text, context in product(self.texts, self.contexts):
+            self.windows(text, context)
         most = max(self.contexts) + self.per_window * self.every + self.limit
         if most > self.target.positions:
             raise InputError(
@@ -88,6 +88,56 @@ class TeacherForced:
     @property
     def steps(self) -> int:
         return len(self.texts) * len(self.contexts) * self.anchors
+
+    def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+        """Yields one record per method, text and context; after an interrupt, records of the anchors until then."""
+        shared = provenance(self.target, self.seed)
+        for text, context in product(self.texts, self.contexts):
+            found: dict[str, list[list[int]]] = {e.label: [] for e in self.entries}
+            stopped: KeyboardInterrupt | None = None
+            try:
+                self._measure(text, context, found, tick)
+            except KeyboardInterrupt as interrupt:
+                stopped = interrupt
+            for e in self.entries:
+                r = shared | setting("anchored", e, text, 1, self.sampler) | {"context": context, "repeat": 0}
+                r |= self._figures(found[e.label], self.depths[e.label])
+                r |= {"interrupted": True} if stopped is not None else {}
+                if r["anchors"]:
+                    log.append(r)
+                    yield r
+            if stopped is not None:
+                raise stopped
+
+    def _measure(self, text: Text, context: int, found: dict[str, list], tick: Callable[[str], None]) -> None:
+        """Fill found {label: [window [accepted drafts of each anchor]]}, with the same anchors for all methods."""
+        for w, (start, anchors) in enumerate(self.windows(text, context)):
+            for windows in found.values():
+                windows.append([])
+            places = walk(self.target, text.tokens[start:], context, anchors, self.every)
+            for i, (cache, tokens) in enumerate(places):
+                tick(f"{text.name} {context}: window {w + 1}, anchor {i + 1}")
+                drafters = {e.label: e.build(self.target) for e in self.entries if isinstance(e, MethodSpec)}
+                counts = {label: accepted_at(self, d, cache, tokens, self.seed + w) for label, d in drafters.items()}
+                for label, n in counts.items():
+                    found[label][-1].append(n)
+
+    def _figures(self, windows: list[list[int]], depth: int) -> dict[str, Any]:
+        windows = [w for w in windows if w]
+        counts = [n for w in windows for n in w]
+        mean, stderr, clustered = mean_and_errors(windows)
+        return {
+            "anchors": len(counts),
+            "windows": len(windows),
+            "every": self.every,
+            "warmup_rounds": self.warmup_rounds,
+            "mean_acceptance_length": 1 + mean,
+            "stderr": stderr,
+            "stderr_clustered": clustered,
+            "acceptance_per_position": [sum(n > i for n in counts) / max(len(counts), 1) for i in range(depth)],
+            "verify_steps": len(counts),
+            "accepted": windows,
+        }
 
 
 @torch.inference_mode()
@@ -107,77 +157,7 @@ def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: li
 def walk(target: LM, tokens: list[int], context: int, anchors: int, every: int) -> Iterator[tuple[KVCache, list[int]]]:
     """Yields, at each anchor of a text, the tokens up to it and a cache that holds all of them but the last."""
     cache = target.new_cache(1, context + anchors * every + 64)
-    with torch.inference_mode():
-        target.prefill(tokens[: context - 1], cache)
     for at in range(context, context + anchors * every, every):
         with torch.inference_mode():
             target.prefill(tokens[int(cache.length) : at - 1], cache)
         yield cache, tokens[:at]
-
-
-def teacher_forced(job: TeacherForced, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict]:
-    """Yields one record per method, text and context. After an interrupt, records hold the anchors measured so far."""
-    shared = provenance(job.target, job.seed)
-    for text in job.texts:
-        for context in job.contexts:
-            found: dict[str, list[list[int]]] = {e.label: [] for e in job.entries}
-            stopped: KeyboardInterrupt | None = None
-            try:
-                _measure(job, text, context, found, tick)
-            except KeyboardInterrupt as interrupt:
-                stopped = interrupt
-            for e in job.entries:
-                r = shared | _describe(job, e, text, context, found)
-                if stopped is not None:
-                    r["interrupted"] = True
-                if r["anchors"]:
-                    log.append(r)
-                    yield r
-            if stopped is not None:
-                raise stopped
-
-
-def _measure(job: TeacherForced, text: Text, context: int, found: dict, tick: Callable[[str], None]) -> None:
-    """Fill found {label: [window [accepted drafts of each anchor]]}, with the same anchors for all methods."""
-    for w, (start, anchors) in enumerate(job.windows(text, context)):
-        for windows in found.values():
-            windows.append([])
-        places = walk(job.target, text.tokens[start:], context, anchors, job.every)
-        for i, (cache, tokens) in enumerate(places):
-            tick(f"{text.name} {context}: window {w + 1}, anchor {i + 1}")
-            drafters = {e.label: e.build(job.target) for e in job.entries if isinstance(e, MethodSpec)}
-            counts = {label: accepted_at(job, d, cache, tokens, job.seed + w) for label, d in drafters.items()}
-            for label, n in counts.items():
-                found[label][-1].append(n)
-
-
-def _describe(job: TeacherForced, entry: Entry, text: Text, context: int, found: dict) -> dict[str, Any]:
-    windows = [w for w in found[entry.label] if w]
-    counts = [n for w in windows for n in w]
-    mean, stderr, clustered = mean_and_errors(windows)
-    return {
-        "task": "anchored",
-        "method": entry.name,
-        "label": entry.label,
-        "options": entry.options,
-        **entry.origin,
-        **({"score": entry.options["score"]} if "score" in entry.options else {}),
-        "text_name": text.name,
-        "text_sha256": text.sha256,
-        "context": context,
-        "batch": 1,
-        "repeat": 0,
-        "temperature": job.sampler.temperature,
-        "anchors": len(counts),
-        "windows": len(windows),
-        "every": job.every,
-        "warmup_rounds": job.warmup_rounds,
-        "mean_acceptance_length": 1 + mean,
-        "stderr": stderr,
-        "stderr_clustered": clustered,
-        "acceptance_per_position": [
-            sum(n > i for n in counts) / max(len(counts), 1) for i in range(job.depths[entry.label])
-        ],
-        "verify_steps": len(counts),
-        "accepted": windows,
-    }

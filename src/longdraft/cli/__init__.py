@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,23 +19,16 @@ from typer.core import TyperCommand, TyperGroup
 from longdraft.errors import InputError
 from longdraft.version import __version__
 
-
-class Command(NamedTuple):
-    """A command, which is `app` in the module."""
-
-    module: str
-    help: str
-
-
+# Of each command, "module:function" (or :app, a Typer application with commands of its own) and its line of help.
 COMMANDS = {
-    "generate": Command("generate", "Continue a prompt; --compare also runs plain decoding."),
-    "methods": Command("methods", "List all methods, their options, and what they need."),
-    "demo": Command("demo", "Compare plain decoding, vegas and lookup on a long prompt."),
-    "bench": Command("bench", "Measure methods side by side; writes one record per measurement."),
-    "audit": Command("audit", "Check that a method is lossless on your model and texts."),
-    "report": Command("report", "Make tables from benchmark records."),
-    "train": Command("train", "Train a model or a drafter."),
-    "import": Command("import_", "Convert a released drafter to longdraft's layout."),
+    "generate": ("generate:generate", "Continue a prompt; --compare also runs plain decoding."),
+    "methods": ("methods:methods", "List all methods, their options, and what they need."),
+    "demo": ("demo:demo", "Compare plain decoding, vegas and lookup on a long prompt."),
+    "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),
+    "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
+    "report": ("bench:report", "Make tables from benchmark records."),
+    "train": ("train:app", "Train a model or a drafter."),
+    "import": ("import_:import_drafter", "Convert a released drafter to longdraft's layout."),
 }
 
 
@@ -46,11 +39,15 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].help) if cmd_name in COMMANDS else None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        app = import_module(f"longdraft.cli.{COMMANDS[str(name)].module}").app
+        module, found = COMMANDS[str(name)][0].split(":")
+        app = getattr(import_module(f"longdraft.cli.{module}"), found)
+        if not isinstance(app, typer.Typer):
+            function, app = app, typer.Typer(add_completion=False)
+            app.command()(function)
         return name, typer.main.get_command(app), rest
 
 

@@ -12,10 +12,7 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def audit(
     prompt_file: common.PromptFiles,
     model: common.Model = "bundled",
@@ -51,8 +48,10 @@ def audit(
     The exit status is 1 if there is a failure, or if there are more ties than plain decoding has with itself in wider
     passes. After a tie, the method continues from plain decoding's output, so that all of it is compared.
     """
+    from rich.console import Console
+
     from longdraft.audit.audit import Audit
-    from longdraft.audit.log import AuditLog
+    from longdraft.audit.log import AuditLog, sentences, table
     from longdraft.audit.plan import ways, windows
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
@@ -75,17 +74,20 @@ def audit(
     job.check()
     shared = provenance(target, seed)
     digest = sha256(json.dumps([(p.tokens, p.new) for p in job.prompts]).encode()).hexdigest()
-    settings = {"model": shared["model"], "weights_sha256": shared["weights_sha256"], "dtype": dtype, "method": method}
-    settings |= {"options": spec.options, **spec.origin, "tolerance": limit, "ways": [str(w) for w in chosen]}
-    settings["control_width"] = WIDTH if limit else None
-    log = AuditLog(out, settings | {"prompts_sha256": digest}, len(job.prompts) * len(chosen), resume)
-    log.shared = {"method": method, "options": spec.options, **spec.origin, "tolerance": limit, **shared}
+    about = {"method": method, "options": spec.options, **spec.origin, "tolerance": limit}
+    settings = {"model": shared["model"], "weights_sha256": shared["weights_sha256"], "dtype": dtype, **about}
+    settings |= {"ways": [str(w) for w in chosen], "control_width": WIDTH if limit else None, "prompts_sha256": digest}
+    log = AuditLog(out, settings, len(job.prompts) * len(chosen), resume)
+    log.shared = about | shared
     interrupted = watch(job, log)
     record: dict[str, Any] = log.record() | ({"interrupted": True} if interrupted else {})
     if as_json:
         print(json.dumps(record))
     else:
-        show(record, limit)
+        console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+        console.print(table(record["runs"]))
+        for line in sentences(record, limit):
+            console.print(line, soft_wrap=True, markup=False)
         if interrupted:
             typer.echo("Interrupted: these are the results so far" + (f"; --resume continues {out}." if out else "."))
     wrong = record["failures"] or record["too_many_ties"]
@@ -93,28 +95,11 @@ def audit(
         raise typer.Exit(1 if wrong else 130)
 
 
-def show(record: dict[str, Any], tolerance: float) -> None:
-    """Print a table and a summary."""
-    from rich.console import Console
-
-    from longdraft.audit.log import sentences, table
-
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(table(record["runs"]))
-    for line in sentences(record, tolerance):
-        console.print(line, soft_wrap=True, markup=False)
-
-
 def watch(job: Any, log: Any) -> bool:
     """Run the audit with a progress bar; returns whether it was interrupted."""
     from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
-    with common.progress_bar(TaskProgressColumn(), TimeRemainingColumn()) as progress:
-        bar = progress.add_task("", total=job.steps)
-
-        def tick(count: int, what: str) -> None:
-            progress.update(bar, advance=count, description=what or None)
-
+    with common.progress(job.steps, TaskProgressColumn(), TimeRemainingColumn()) as tick:
         log.write()
         try:
             for result in job.run(tick, log.known):

@@ -1,9 +1,8 @@
-"""`longdraft bench`: measures methods side by side."""
+"""`longdraft bench` measures methods side by side; `longdraft report` makes tables from its records."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +11,7 @@ import typer
 from longdraft.cli import common
 from longdraft.errors import InputError
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def bench(
     methods: Annotated[
         str,
@@ -58,9 +54,9 @@ def bench(
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
     from longdraft.bench import inputs, shapes
     from longdraft.bench.selection import parse
-    from longdraft.bench.speed import Speed, speed
-    from longdraft.bench.steps import Steps, steps
-    from longdraft.bench.teacher_forced import TeacherForced, teacher_forced
+    from longdraft.bench.speed import Speed
+    from longdraft.bench.steps import Steps
+    from longdraft.bench.teacher_forced import TeacherForced
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
 
@@ -80,38 +76,35 @@ def bench(
         target, tokenizer = common.load_target(model, dtype)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
     if task == "steps":
-        costs = Steps(texts, contexts, repeat, seed)
-        costs.check(target)
-        _run(lambda log, tick: steps(costs, target, log, tick), costs.steps, out)
+        _run(Steps(target, texts, contexts, repeat, seed), out)
     elif task == "anchored":
-        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds)
-        job.check()
-        _run(lambda log, tick: teacher_forced(job, log, tick), job.steps, out)
+        _run(TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds), out)
     else:
-        plan = Speed(chosen, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
-        plan.check(target)
-        _run(lambda log, tick: speed(plan, target, tokenizer, log, tick), plan.steps, out)
+        job = Speed(target, tokenizer, chosen, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
+        _run(job, out)
 
 
-def _run(work: Callable[[Any, Callable[[str], None]], Iterator[dict[str, Any]]], total: int, out: Path | None) -> None:
-    """Do the work with a progress bar, then print tables; after an interrupt, of the records so far."""
+def _run(job: Any, out: Path | None) -> None:
+    """Do a task's work with a progress bar, then print tables; after an interrupt, of the records so far."""
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
+    from longdraft.bench.report import rich_table, sections
     from longdraft.engine.record_file import RecordFile
 
+    job.check()
     log, found, stopped = RecordFile(out), [], False
-    with common.progress_bar(MofNCompleteColumn(), TimeElapsedColumn()) as progress:
-        bar = progress.add_task("", total=total)
-
-        def tick(what: str) -> None:
-            progress.update(bar, advance=1, description=what)
-
+    with common.progress(job.steps, MofNCompleteColumn(), TimeElapsedColumn()) as tick:
         try:
-            for r in work(log, tick):
+            for r in job.run(log, lambda what: tick(1, what)):
                 found.append(r)
         except KeyboardInterrupt:
             stopped = True
-    _show(found)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for section in sections(found):
+        console.print(rich_table(section))
+        for note in section.notes[:-1]:
+            console.print(note, highlight=False)
     if stopped:
         typer.echo(f"interrupted; the records so far are {'in ' + str(out) if out else 'shown above'}", err=True)
         raise typer.Exit(130)
@@ -119,20 +112,19 @@ def _run(work: Callable[[Any, Callable[[str], None]], Iterator[dict[str, Any]]],
         raise typer.Exit(1)
 
 
-def _show(records: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from longdraft.bench import report
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for section in report.sections(records):
-        console.print(report.rich_table(section))
-        for note in section.notes[:-1]:
-            console.print(note, highlight=False)
-
-
 def _contexts(text: str) -> list[int]:
     parts = [p.strip() for p in text.split(",") if p.strip()]
     if not parts or not all(p.isdecimal() and int(p) for p in parts):
         raise InputError(f"context is {text!r}: give token counts of 1 or more, like 4096 or 4096,8192")
     return [int(p) for p in parts]
+
+
+def report(
+    files: Annotated[list[Path], typer.Argument(help="Files that `longdraft bench --out` wrote.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.md.")],
+) -> None:
+    """Make all tables from records alone."""
+    from longdraft.bench.report import write
+    from longdraft.engine.record_file import load
+
+    typer.echo(f"{write(load(files), out)}")

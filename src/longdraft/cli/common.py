@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,12 +50,15 @@ def settle() -> None:
     gc.freeze()
 
 
-def progress_bar(*columns: Any) -> Any:
-    """A progress bar on standard error; silent unless that is a terminal."""
+@contextmanager
+def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar on standard error, silent unless that is a terminal -> what to call with (steps, description)."""
     import sys
 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     shown = [TextColumn("{task.description}"), BarColumn(), *columns]
-    return Progress(*shown, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with Progress(*shown, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda steps, what: bar.update(task, advance=steps, description=what or None)

@@ -8,12 +8,10 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
 METHODS = ("plain", "vegas", "lookup")
 DRAFTED, OWN = "green", "bold"
 
 
-@app.command()
 def demo(
     model: common.Model = "bundled",
     context: Annotated[int, typer.Option(min=16, help="Number of prompt tokens.")] = 16384,
@@ -26,14 +24,16 @@ def demo(
     """Continue source code of the standard library by plain decoding, vegas and lookup, and compare them."""
     from rich.console import Console
 
-    from longdraft.bench.texts import stdlib_prompt
+    from longdraft.bench.inputs import stdlib_prompt
+    from longdraft.bench.notes import LOOPS
     from longdraft.cli.job import WARM
+    from longdraft.cli.show import Detokenizer
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match
     from longdraft.drafters import Drafter
     from longdraft.engine.decode_session import DecodeSession, first_difference
     from longdraft.engine.generate import check
-    from longdraft.engine.measure import Output, traffic
+    from longdraft.engine.measure import Output, distinct, traffic
     from longdraft.methods import build
 
     console, sampler = Console(highlight=False), Sampler(temperature)
@@ -54,38 +54,32 @@ def demo(
         console.rule(name, align="left")
         session.rows(build(name, target, adaptive=True), limit=WARM)  # plain decoding finishes first
         found[name] = Output([[]])
-        printer = Painter(console, tokenizer)
+        text = Detokenizer(tokenizer)
         for step in session.decode(build(name, target, adaptive=True), found[name].stats):
             found[name].take(step)
-            printer.step(step.tokens[0])
-        printer.end()
+            for token in step.tokens[0][:-1]:
+                paint(console, text.push([token]), DRAFTED)
+            paint(console, text.push(step.tokens[0][-1:]), OWN)
+        paint(console, text.flush() + "\n", OWN)
         if damage := session.altered():  # every later method would read it
             break
     differences = {name: first_difference(session, found["plain"].rows, run.rows) for name, run in found.items()}
     console.print(table(found, differences, target.exact, damage))
     if damage:
         raise typer.Exit(1)
-    footnotes(console, found["plain"], traffic(session, found["plain"]))
+    moved, new = traffic(session, found["plain"]), distinct(found["plain"].rows)
+    console.print(
+        f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
+        f" at {moved['bandwidth_share']:.0%} of this machine's {moved['bandwidth_gb_s']:.0f} GB/s."
+    )
+    if new < LOOPS:
+        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours lookup.")
 
 
-class Painter:
-    """Prints text while it is decoded; all but the last token of a step are accepted drafts."""
-
-    def __init__(self, console: Any, tokenizer: Any):
-        from longdraft.cli.show import Detokenizer
-
-        self.console, self.text = console, Detokenizer(tokenizer)
-
-    def step(self, tokens: list[int]) -> None:
-        for i, token in enumerate(tokens):
-            self._write(self.text.push([token]), OWN if i == len(tokens) - 1 else DRAFTED)
-
-    def end(self) -> None:
-        self._write(self.text.flush() + "\n", OWN)
-
-    def _write(self, piece: str, style: str) -> None:
-        if piece:
-            self.console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
+def paint(console: Any, piece: str, style: str) -> None:
+    """Print a piece of text as it is, without a line end."""
+    if piece:
+        console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 
 
 def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damage: str | None) -> Any:
@@ -93,31 +87,16 @@ def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damag
     from rich.table import Table
 
     from longdraft.cli.show import verdict
+    from longdraft.engine.measure import timings
 
     shown = Table("method")
     for column in ("tokens/s", "mean acceptance length", "speedup"):
         shown.add_column(column, justify="right")
     shown.add_column("equal")
-    plain = found["plain"].tokens_per_s
+    speeds = {name: timings(run.stats)["tokens_per_s"] for name, run in found.items()}
     last = list(found)[-1]
     for name, run in found.items():
-        speed = run.tokens_per_s
         length = f"{run.stats.mean_acceptance_length:.2f}"
         equal = verdict(differences[name], exact, damage if name == last else None)
-        shown.add_row(name, f"{speed:.1f}", length, f"{speed / plain:.2f}", equal)
+        shown.add_row(name, f"{speeds[name]:.1f}", length, f"{speeds[name] / speeds['plain']:.2f}", equal)
     return shown
-
-
-def footnotes(console: Any, plain: Any, moved: dict[str, Any]) -> None:
-    """Bandwidth, and whether the output is too repetitive to judge the methods by."""
-    from longdraft.bench.notes import LOOPS
-    from longdraft.engine.measure import distinct
-
-    share, speed = moved["bandwidth_share"], moved["bandwidth_gb_s"]
-    console.print(
-        f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
-        f" at {share:.0%} of this machine's {speed:.0f} GB/s."
-    )
-    new = distinct(plain.rows)
-    if new < LOOPS:
-        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours lookup.")

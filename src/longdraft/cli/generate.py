@@ -10,10 +10,7 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")] = None,
     prompt_file: Annotated[
@@ -72,12 +69,13 @@ def generate(
     target, tokenizer = common.load_target(model, dtype, threads)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, spec, sampler, seed, accept)
-    outcome = job.run(
-        rows, max_new_tokens, () if ignore_eos else None, compare, None if as_json else Printer(tokenizer, texts)
-    )
+    printer = None if as_json else Printer(tokenizer, texts)
+    record = job.run(rows, max_new_tokens, () if ignore_eos else None, compare, printer)
     if as_json:
-        print(json.dumps(outcome.record))
+        print(json.dumps(record))
     else:
-        typer.echo(summary(outcome.record), err=True)
-    if outcome.interrupted or outcome.failed:
-        raise typer.Exit(130 if outcome.interrupted else 1)
+        typer.echo(summary(record), err=True)
+    if "interrupted" in record:
+        raise typer.Exit(130)
+    if "damage" in record or (record["exact"] and record.get("equal") is False):
+        raise typer.Exit(1)

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def import_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
     out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
@@ -27,8 +24,8 @@ def import_drafter(
     The kind is recognised by the names and shapes of the weights, which must all be known and fit the target. No code
     from the folder is run.
     """
-    from longdraft.drafters import importing
+    from longdraft.drafters.kinds import import_released
     from longdraft.models.loading import load_lm
 
-    made = importing.convert(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
+    made = import_released(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")

@@ -12,8 +12,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Step
-from longdraft.engine.measure import Output, diversity, figures, traffic
-from longdraft.engine.rates import speedups, timings
+from longdraft.engine.measure import Output, figures, speedups, timings, traffic
 from longdraft.engine.records import provenance
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
@@ -43,19 +42,6 @@ class Printer:
 
 
 @dataclass
-class Outcome:
-    """The record of a run, and whether the user interrupted it."""
-
-    record: dict[str, Any]
-    interrupted: bool
-
-    @property
-    def failed(self) -> bool:
-        """Whether the comparison found damage, or a difference on an exact backend."""
-        return "damage" in self.record or (self.record["exact"] and self.record.get("equal") is False)
-
-
-@dataclass
 class Job:
     """A method that decodes on a target; its options are valid for that target. Raises InputError when made."""
 
@@ -75,8 +61,8 @@ class Job:
 
     def run(
         self, prompts: list[list[int]], limit: int, eos: tuple[int, ...] | None, compare: bool, printer: Printer | None
-    ) -> Outcome:
-        """Decode the prompts and return a record; after a keyboard interrupt, it holds the tokens so far.
+    ) -> dict[str, Any]:
+        """Decode the prompts and return a record; after a keyboard interrupt (`interrupted`), of the tokens so far.
 
         For a comparison, plain decoding finishes before the method starts to warm up: a faulty drafter that changes the
         prompt's keys and values must not affect the output that it is compared with.
@@ -87,9 +73,8 @@ class Job:
             if compare or self.accept is not None:
                 session.seal()
                 session.rows(Drafter(), limit=WARM)
-                plain = Output([[] for _ in prompts])
-                for step in session.decode(Drafter(), plain.stats):
-                    plain.take(step)
+                plain = Output([])
+                plain.rows = session.rows(Drafter(), plain.stats)
                 session.rows(self.drafter(), limit=WARM)
             drafter = self.drafter()
             if self.accept is not None and plain is not None:
@@ -103,24 +88,16 @@ class Job:
         if printer is not None:
             printer.end(main.rows)
         record = self._record(session, main)
-        if plain is not None and not interrupted:
-            record |= self._comparison(session, main, plain)
-        return Outcome(record | ({"interrupted": True} if interrupted else {}), interrupted)
+        if interrupted:
+            return record | {"interrupted": True}
+        return record if plain is None else record | self._comparison(session, main, plain)
 
     def _record(self, session: DecodeSession, output: Output) -> dict[str, Any]:
-        one = len(output.rows) == 1
-        per_row = {
-            "text": [text_of(self.tokenizer, r) for r in output.rows],
-            "token_ids": output.rows,
-            "prompt_tokens": [len(p) for p in session.prompts],
-            "new_tokens": [len(r) for r in output.rows],
-        }
-        record: dict[str, Any] = {k: v[0] if one else v for k, v in per_row.items()}
         output.stats.prefill_s += session.prefill_s
+        depth = self.method.chain_depth(self.target)
+        record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
         record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(session.sampler)}
-        record["pace"] = self.method.pace and self.accept is None
-        record |= self.method.origin
-        record |= figures(output.stats, self.method.chain_depth(self.target)) | diversity(output.rows)
+        record |= {"pace": self.method.pace and self.accept is None, **self.method.origin}
         if self.method.name == "plain":
             record |= traffic(session, output)
         if self.accept is not None:

@@ -9,8 +9,6 @@ import typer
 
 from longdraft.cli import common
 
-app = typer.Typer(add_completion=False)
-
 
 def describe(name: str, method: Any, weights: Any) -> dict[str, Any]:
     """available: the method needs no drafter weights, or there are trained ones beside the target."""
@@ -40,7 +38,6 @@ def lines(entry: dict[str, Any]) -> list[str]:
     return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in found), ""]
 
 
-@app.command()
 def methods(
     model: Annotated[
         str, typer.Option("-m", "--model", help="The target, beside which trained drafters are searched.")

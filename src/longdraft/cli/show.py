@@ -34,10 +34,7 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
 
 
 def verdict(difference: dict[str, Any] | None, exact: bool, damage: str | None = None) -> str:
-    """Whether an output equals plain decoding's, in words. exact: whether the backend guarantees it (LM.exact).
-
-    damage: what the method changed that it must not change.
-    """
+    """Whether an output equals plain decoding's, in words. damage: what the method changed without permission."""
     if damage:
         return f"NO: the method changed {damage}"
     promise = "" if exact else " (not guaranteed on this backend)"

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from longdraft.cli import common
 from longdraft.cli import train_options as o
-from longdraft.cli.train_drafter import command
 from longdraft.cli.train_text import write_text
-from longdraft.core import provenance
+from longdraft.core.options import declared, pairs, read
+from longdraft.drafters.checkpoint import WEIGHTS, read_weights
+from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.drafters.kinds import KINDS
+from longdraft.drafters.released import fill
+from longdraft.models.loading import load, quiet
 from longdraft.training import data, plot, probes, target, trainer
-from longdraft.training.schedule import Plan, parse_stages
+from longdraft.training.frozen import Frozen
+from longdraft.training.processes import joined, spread
+from longdraft.training.run import corpora, finish
+from longdraft.training.run import train as run_training
+
+Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
+Patience = Annotated[int, typer.Option(min=0, help="Evaluations without improvement before training stops (0: never).")]
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
 
 
-@app.command("target")
 def train_target(
+    run: o.Run,
     out: Annotated[Path, typer.Option(help="Folder for the finished model.")],
     work: Annotated[Path, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl.")] = Path("run"),
     stage: o.Stage = ["512:2000"],  # noqa: B006
@@ -28,9 +40,6 @@ def train_target(
     environment: Annotated[bool, typer.Option(help="Use the standard library and installed packages.")] = True,
     package_cap: o.PackageCap = 8_000_000,
     dataset_cap: o.DatasetCap = 50_000_000,
-    resume: o.Resume = False,
-    stop_at: o.StopAt = 0,
-    export_only: o.ExportOnly = False,
     contexts: Annotated[
         str, typer.Option(help="Context lengths of the final evaluation; '' skips it.")
     ] = "512,1024,2048,4096,8192",
@@ -43,61 +52,95 @@ def train_target(
     heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
     mlp: Annotated[int, typer.Option(min=16, help="Width of the MLP.")] = 704,
     positions: Annotated[int, typer.Option(min=16, help="Maximum context length.")] = 131072,
-    code: o.Code = 0.65,
     copies: Annotated[float, typer.Option(help="Share of rows with repeated spans.", min=0, max=1)] = 0.25,
     guide_to: Annotated[int, typer.Option(help="Guide some attention heads before this step.", min=0)] = 0,
-    step_tokens: o.StepTokens = 2048,
-    matrix_rate: o.MatrixRate = 0.02,
-    other_rate: o.OtherRate = 0.003,
-    decay: o.Decay = 1 / 3,
-    seed: o.Seed = 0,
-    bf16: o.Bf16 = True,
-    threads: o.Threads = 0,
-    save_seconds: o.SaveSeconds = 300,
-    probe_every: o.ProbeEvery = 500,
-    log_every: o.LogEvery = 10,
 ) -> None:
     """Train a small Qwen3 on this machine's Python files and on books, and export it in bfloat16."""
-    if threads:
-        torch.set_num_threads(threads)
-    plan = Plan(parse_stages(stage, positions), step_tokens, decay)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    settings = run.settings(stage, positions, work)
     lengths = [int(c) for c in contexts.split(",") if c.strip().isdecimal()]
     sources = data.Sources(text, environment, package_cap, dataset_cap)
     corpus, heldout = target.prepare(work, sources, vocab, positions, tokenizer)
-    model = target.build(vocab, layers, hidden, heads, mlp, positions, seed)
-    if not export_only:
-        settings = trainer.Settings(
-            plan,
-            work,
-            provenance.command(),
-            (matrix_rate, other_rate),
-            seed=seed,
-            code=code,
-            bf16=bf16,
-            resume=resume,
-            stop_at=stop_at,
-            probe_every=probe_every,
-            log_every=log_every,
-            save_seconds=save_seconds,
-        )
+    model = target.build(vocab, layers, hidden, heads, mlp, positions, run.seed)
+    if not run.export_only:
         loss_of = target.objective(model, corpus, settings, copies, guide_to)
         facts = {"copies": copies, "guide_to": guide_to}
         state = trainer.train(model, loss_of, settings, lambda: probes.cheap(model, heldout, vocab), facts)
-        if state["step"] < plan.steps:
-            typer.echo(o.stopped(state["step"], plan.steps))
+        if state["step"] < settings.plan.steps:
+            typer.echo(o.stopped(state["step"], settings.plan.steps))
             return
     facts = {f"{kind}_tokens": corpus.count(kind) for kind in data.TEXT_KINDS} | {"documents": len(corpus.names)}
     record = target.export(work, out, model, heldout, facts, lengths)
     typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 
 
-@app.command("plot")
+def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None]:
+    """The command that trains drafters of this kind."""
+
+    def train_drafter(
+        run: o.Run,
+        out: Annotated[Path, typer.Option(help="Folder for the finished drafter.")],
+        model: common.Model = "bundled",
+        work: o.Work = None,
+        text: o.Text = [],  # noqa: B006
+        environment: o.Environment = None,
+        package_cap: o.PackageCap = 8_000_000,
+        dataset_cap: o.DatasetCap = 50_000_000,
+        option: Option = [],  # noqa: B006
+        steps: Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")] = 2000,
+        length: Annotated[int, typer.Option(min=8, help="Number of tokens per row.")] = 1024,
+        stage: o.Stage = [],  # noqa: B006
+        accumulate: Annotated[int, typer.Option(min=1, help="Number of parts of a step, divided among processes.")] = 1,
+        start: Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")] = None,
+        shared: Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")] = False,
+        patience: Patience = 0,
+    ) -> None:
+        quiet(run.threads or None)
+        team = joined()
+        lm, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None)
+        if shared:
+            spread(lm, team)
+        frozen, folder = Frozen(lm), work or out.with_name(out.name + ".run")
+        stages = stage or [f"{length}:{steps}"]
+        settings = run.settings(stages, lm.positions, folder, patience=patience, parts=accumulate, team=team)
+        sources = data.Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
+        if not team.first:
+            team.wait()  # until the first process has tokenised the text
+        corpus, heldout = corpora(frozen, tokenizer, sources, folder)
+        if team.first:
+            team.wait()
+        torch.manual_seed(run.seed)
+        module_name, function = training.objective.split(":")
+        objective_of = getattr(import_module(module_name), function)
+        options = dict(read(f"train {training.command}", declared(objective_of), pairs(option), text=True))
+        objective = objective_of(frozen, corpus, **options)
+        module = objective.module.to(lm.device)
+        if start is not None:
+            fill(module, read_weights(start / WEIGHTS), str(start))
+        if not run.export_only:
+            state = run_training(objective, corpus, heldout, settings, options)
+            if run.stop_at and state["step"] < settings.plan.steps:
+                typer.echo(o.stopped(state["step"], settings.plan.steps))
+                return
+        if not team.first:
+            return
+        facts = {f"{name}_tokens": corpus.count(name) for name in data.TEXT_KINDS} | {"documents": len(corpus.names)}
+        record = {"parameters": sum(p.numel() for p in module.parameters()), **facts, **finish(module, settings)}
+        kind.save(module.to(torch.bfloat16), out, lm, record, tokenizer)
+        typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
+
+    return o.with_run(train_drafter, o.Run())
+
+
 def plot_run(run: Annotated[Path, typer.Argument(help="The --work folder of a run.")]) -> None:
     """Plot a run's loss and held-out acceptance over its tokens, as RUN/loss.png."""
     typer.echo(plot.draw(run))
 
 
+app.command("target")(o.with_run(train_target, o.Run(step_tokens=2048, decay=1 / 3, probe_every=500)))
+app.command("plot")(plot_run)
 app.command("text")(write_text)
 for kind in KINDS.values():
     if kind.training is not None:
-        app.command(kind.training.command, help=kind.training.help)(command(kind, kind.training))
+        app.command(kind.training.command, help=kind.training.help)(drafter_command(kind, kind.training))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, get_annotations, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from longdraft.core import provenance
+from longdraft.training.schedule import Plan, parse_stages
+from longdraft.training.trainer import Settings
 
 Text = Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeatable.")]
 Environment = Annotated[
@@ -17,20 +25,51 @@ Work = Annotated[
     Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
 ]
 Stage = Annotated[list[str], typer.Option(help="LENGTH:STEPS, run in the given order; repeatable.")]
-StepTokens = Annotated[int, typer.Option(min=8, help="Number of tokens per step (at least one row).")]
-MatrixRate = Annotated[float, typer.Option(help="Learning rate of Muon, which trains matrices.")]
-OtherRate = Annotated[float, typer.Option(help="Learning rate of AdamW, which trains all else.")]
-Decay = Annotated[float, typer.Option(help="Final share of tokens over which the rate falls to 0.", min=0.001, max=1)]
-Code = Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)]
-Resume = Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")]
-StopAt = Annotated[int, typer.Option(help="Stop after this step, to resume later (0: never).", min=0)]
-ExportOnly = Annotated[bool, typer.Option(help="Do not train; write the newest checkpoint to --out.")]
-ProbeEvery = Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")]
-LogEvery = Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")]
-SaveSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of random numbers.")]
-Bf16 = Annotated[bool, typer.Option(help="Compute in bfloat16; weights stay float32.")]
 Threads = Annotated[int, typer.Option(min=0, help="Number of CPU threads (0: torch's choice).")]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a training run proceeds, whatever is trained: an option per field."""
+
+    step_tokens: Annotated[int, typer.Option(min=8, help="Number of tokens per step (at least one row).")] = 4096
+    matrix_rate: Annotated[float, typer.Option(help="Learning rate of Muon, which trains matrices.")] = 0.02
+    other_rate: Annotated[float, typer.Option(help="Learning rate of AdamW, which trains all else.")] = 0.003
+    decay: Annotated[
+        float, typer.Option(help="Final share of tokens over which the rate falls to 0.", min=0.001, max=1)
+    ] = 0.5
+    code: Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)] = 0.65
+    resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False
+    stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later (0: never).", min=0)] = 0
+    export_only: Annotated[bool, typer.Option(help="Do not train; write the newest checkpoint to --out.")] = False
+    probe_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")] = 200
+    log_every: Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")] = 10
+    save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300
+    seed: Seed = 0
+    bf16: Annotated[bool, typer.Option(help="Compute in bfloat16; weights stay float32.")] = True
+    threads: Threads = 0
+
+    def settings(self, stages: list[str], positions: int, work: Path, **more: Any) -> Settings:
+        """What the trainer needs. Raises InputError for stages that are not LENGTH:STEPS."""
+        plan = Plan(parse_stages(stages, positions), self.step_tokens, self.decay)
+        shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
+        return Settings(plan, work, provenance.command(), (self.matrix_rate, self.other_rate), **shared, **more)
+
+
+def with_run(command: Callable[..., None], defaults: Run) -> Callable[..., None]:
+    """The command without its parameter `run`, which holds the values of one further option per field of Run."""
+
+    @wraps(command)
+    def function(**given: Any) -> None:
+        run = Run(**{f.name: given.pop(f.name) for f in fields(Run)})
+        command(run=run, **given)
+
+    types = get_annotations(Run, eval_str=True)
+    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "run"]
+    more = [Parameter(n, Parameter.KEYWORD_ONLY, default=getattr(defaults, n), annotation=types[n]) for n in types]
+    function.__signature__ = Signature([*own, *more])  # type: ignore[attr-defined]
+    return function
 
 
 def stopped(step: int, steps: int) -> str:

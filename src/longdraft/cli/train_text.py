@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -15,10 +14,9 @@ from longdraft.cli import train_options as o
 from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import generate
 from longdraft.errors import InputError
-from longdraft.models.lm import LM
 from longdraft.models.loading import load, quiet
 from longdraft.training import rows, trainer
-from longdraft.training.data import Corpus, Sources
+from longdraft.training.data import Sources
 from longdraft.training.frozen import Frozen
 from longdraft.training.run import corpora
 
@@ -42,48 +40,24 @@ def write_text(
     target, tokenizer = load(model, dtype)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
-    sampler = Sampler(temperature)
-    with trainer.bar("{task.completed}/{task.total} texts") as shown:
-        task = shown.add_task("text", total=count)
-        before = write(
-            target, tokenizer, corpus, out, count, prompt_tokens, max_new_tokens, sampler, seed,
-            lambda: shown.advance(task),
-        )  # fmt: skip
-    typer.echo(f"{max(count - before, 0)} texts written, {max(before, count)} in {out}")
-
-
-def write(
-    target: LM,
-    tokenizer: Any,
-    corpus: Corpus,
-    out: Path,
-    count: int,
-    prompt: int,
-    new: int,
-    sampler: Sampler,
-    seed: int,
-    tick: Callable[[], None],
-) -> int:
-    """Append to `out` until it has `count` lines {"text": ...}; each is a function of the seed and its index.
-
-    -> the number of lines that were there before. Decoding is plain, because a view of the cache saves nothing at such
-    lengths. Raises InputError.
-    """
-    before = _lines(out)
+    sampler, before = Sampler(temperature), _lines(out)
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+    def written(i: int) -> str:
+        """Line i, determined by seed and i. Decoding is plain: at such lengths a view of the cache saves nothing."""
+        tokens = rows.cut(corpus, prompt_tokens, np.random.default_rng([seed, i]), 0.65).astype(int).tolist()
+        [new] = generate(target, [tokens], max_new_tokens=max_new_tokens, sampler=sampler, seed=seed + i, eos=eos)
+        return json.dumps({"text": tokenizer.decode(tokens + new, skip_special_tokens=True)}) + "\n"
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a", encoding="utf-8") as file:
-            for i in range(before, count):
-                tokens = rows.cut(corpus, prompt, np.random.default_rng([seed, i]), 0.65).astype(int).tolist()
-                [found] = generate(target, [tokens], max_new_tokens=new, sampler=sampler, seed=seed + i, eos=eos)
-                line = json.dumps({"text": tokenizer.decode(tokens + found, skip_special_tokens=True)})
-                file.write(line + "\n")
-                file.flush()
-                tick()
+        bar = trainer.bar("{task.completed}/{task.total} texts")
+        with out.open("a", encoding="utf-8", buffering=1) as file, bar:
+            for i in bar.track(range(before, count), total=count, description="text"):
+                file.write(written(i))
     except OSError as error:
         raise InputError(f"could not write {out}: {error}; make room, then run the same command again") from None
-    return before
+    typer.echo(f"{max(count - before, 0)} texts written, {max(before, count)} in {out}")
 
 
 def _lines(out: Path) -> int:

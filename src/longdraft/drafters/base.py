@@ -1,4 +1,4 @@
-"""The drafter protocol (only `grow` has no useful default), drafters in sequence, and beam search."""
+"""The drafter protocol (only `grow` has no useful default), what kinds of drafters share, and beam search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, ChainDraws, DraftLimits, Sequences, Tree, Verdict
+from longdraft.models.lm import LM
 from longdraft.ops import DRAFT
+from longdraft.views.base import Policy
 
 
 class Drafter:
@@ -62,19 +64,33 @@ class Drafter:
         """Called after a step's commit. Steps may be left out, except the last one before a draft."""
 
 
-class Sequential(Drafter):
-    """Drafters applied in order to one tree. At most one of them may use captures."""
+class UnderView(Drafter):
+    """Drafts over a policy's view of the target's cache. widths: nodes per level ([1] * gamma is a chain)."""
 
-    def __init__(self, *drafters: Drafter):
-        self.drafters = drafters
-        self.max_depth = max(d.max_depth for d in drafters)
-        self.captures()
+    def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
+        self.target, self.policy, self.widths = target, policy, widths
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
 
     def captures(self) -> CaptureSpec:
-        specs = [spec for spec in (d.captures() for d in self.drafters) if spec.rows or spec.hidden]
-        if len(specs) > 1:
-            raise ValueError("at most one drafter of a Sequential may use captures of the verify pass")
-        return specs[0] if specs else CaptureSpec()
+        return self.policy.captures()
+
+    def start(self, seqs: Sequences) -> None:
+        self.policy.start(self.target, seqs.tokens, seqs.cache)
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        self.policy.update(seqs.cache, captured)
+
+
+class Combined(Drafter):
+    """Made of other drafters: whatever changes or reads their state is done for all of them, in order."""
+
+    drafters: Sequence[Drafter]
 
     def rewind(self, seqs: Sequences) -> None:
         for d in self.drafters:
@@ -99,15 +115,29 @@ class Sequential(Drafter):
         for d in self.drafters:
             d.leave(seqs, row)
 
-    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        for d in self.drafters:
-            left = limits.within(width=max(limits.width - tree.widest, 0))
-            tree = d.grow(tree, seqs, left)
-        return tree
-
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         for d in self.drafters:
             d.update(seqs, tree, verdict, captured)
+
+
+class Sequential(Combined):
+    """Drafters applied in order to one tree. At most one of them may use captures."""
+
+    def __init__(self, *drafters: Drafter):
+        self.drafters = drafters
+        self.max_depth = max(d.max_depth for d in drafters)
+        self.captures()
+
+    def captures(self) -> CaptureSpec:
+        specs = [spec for spec in (d.captures() for d in self.drafters) if spec.rows or spec.hidden]
+        if len(specs) > 1:
+            raise ValueError("at most one drafter of a Sequential may use captures of the verify pass")
+        return specs[0] if specs else CaptureSpec()
+
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        for d in self.drafters:
+            tree = d.grow(tree, seqs, limits.within(width=max(limits.width - tree.widest, 0)))
+        return tree
 
 
 def beam(

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from longdraft.core.files import read_json
+from longdraft.drafters.kind import DrafterKind
+from longdraft.drafters.released import fill
 from longdraft.errors import InputError
 from longdraft.models.lm import LM, fingerprint
 from longdraft.models.loading import HUB_ID, reachable
@@ -27,8 +29,8 @@ LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
 
 @dataclass(frozen=True)
-class ModuleFormat:
-    """A module as model.safetensors, config.json and training.json. It does not include what it shares with the target.
+class ModuleKind(DrafterKind):
+    """Stored as model.safetensors, config.json and training.json, without what the module shares with the target.
 
     options_of(module): the arguments it was built with, as JSON. build(target, **options): an untrained module with the
     same shapes; the annotations of its parameters are the types that the options must have.
@@ -37,28 +39,20 @@ class ModuleFormat:
     options_of: Callable[[Any], dict[str, Any]]
     build: Callable[..., nn.Module]
 
-    def save(self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any) -> None:
-        """Write all three files or none; the weights keep their dtype. A drafter that was there is replaced.
-
-        Raises InputError, also for a folder that contains anything else.
-        """
+    def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
+        """The weights keep their dtype. A drafter that was in the folder is replaced; other files raise InputError."""
         with replacing(Path(folder), facts) as draft:
             save_file({k: v.detach().cpu().contiguous() for k, v in weights.state_dict().items()}, draft / WEIGHTS)
-            config = describe(weights, kind, self.options_of(weights), target)
+            config = describe(weights, self.name, self.options_of(weights), target)
             (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> nn.Module:
-        """The module of this kind in a folder or a Hub repository, frozen, in the target's dtype and on its device.
-
-        any_target: also accept one that was trained for another target of the same sizes. Raises InputError.
-        """
+    def load(self, folder: str, target: LM, any_target: bool = False) -> nn.Module:
         place = _place(folder)
         config = read_config(place)
         ours = config["longdraft"]
-        if ours.get("kind") != kind:
-            raise InputError(
-                f"{folder} holds a drafter of kind {ours.get('kind')}; this method needs one of kind {kind}"
-            )
+        if ours.get("kind") != self.name:
+            held = f"{folder} holds a drafter of kind {ours.get('kind')}"
+            raise InputError(f"{held}; this method needs one of kind {self.name}")
         _same_target(folder, config, target, any_target)
         weights = read_weights(place / WEIGHTS)
         try:
@@ -82,10 +76,7 @@ class ModuleFormat:
 
 @contextmanager
 def replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
-    """A new folder to write in, which replaces `folder` at the end, with the facts added; on an error nothing changes.
-
-    Raises InputError.
-    """
+    """A new folder to write in, which replaces `folder` at the end; nothing changes on an error. Raises InputError."""
     draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -144,10 +135,9 @@ def _place(source: str) -> Path:
 
 def read_config(place: Path) -> dict[str, Any]:
     """config.json of a saved drafter. Raises InputError that says what the folder holds instead."""
-    if not place.is_dir():
-        raise InputError(f"no drafter at {place}: give the folder that `longdraft train` or `longdraft import` wrote")
     if not (place / CONFIG).is_file():
-        raise InputError(f"{place} has no {CONFIG}: give the folder that `longdraft train` or `import` wrote")
+        what = f"{place} has no {CONFIG}" if place.is_dir() else f"no drafter at {place}"
+        raise InputError(f"{what}: give the folder that `longdraft train` or `longdraft import` wrote")
     config = read_json(place / CONFIG)
     ours = config.get("longdraft")
     if not isinstance(ours, dict) or not all(isinstance(ours.get(k), dict) for k in ("options", "target")):
@@ -168,44 +158,17 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bool) -> None:
-    """Raises InputError if the drafter was trained for another target; `any_target` accepts other weights of the same
-    sizes."""
+    """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights."""
     trained, given = config["longdraft"]["target"], fingerprint(target)
-    verifier = _within(config, "speculators_config", "verifier", "name_or_path") or "another target"
+    try:
+        verifier = config["speculators_config"]["verifier"]["name_or_path"] or "another target"
+    except (LookupError, TypeError):
+        verifier = "another target"
     odd = next((k for k in given if k != "digest" and trained.get(k) != given[k]), None)
     if odd is not None:
         was = f"{folder} was trained for {verifier}, whose {odd} is {trained.get(odd)}"
         raise InputError(f"{was}; here it is {given[odd]}: give a drafter that was trained for this target")
     if trained.get("digest") != given["digest"] and not any_target:
-        raise InputError(
-            f"{folder} was trained for {verifier}, whose weights are not this target's: give a drafter that was trained"
-            " for this target, or add --any-target (the output stays correct, but drafts may be accepted less often)"
-        )
-
-
-def _within(found: Any, *keys: str) -> Any:
-    """The value under nested keys; None where a key is missing or a level is not an object."""
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
-
-
-def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
-    """Load weights into a module. Raises InputError that names a missing, surplus or wrong tensor."""
-    wanted = module.state_dict()
-    missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
-    if missing or surplus:
-        what = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
-        raise InputError(f"{where}: {what}: its weights are not those of a {type(module).__name__} for this target")
-    for name, want in wanted.items():
-        if weights[name].shape != want.shape:
-            raise InputError(
-                f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target: give a"
-                " drafter that was trained for it"
-            )
-        if weights[name].is_floating_point() != want.is_floating_point():
-            raise InputError(f"{where}: {name} has dtype {weights[name].dtype}, and must be like {want.dtype}")
-    try:
-        module.load_state_dict(weights)
-    except ValueError as error:  # raised by modules that restrict the values of a tensor
-        raise InputError(f"{where}: {error}") from None
+        was = f"{folder} was trained for {verifier}, whose weights are not this target's"
+        how = "give a drafter that was trained for this target, or add --any-target"
+        raise InputError(f"{was}: {how} (the output stays correct, but drafts may be accepted less often)")

@@ -6,43 +6,38 @@ from dataclasses import replace
 
 import torch
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
-from longdraft.drafters.base import Drafter
+from longdraft.core import DraftLimits, Sequences, Tree
+from longdraft.drafters.base import Drafter, UnderView
 from longdraft.drafters.step import speculative_step
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy
 
 
-class Hierarchical(Drafter):
+class Hierarchical(UnderView):
     """Drafts gamma tokens, those that the target would generate under the policy's view, whatever the inner drafter is.
 
     The middle level runs ordinary decoding steps on copies of the rows, inside a rollback of the target's cache
     (TriForce sec. 4.3). It draws with the rows' own noise, so it is lossless with respect to the view.
     The inner drafter is updated with the middle level's verdicts only; its caches are rewound to what the top level has
-    confirmed. One that indexes generated tokens keeps refused ones in its index: its drafts get worse, the output stays
-    the same.
+    confirmed. One that indexes generated tokens keeps refused ones, which only makes its drafts worse.
     """
 
-    is_chain = True
-
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
-        self.target, self.policy, self.inner, self.max_depth = target, policy, inner, gamma
+        super().__init__(target, policy, [1] * gamma)
+        self.inner = inner
         self._inner_depths: list[int] = []  # of the inner drafts for the latest draft
 
-    def captures(self) -> CaptureSpec:
-        return self.policy.captures()
-
     def start(self, seqs: Sequences) -> None:
-        self.policy.start(self.target, seqs.tokens, seqs.cache)
+        super().start(seqs)
         self.inner.start(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
+        super().enter(seqs, row)
         self.inner.enter(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+        super().leave(seqs, row)
         self.inner.leave(seqs, row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
@@ -57,11 +52,8 @@ class Hierarchical(Drafter):
         self.inner.ready(seqs)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        left = (
-            (seqs.prompt + seqs.limit - seqs.length - 1)
-            .clamp(min=0, max=min(self.max_depth, limits.depth))
-            .masked_fill(seqs.done, 0)
-        )
+        left = (seqs.prompt + seqs.limit - seqs.length - 1).masked_fill(seqs.done, 0)
+        left = left.clamp(min=0, max=min(self.max_depth, limits.depth))
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
             view = self.policy.view(seqs.cache)
@@ -73,6 +65,3 @@ class Hierarchical(Drafter):
         tokens, count = middle.tokens_since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]
         return tree.add_paths(torch.zeros_like(tree.tokens[:, :1]), torch.where(drafted, tokens, -1)[:, None])
-
-    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        self.policy.update(seqs.cache, captured)

@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from longdraft.drafters.released import Released
 from longdraft.models.lm import LM
-
-
-class Format(Protocol):
-    """How the weights of a kind are stored in a folder: what DrafterKind.save and .load call."""
-
-    def save(
-        self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any
-    ) -> None: ...
-
-    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> Any: ...
-
-
-class Importer(NamedTuple):
-    """Reads drafters of this kind that other projects released."""
-
-    fits: Callable[[Released], bool]  # whether names and config show a drafter of this kind
-    read: Callable[[Released, LM], nn.Module]  # raises InputError
 
 
 class Training(NamedTuple):
@@ -38,28 +21,24 @@ class Training(NamedTuple):
     objective: str  # "module:function" of build(frozen, corpus, **options) -> Objective, imported only for training
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DrafterKind:
-    """One kind of drafter with weights: how these are created, stored, imported and trained."""
+    """One kind of drafter with weights: how these are created, stored, imported and trained. A subclass stores them."""
 
     name: str  # in a saved drafter's config.json, and what a method's `needs` refers to
     title: str
     weights: type  # the class of the weights
     random: Callable[[LM, int], Any]  # (target, seed) -> untrained weights
-    format: Format
-    importer: Importer | None = None
+    importer: Callable[[Released, LM], nn.Module | None] | None = None  # None: not this kind. Raises InputError.
     training: Training | None = None
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
-        """Write the weights, and `facts` as training.json; if anything fails, the folder does not change.
-
-        Raises InputError.
-        """
-        self.format.save(self.name, weights, folder, target, facts, tokenizer)
+        """Write the weights, and `facts` as training.json; nothing changes on an error. Raises InputError."""
+        raise NotImplementedError
 
     def load(self, folder: str, target: LM, any_target: bool = False) -> Any:
         """The weights in a folder, or in a repository of the Hub, in the target's dtype and on its device.
 
         any_target: also accept weights that were trained for another target of the same sizes. Raises InputError.
         """
-        return self.format.load(self.name, folder, target, any_target)
+        raise NotImplementedError

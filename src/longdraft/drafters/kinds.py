@@ -10,6 +10,8 @@ from torch import nn
 from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
 from longdraft.drafters.heads.kind import CHAINED, MEDUSA
+from longdraft.drafters.kind import DrafterKind
+from longdraft.drafters.released import Released
 from longdraft.drafters.small_model.kind import BUDGET, SMALL_MODEL
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -18,16 +20,39 @@ KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUS
 
 
 def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM, any_target: bool = False) -> Any:
-    """Drafter weights of this kind from a folder, a Hub id, or as they are if already loaded. Raises InputError.
-
-    any_target: also accept weights that were trained for another target of the same sizes.
-    """
+    """Drafter weights of this kind: from a folder or a Hub id (DrafterKind.load), or as they are if already loaded."""
     kind = KINDS[kind_name]
     if isinstance(source, str | Path):
         return kind.load(str(source), target, any_target)
     if not isinstance(source, kind.weights):
-        raise InputError(
-            f"the drafter is a {type(source).__name__}; this method needs a {kind.weights.__name__}, a folder or a"
-            " Hub id"
-        )
+        needed = f"a {kind.weights.__name__}, a folder or a Hub id"
+        raise InputError(f"the drafter is a {type(source).__name__}; this method needs {needed}")
     return source
+
+
+def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[DrafterKind, nn.Module]:
+    """The kind and the module of a released drafter, in its own dtype; see Released.any_target. Raises InputError."""
+    source = Released.of(folder, any_target)
+    try:
+        for kind in KINDS.values():
+            if kind.importer and (module := kind.importer(source, target)) is not None:
+                return kind, module.eval().requires_grad_(False)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {str(error)[:160]}"
+        raise InputError(f"{folder}/config.json has a field of an unexpected type or value ({what})") from None
+    some = ", ".join(sorted(source.places)[:3]) or "none"
+    titles = ", ".join(kind.title for kind in KINDS.values() if kind.importer)
+    raise InputError(f"{folder} is not a drafter that longdraft knows (its weights: {some}): give {titles}")
+
+
+def import_released(folder: Path, out: Path, target: LM, any_target: bool = False) -> dict[str, Any]:
+    """Read a released drafter and save it -> {kind, dtype, parameters}. Raises InputError."""
+    if folder.resolve() == out.resolve():
+        raise InputError(f"--out is the folder to import, {out}: give another folder")
+    kind, module = read_released(folder, target, any_target)
+    facts = {"imported_from": folder.resolve().name, "released_config": Released.of(folder).config}
+    kind.save(module, out, target, facts)
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    return {"kind": kind.name, "dtype": dtype, "parameters": sum(p.numel() for p in module.parameters())}

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter
+from longdraft.core import CaptureSpec, DraftLimits, Sequences, Tree, without
+from longdraft.drafters.base import Combined, Drafter
 from longdraft.errors import InputError
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for any number of rows
 
 
-class Oracle(Drafter):
-    """Runs the inner drafter, then replaces its chain by plain decoding's tokens followed by wrong ones, so that
-    `accept` drafts per step are accepted on average. For measuring cost, never acceptance.
+class Oracle(Combined):
+    """Runs the inner drafter, then replaces its chain so that `accept` drafts per step are accepted on average.
 
-    A fractional `accept` is rounded up at different steps for different rows: as in a real batch, the rows do not all
-    accept the same number of drafts at once.
+    A fractional `accept` is rounded up at different steps for different rows, as rows of a real batch differ.
     """
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
         """plain: the output of plain decoding for each prompt."""
-        self.inner, self.plain, self.accept, self.steps = inner, plain, accept, 0
+        self.inner, self.drafters = inner, (inner,)
+        self.plain, self.accept, self.steps = plain, accept, 0
         self.max_depth, self.is_chain = inner.max_depth, inner.is_chain
 
     def captures(self) -> CaptureSpec:
@@ -31,23 +30,17 @@ class Oracle(Drafter):
         self.steps = 0
         self._output_of = list(range(len(seqs.length)))  # index of each row's plain output
         self._entered = len(self._output_of)
-        self.inner.start(seqs)
+        super().start(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         """Rows enter in the order of the plain outputs."""
         self._output_of.append(self._entered)
         self._entered += 1
-        self.inner.enter(seqs, row)
+        super().enter(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self._output_of = without(self._output_of, row)
-        self.inner.leave(seqs, row)
-
-    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        self.inner.update(seqs, tree, verdict, captured)
-
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        return self.inner.reads(seqs, depth)
+        super().leave(seqs, row)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         drafted = self.inner.grow(tree, seqs, limits)

@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from longdraft.core.files import read_json
-from longdraft.drafters.checkpoint import fill
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -88,10 +87,8 @@ class Released:
     def _shaped(self, name: str, want: list[int]) -> Tensor:
         tensor = self.get(name)
         if list(tensor.shape) != want:
-            raise InputError(
-                f"{self.folder}: {name} is {list(tensor.shape)}, and must be {want} for this target: give the target"
-                " that it was trained for (-m)"
-            )
+            what = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {want} for this target"
+            raise InputError(f"{what}: give the target that it was trained for (-m)")
         return tensor
 
     def check_tables(self, target: LM, embeddings_only: bool = False) -> None:
@@ -105,16 +102,17 @@ class Released:
         if name not in self or self.any_target:
             return
         theirs = self.get(name)
-        step = max(1, table.shape[0] // 256)
-        equal = theirs.shape == table.shape
-        if equal:
-            a, b = (t[::step].detach().to("cpu", torch.float32) for t in (theirs, table))
-            equal = bool((a - b).abs().mean() <= 0.01 * b.abs().mean())
-        if not equal:
-            raise InputError(
-                f"{self.folder}: its {name} is not the target's, which would be used for drafting: give the target that"
-                " it was trained for (-m), or add --any-target to import it anyway"
-            )
+        a, b = (t[:: max(1, len(table) // 256)].detach().to("cpu", torch.float32) for t in (theirs, table))
+        if theirs.shape != table.shape or not bool((a - b).abs().mean() <= 0.01 * b.abs().mean()):
+            what = f"{self.folder}: its {name} is not the target's, which would be used for drafting"
+            how = "give the target that it was trained for (-m), or add --any-target to import it anyway"
+            raise InputError(f"{what}: {how}")
+
+
+def renamed(module: nn.Module, theirs: dict[str, str]) -> Names:
+    """`names` for Released.fill from the released name of every submodule; the module's own tensors are left out."""
+    parts = [ours.rpartition(".") for ours in module.state_dict() if "." in ours]
+    return {f"{name}.{field}": f"{theirs[name]}.{field}" for name, _, field in parts}
 
 
 def _names(file: Path) -> list[str]:
@@ -135,11 +133,7 @@ def _tensor(file: Path, name: str) -> Tensor:
 
 
 def _pickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .bin or .pt file, the formats in which most heads were released.
-
-    weights_only uses an unpickler that builds tensors and plain containers and refuses anything else, so no code from
-    the file runs. Decoding never reads such a file.
-    """
+    """The tensors of a .bin or .pt file. weights_only refuses all but tensors and containers: no code in it is run."""
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # errors of torch, pickle or zipfile
@@ -149,3 +143,22 @@ def _pickled(file: Path) -> dict[str, Tensor]:
     if not found or not all(isinstance(t, Tensor) for t in found.values()):
         raise InputError(f"{file} is not a dictionary of tensors by name: give a file that only holds weights")
     return found
+
+
+def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Load weights into a module. Raises InputError that names a missing, surplus or wrong tensor."""
+    wanted = module.state_dict()
+    missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if missing or surplus:
+        what = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
+        raise InputError(f"{where}: {what}: its weights are not those of a {type(module).__name__} for this target")
+    for name, want in wanted.items():
+        if weights[name].shape != want.shape:
+            what = f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target"
+            raise InputError(f"{what}: give a drafter that was trained for it")
+        if weights[name].is_floating_point() != want.is_floating_point():
+            raise InputError(f"{where}: {name} has dtype {weights[name].dtype}, and must be like {want.dtype}")
+    try:
+        module.load_state_dict(weights)
+    except ValueError as error:  # raised by modules that restrict the values of a tensor
+        raise InputError(f"{where}: {error}") from None

@@ -53,10 +53,7 @@ def speculative_step(
     logits = target(tree, seqs.cache, view=view, captured=captured)
     verdict = verify(tree, logits, seqs.sampler, seqs)
     count = seqs.commit(verdict)
-    captured.target, captured.logits, captured.accepted = (
-        target,
-        logits,
-        verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0],
-    )
+    captured.target, captured.logits = target, logits
+    captured.accepted = verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafter.update(seqs, tree, verdict, captured)
     return StepResult(tree, verdict, count, drafted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ class RowsSnapshot:
 
     def __init__(self, seqs: Sequences):
         self.seqs, self.tokens, self.length = seqs, seqs.tokens.clone(), seqs.length.tolist()
-        self.same = {"sampler": seqs.sampler, "end tokens": list(seqs.eos)}
-        self.equal = {"seeds": seqs.seed.clone(), "limits": seqs.limit.clone(), "lengths": seqs.prompt.clone()}
+        self.kept = self._settings()
+
+    def _settings(self) -> dict[str, Any]:
+        s = self.seqs
+        rows = {"rows' seeds": s.seed, "rows' limits": s.limit, "rows' lengths": s.prompt}
+        return {"sampler": s.sampler, "end tokens": list(s.eos)} | {name: x.tolist() for name, x in rows.items()}
 
     def extend(self, step: Step) -> None:
         """Add the tokens that a step emitted."""
@@ -33,12 +38,8 @@ class RowsSnapshot:
 
     def altered(self) -> str | None:
         """What has been changed, in words, or None."""
-        s = self.seqs
-        now = {"sampler": s.sampler, "end tokens": s.eos}
-        rows = {"seeds": s.seed, "limits": s.limit, "lengths": s.prompt}
-        found = [name for name, x in self.same.items() if now[name] != x]
-        found += [f"rows' {name}" for name, x in self.equal.items() if not torch.equal(rows[name], x)]
-        if any(not torch.equal(s.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
+        found = [name for name, now in self._settings().items() if now != self.kept[name]]
+        if any(not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
             found.append("rows' tokens")
         return f"the {found[0]}" if found else None
 
@@ -81,10 +82,7 @@ class DecodeSession:
         return self._altered
 
     def _checksums(self) -> list[Tensor]:
-        """For each layer, row and committed slot of the prompts: a weighted sum of its bits, read as integers.
-
-        The weights differ, so that an exchange of two values is detected too.
-        """
+        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too."""
         kinds, found = {2: torch.int16, 4: torch.int32, 8: torch.int64}, []
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:
@@ -116,24 +114,21 @@ class DecodeSession:
         self, drafter: Drafter | None = None, stats: Stats | None = None, limit: int | None = None
     ) -> list[list[int]]:
         """The new tokens of each row."""
-        rows: list[list[int]] = [[] for _ in self.prompts]
-        for step in self.decode(drafter, stats, limit):
-            for row, tokens in zip(rows, step.tokens, strict=True):
-                row += tokens
-        return rows
+        steps = list(self.decode(drafter, stats, limit))
+        return [[token for step in steps for token in step.tokens[b]] for b in range(len(self.prompts))]
 
 
 def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[list[int]]) -> dict[str, Any] | None:
     """The first difference of two outputs: {row, position among the new tokens, top2_gap}; None if they are equal.
 
     top2_gap: how much better plain decoding scored its token than the next best one there (greedy: in logits; sampled:
-    in log-probability plus noise). Only a tiny gap can be due to rounding. It is None if it cannot be known, because
-    plain decoding had ended or its keys and values have been changed.
+    in log-probability plus noise); only a tiny gap can be due to rounding. None: it had ended, or its keys are damaged.
     """
-    found = [(_first_unequal(a, b), row) for row, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b]
-    if not found:
+    pairs = enumerate(zip(plain, other, strict=True))
+    unequal = [(i, row) for row, (a, b) in pairs for i, (x, y) in enumerate(zip_longest(a, b)) if x != y]
+    if not unequal:
         return None
-    position, row = min(found)
+    position, row = min(unequal)
     if runs.altered():
         return {"row": row, "position": position, "top2_gap": None}
     gaps: list[float] = []
@@ -147,8 +142,3 @@ def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[li
         pass
     gap = gaps[position] if position < len(gaps) else math.nan  # nan: plain decoding had ended
     return {"row": row, "position": position, "top2_gap": gap if math.isfinite(gap) else None}
-
-
-def _first_unequal(a: list[int], b: list[int]) -> int:
-    """The first position at which two unequal rows differ; where one of them ends, if it is the start of the other."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -145,10 +145,7 @@ def stream(
 
 
 def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass.
-
-    The drafter's work before it, such as a prefill of its own, is stats.start_s and counts against the method.
-    """
+    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass."""
     begin = clock(target.device)
     with torch.inference_mode():
         drafter.start(seqs)
@@ -165,8 +162,5 @@ def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stat
 
 def generate(target: LM, prompts: list[list[int]], drafter: Drafter | None = None, **options) -> list[list[int]]:
     """The new tokens of each row. Options as for stream."""
-    rows: list[list[int]] = [[] for _ in prompts]
-    for out in stream(target, prompts, drafter, **options):
-        for row, tokens in zip(rows, out.tokens, strict=True):
-            row += tokens
-    return rows
+    steps = list(stream(target, prompts, drafter, **options))
+    return [[token for step in steps for token in step.tokens[b]] for b in range(len(prompts))]

@@ -36,9 +36,9 @@ class RecordFile:
         """Rewrite the newest records with values known only now, unless another process has written since."""
         if self.path is None or self.path.stat().st_size != self._end:
             return
-        old = self._sizes[len(self._sizes) - len(records) :]
-        del self._sizes[len(self._sizes) - len(records) :]
-        os.truncate(self.path, self._end - sum(old))
+        first = len(self._sizes) - len(records)
+        os.truncate(self.path, self._end - sum(self._sizes[first:]))
+        del self._sizes[first:]
         for record in records:
             self.append(record)
 

@@ -69,10 +69,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
 
 @cache
 def bandwidth(device: torch.device | str = "cpu", size: int = 1 << 28, tries: int = 7) -> float:
-    """GB/s at which this machine reads `size` bytes, the best of several tries, measured once per size.
-
-    Pass the number of bytes that a decoding step reads: a smaller buffer would fit better into the processor's caches.
-    """
+    """GB/s at which this machine reads the `size` bytes of a decoding step; the best try, kept per size."""
     buffer, lib = torch.ones(max(size >> 2, 1 << 20), dtype=torch.float32, device=device), native.library()
     times = []
     for _ in range(tries):

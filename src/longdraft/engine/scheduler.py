@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from queue import Empty, SimpleQueue
 from threading import Semaphore, Thread
 from time import monotonic
@@ -88,21 +89,17 @@ class _ListedPrompts:
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
         """The next `wanted` prompts; fewer only at the end."""
-        for _ in range(wanted):
-            try:
-                yield next(self._rest)
-            except StopIteration:
-                self.over = True
-                return
+        found = list(islice(self._rest, wanted))
+        self.over = len(found) < wanted
+        return iter(found)
 
     def close(self) -> None: ...
 
 
 class _PulledPrompts:
-    """Prompts of an iterator that may block: a thread takes as many as were requested, and no more.
+    """Prompts of an iterator that may block: a daemon thread takes as many as were requested, and no more.
 
-    over: it has none left, or it has raised `error`. The thread is a daemon, so that an iterator that blocks for ever
-    does not keep the process alive.
+    over: it has none left, or it has raised `error`.
     """
 
     def __init__(self, prompts: Iterable[list[int]]):

@@ -85,10 +85,7 @@ class Session:
     def submit(
         self, prompt: Iterable[int], max_new_tokens: int = 256, seed: int = 0, eos: Iterable[int] | None = None
     ) -> int:
-        """Queue a prompt (token ids) -> the id of its events. eos None: it ends at the model's end tokens.
-
-        Raises InputError if it cannot be decoded.
-        """
+        """Queue a prompt (token ids) -> the id of its events. eos None: the model's end tokens. Raises InputError."""
         try:
             tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in (self._eos if eos is None else eos))
         except TypeError as error:
@@ -109,10 +106,7 @@ class Session:
             return self._count
 
     def cancel(self, id: int) -> bool:
-        """End a request before the next step -> whether it had not ended yet.
-
-        If it ends in the step that is running, its last event says so instead.
-        """
+        """End a request before the next step, unless it ends in the running one -> whether it had not ended yet."""
         with self._lock:
             if id not in self._open:
                 return False

@@ -9,8 +9,6 @@ from longdraft.core.options import declared, read
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.drafters.kinds import load_weights
 from longdraft.errors import InputError
-from longdraft.methods.auto import auto
-from longdraft.methods.controls import CONTROLS as CONTROLS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.method import ANY, Method
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
@@ -18,12 +16,14 @@ from longdraft.methods.self_speculative import (
     magicdec_quest,
     magicdec_snapkv,
     magicdec_stream,
+    random_picks,
+    recents,
     vegas,
     vegas_reuse,
     vegas_tree,
 )
 from longdraft.methods.small_models import budgetdraft, sd, specextend, triforce
-from longdraft.methods.trained import eagle, longspec, longspec_chain, longspec_guided, medusa, tokenswift
+from longdraft.methods.trained import auto, eagle, longspec, longspec_chain, longspec_guided, medusa, tokenswift
 from longdraft.models.lm import LM
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
@@ -52,6 +52,8 @@ METHODS = {
     "longspec-guided": Method(longspec_guided, f"ours: {LONGSPEC} under a view as in Vegas", needs="glide"),
     "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY, adaptive=False),
 }
+# Methods that read as many cache slots as vegas, selected without looking at attention.
+CONTROLS = {"random-picks": Method(random_picks, "control"), "recents": Method(recents, "control")}
 
 
 def find(name: str) -> Method:

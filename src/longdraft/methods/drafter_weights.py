@@ -10,8 +10,8 @@ from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import CONFIG
 from longdraft.drafters.kinds import KINDS
 from longdraft.errors import InputError
-from longdraft.methods.auto import TRAINED
 from longdraft.methods.method import ANY
+from longdraft.methods.trained import TRAINED
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 
@@ -20,8 +20,7 @@ from longdraft.models.loading import BUNDLED
 class DrafterWeights:
     """Each kind comes from the given folder, else is random, else comes from a folder beside the target.
 
-    folder: a saved drafter, or a Hub id. model: the target's name, to find drafters beside it. any_target: also accept
-    weights that were trained for another target of the same sizes.
+    folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See DrafterKind.load.
     """
 
     folder: str | None = None

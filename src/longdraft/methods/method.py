@@ -17,8 +17,7 @@ ANY = "any"  # Method.needs of a method that uses whatever drafter weights there
 class Method:
     """build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter weights.
 
-    needs: the kind of drafter weights, or ANY. adaptive: drafts may be made shorter and narrower than the options say
-    where that is faster (AdaptiveDraft).
+    needs: the kind of drafter weights, or ANY. adaptive: AdaptiveDraft may make its drafts shorter and narrower.
     """
 
     build: Callable[..., Any]

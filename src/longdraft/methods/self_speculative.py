@@ -1,4 +1,4 @@
-"""Methods in which the target drafts for itself and reads only part of its KV cache."""
+"""Methods in which the target drafts for itself and reads only part of its KV cache, and their controls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from longdraft.core.options import Depth, Nodes, NotNegative, Positive, Share, Widths
 from longdraft.drafters import Drafter, Reuse, SelfDrafter, Sequential
 from longdraft.models.lm import LM
-from longdraft.views import Guided, Quest, SinkWindow, SnapKV
+from longdraft.views import Guided, Quest, RandomSlots, SinkWindow, SnapKV
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
@@ -72,3 +72,15 @@ def vegas_reuse(
 ) -> Drafter:
     """Vegas, with the `topk` commonest n-grams that began with its first token added below that token."""
     return Sequential(vegas(target, gamma, keep_ratio, min_budget, score), Reuse(n, topk))
+
+
+def random_picks(
+    target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256, seed: NotNegative = 0
+) -> Drafter:
+    """Control: the target drafts and reads randomly selected slots, as many as vegas reads."""
+    return SelfDrafter(target, RandomSlots(keep_ratio, min_budget, seed), [1] * gamma)
+
+
+def recents(target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256) -> Drafter:
+    """Control: the target drafts and reads only the latest slots, as many as vegas reads."""
+    return SelfDrafter(target, SinkWindow(0, keep_ratio, min_budget), [1] * gamma)

@@ -67,10 +67,8 @@ class MethodSpec:
         if accept is None:
             return
         if not depth:
-            raise InputError(
-                f"--accept needs methods that draft a chain of fixed length, such as vegas: leave {self.label} out"
-            )
+            what = "--accept needs methods that draft a chain of fixed length, such as vegas"
+            raise InputError(f"{what}: leave {self.label} out")
         if not 0 <= accept <= depth:
-            raise InputError(
-                f"--accept is {accept:g}, and {self.label} drafts {depth} tokens a step: give 0 to {depth}"
-            )
+            what = f"--accept is {accept:g}, and {self.label} drafts {depth} tokens a step"
+            raise InputError(f"{what}: give 0 to {depth}")

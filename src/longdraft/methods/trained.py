@@ -1,27 +1,27 @@
-"""Methods whose drafter has weights trained for the target and reads the target's hidden states or KV cache."""
+"""Methods whose drafter has weights trained for the target, and `auto`, which uses the trained drafters there are."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from longdraft.core.options import MAX_DEPTH, Depth, Nodes, NotNegative, Positive, Share, Widths
-from longdraft.drafters import Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
+from longdraft.drafters import Auto, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.errors import InputError
-from longdraft.methods.self_speculative import NGram, Score
+from longdraft.methods.model_free import suffix
+from longdraft.methods.self_speculative import NGram, Score, vegas, vegas_reuse
+from longdraft.methods.small_models import budgetdraft
 from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
 
+MaybeDepth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
+
 
 def longspec(
-    target: LM,
-    block: Glide,
-    widths: Widths = (4, 16, 16, 16, 16),
-    window: NotNegative = 0,
-    gamma: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 0,
+    target: LM, block: Glide, widths: Widths = (4, 16, 16, 16, 16), window: NotNegative = 0, gamma: MaybeDepth = 0
 ) -> Drafter:
     """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
 
@@ -77,7 +77,7 @@ def eagle(
     target: LM,
     block: EagleBlock,
     topk: Nodes = 10,
-    levels: Annotated[int, Field(ge=0, le=MAX_DEPTH)] = 7,
+    levels: MaybeDepth = 7,
     nodes: Annotated[int, Field(ge=2, le=1024)] = 60,
     reach: Positive = 512,
 ) -> Drafter:
@@ -86,3 +86,17 @@ def eagle(
     reach: how many of the latest tokens the layer attends to.
     """
     return Eagle(target, block, topk, levels, nodes, reach)
+
+
+# Drafter weights that are used if there are any: kind -> (method, its options).
+TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "glide": (longspec_guided, {"widths": (4, 2, 2, 2, 2)}),  # a CPU verifies about ten nodes at little extra cost
+    "budget": (budgetdraft, {}),
+    "heads": (tokenswift, {}),
+}
+
+
+def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
+    """Tries each method that has its drafter weights for `rounds` decoding steps and continues with the fastest."""
+    trained = [build(target, weights[kind], **given) for kind, (build, given) in TRAINED.items() if kind in weights]
+    return Auto([*trained, vegas(target), vegas_reuse(target), suffix(target)], rounds)

@@ -1,3 +1,1 @@
 """Training a target, and the parts that drafters' training objectives share. Knows no drafter."""
-
-from __future__ import annotations

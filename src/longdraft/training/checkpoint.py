@@ -59,7 +59,6 @@ def load(path: Path, model, optimisers: list) -> dict:
                 optimiser.load_state_dict(its_state)
     except Exception as error:  # a damaged file raises different errors in each library
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"{path}: unreadable checkpoint ({reason}); delete that folder to use the one before"
-        ) from None
+        what = f"{path}: unreadable checkpoint ({reason})"
+        raise InputError(f"{what}; delete that folder to use the one before") from None
     return state

@@ -1,7 +1,6 @@
 """Text on this machine -> one array of tokens with the boundaries of documents and groups.
 
-A group is a book, or the files of one package in path order. A training row is consecutive tokens of one group, so a
-long row is a passage of one book or of one code base.
+A group is a book, or the files of one package in path order. A training row is consecutive tokens of one group.
 """
 
 from __future__ import annotations
@@ -62,14 +61,12 @@ class Corpus:
             arrays = {f: np.load(folder / f"{f}.npy", mmap_mode="r") for f in ("tokens", "starts", "groups")}
             return cls(**arrays, **parse((folder / "corpus.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise InputError(
-                f"{folder}: no readable tokenised data ({error}); delete the folder to make it again"
-            ) from None
+            what = f"{folder}: no readable tokenised data ({error})"
+            raise InputError(f"{what}; delete the folder to make it again") from None
 
     def count(self, kind: str) -> int:
         """Tokens of this kind of text."""
-        sizes = np.diff(self.groups)
-        return int(sum(size for size, each in zip(sizes, self.kinds, strict=True) if each == kind))
+        return int(np.diff(self.groups)[np.asarray(self.kinds) == kind].sum())
 
 
 @dataclass(frozen=True)
@@ -149,8 +146,7 @@ def text_files(pattern: str) -> list[Document]:
         name = f"{path.parent.name}/{path.name}"
         if path.suffix == ".jsonl" and path.is_file():
             found += json_lines(path, name)
-            continue
-        if path.is_file() and (text := read(path)) is not None:
+        elif path.is_file() and (text := read(path)) is not None:
             found.append(Document(name, name, "code" if path.suffix == ".py" else "book", text))
     return found
 
@@ -172,14 +168,10 @@ def collect(sources: Sources) -> list[Document]:
     documents = environment_code(sources.package_cap) if sources.environment else []
     for name in sources.names:
         documents += text_of(name, sources.dataset_cap)
-    seen: set[bytes] = set()
-    unique = []
+    unique: dict[bytes, Document] = {}
     for document in documents:
-        digest = hashlib.sha256(document.text.encode()).digest()
-        if digest not in seen:
-            seen.add(digest)
-            unique.append(document)
-    return sorted(unique, key=lambda d: (d.kind, d.group, d.name))
+        unique.setdefault(hashlib.sha256(document.text.encode()).digest(), document)
+    return sorted(unique.values(), key=lambda d: (d.kind, d.group, d.name))
 
 
 def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document], list[Document]]:

@@ -65,9 +65,7 @@ class Frozen:
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
                 position_ids=position,
-                attention_mask=torch.ones_like(
-                    tokens
-                ),  # otherwise a jump in positions is taken for the start of another sequence
+                attention_mask=torch.ones_like(tokens),  # else a jump in positions is taken for another sequence
                 past_key_values=cache if layer is not None else None,
                 use_cache=layer is not None,
             )

@@ -13,13 +13,9 @@ HOW = "give hf:ORG/NAME, hf:ORG/NAME:CONFIG or hf:ORG/NAME:CONFIG:SPLIT"
 
 
 def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
-    """hf:ID[:CONFIG[:SPLIT]] (split: train) -> (kind, text) of its first rows, until they have `most` characters.
-
-    Raises InputError if the extra is not installed, or if the dataset cannot be read or has no text column.
-    """
-    where, config, split = (*name.removeprefix(PREFIX).split(":"), "", "")[:3]
+    """hf:ID[:CONFIG[:SPLIT]] -> (kind, text) of its first rows, up to `most` characters in all. Raises InputError."""
     taken = 0
-    for row in _rows(name, where, config or None, split or "train"):
+    for row in _rows(name):
         column = next((c for c in COLUMNS if isinstance(row.get(c), str)), None)
         if column is None:
             raise InputError(f"{name} has the columns {', '.join(row)}; one of {', '.join(COLUMNS)} must hold text")
@@ -29,14 +25,15 @@ def documents(name: str, most: int) -> Iterator[tuple[str, str]]:
             return
 
 
-def _rows(name: str, where: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
+def _rows(name: str) -> Iterator[dict[str, Any]]:
+    where, config, split = (*name.removeprefix(PREFIX).split(":"), "", "")[:3]
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(f"{name}: datasets of the Hub need an extra: pip install 'longdraft[datasets]'") from None
     datasets.disable_progress_bars()
     try:
-        yield from datasets.load_dataset(where, config, split=split, streaming=True)
+        yield from datasets.load_dataset(where, config or None, split=split or "train", streaming=True)
     except Exception as error:  # the library and its transports raise many types
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"cannot read {name}: {reason[:300].rstrip('.')}; {HOW}") from None

@@ -7,25 +7,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from longdraft.training.data import Corpus
-
-LARGEST: list[float] = []
-
-
-def watched_attention(module, query, key, value, mask, scaling=None, **kwargs):
-    """SDPA that also records the largest causal logit; query, key [B,H,T,D]."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    logits = query.float() @ key.float().transpose(-1, -2) * scale
-    LARGEST.append(float(logits.tril().amax()))
-    return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)
-
-
-AttentionInterface.register("longdraft_watched", watched_attention)
-AttentionMaskInterface.register("longdraft_watched", sdpa_mask)
+from longdraft.training.observed import observed
 
 
 @torch.no_grad()
@@ -44,9 +28,10 @@ def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
     for at, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
         if each == kind and end - at >= size:
             pieces += [int(p) for p in np.arange(at, end - size + 1, max(1, size // 2))]
-    chosen = [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)] if pieces else []
-    found = [np.asarray(corpus.tokens[p : p + size], np.int64) for p in chosen]
-    return torch.from_numpy(np.stack(found) if found else np.zeros((0, size), np.int64))
+    if not pieces:
+        return torch.zeros(0, size, dtype=torch.long)
+    chosen = [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)]
+    return torch.from_numpy(np.stack([np.asarray(corpus.tokens[p : p + size], np.int64) for p in chosen]))
 
 
 def mean(values: torch.Tensor) -> float | None:
@@ -74,8 +59,7 @@ def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4
 def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512) -> dict:
     """Mean loss of the same `last` tokens of each row after contexts of increasing length.
 
-    change: the mean difference to the next shorter context, row by row, with its standard error; below 0 means that
-    context helps.
+    change: the mean difference to the next shorter context, with its standard error; below 0: context helps.
     """
     tokens = rows(corpus, kind, count, max(contexts) + 1)
     if not len(tokens):
@@ -100,15 +84,15 @@ def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | No
 
 
 def largest_logit(model, tokens: torch.Tensor) -> float | None:
-    """The largest attention logit in any layer on these rows."""
-    before = model.config._attn_implementation
-    LARGEST.clear()
-    try:
-        model.config._attn_implementation = "longdraft_watched"
+    """The largest causal attention logit in any layer on these rows."""
+    found: list[float] = []
+
+    def observer(_, query: torch.Tensor, key: torch.Tensor, scale: float) -> None:
+        found.append(float((query.float() @ key.float().transpose(-1, -2) * scale).tril().amax()))
+
+    with observed(model, observer):
         each_row(model, tokens)
-    finally:
-        model.config._attn_implementation = before
-    return round(max(LARGEST), 2) if LARGEST else None
+    return round(max(found), 2) if found else None
 
 
 def cheap(model, corpus: Corpus, vocab: int) -> dict:

@@ -28,10 +28,7 @@ def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code:
 
 
 def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float) -> np.ndarray:
-    """`size` consecutive tokens of one group, uniform over all positions in the chosen kind of text.
-
-    Raises InputError if no group is that long.
-    """
+    """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text. Raises InputError."""
     room = np.diff(corpus.groups) - size + 1
     room[room < 0] = 0
     wanted = "code" if rng.random() < code else "book"

@@ -38,7 +38,8 @@ class Objective(Protocol):
 
 def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path) -> tuple[data.Corpus, data.Corpus]:
     """(training, held-out) tokens, stored under folder/data; files held out from the target stay held out."""
-    home, digest = folder / "data", _vocabulary_digest(tokenizer)
+    home, vocabulary = folder / "data", json.dumps(sorted(tokenizer.get_vocab().items()))
+    digest = sha256(vocabulary.encode()).hexdigest()
     if not (home / "done").exists():
         seen, unseen = _split(data.collect(sources), Path(str(frozen.lm.hf.name_or_path)) / data.HOLDOUT)
         fast, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
@@ -51,10 +52,6 @@ def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path)
     if (home / "done").read_text() not in ("", digest):
         raise InputError(f"{home} was made with another tokenizer: give another --work, or delete it")
     return data.load(home)
-
-
-def _vocabulary_digest(tokenizer: Any) -> str:
-    return sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
 
 
 def _split(documents: list[data.Document], holdout: Path) -> tuple[list[data.Document], list[data.Document]]:
@@ -86,19 +83,15 @@ def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str,
 def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> dict[str, Any]:
     """By kind of text, held-out shares by depth and the mean acceptance length they imply; and the mean over kinds."""
     found: dict[str, Any] = {}
+    device = next(objective.module.parameters()).device
     objective.module.eval()
     for kind, text in texts.items():
-        tokens = text.to(_device(objective))
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
-            shares = objective.shares(tokens)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            shares = objective.shares(text.to(device))
         found[kind] = {"by_depth": [round(s, 4) for s in shares], "implied_length": round(implied_length(shares), 4)}
     objective.module.train()
     lengths = [f["implied_length"] for f in found.values()]
     return found | {"acceptance": sum(lengths) / len(lengths)} if found else {}
-
-
-def _device(objective: Objective) -> torch.device:
-    return next(objective.module.parameters()).device
 
 
 def train(
@@ -106,18 +99,17 @@ def train(
 ) -> dict:
     """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError."""
     s, texts = settings, held_out_rows(heldout, max(length for length, _ in settings.plan.stages))
+    device = next(objective.module.parameters()).device
 
     def loss_of(unit: int) -> Tensor:
         count, length = s.plan.shape(unit // s.parts)
         rng = np.random.default_rng([s.seed, unit, 1])
         tokens, _, _ = rows.batch(corpus, count, length, s.seed, unit, code=s.code, copies=0.0, vocab=2)
-        tokens = tokens.to(_device(objective))
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=s.bf16):
-            return objective.loss(tokens, rng)
+        with torch.autocast(device.type, torch.bfloat16, enabled=s.bf16):
+            return objective.loss(tokens.to(device), rng)
 
-    return trainer.train(
-        objective.module, loss_of, s, lambda: acceptance(objective, texts, s.bf16), {"options": options}
-    )
+    facts = {"options": options}
+    return trainer.train(objective.module, loss_of, s, lambda: acceptance(objective, texts, s.bf16), facts)
 
 
 def finish(module: nn.Module, settings: trainer.Settings) -> dict:

@@ -33,8 +33,7 @@ def prepare(
 ) -> tuple[data.Corpus, data.Corpus]:
     """Make the tokenizer and both corpora under folder/data unless they exist; -> (training, held out).
 
-    tokenizer_of: 'bundled' or the folder of a model whose tokenizer to use, to draft for that model; "": train a new
-    one. Raises InputError.
+    tokenizer_of: 'bundled' or the folder of a model whose tokenizer to use; "": train a new one. Raises InputError.
     """
     home = folder / "data"
     if not (home / "done").exists():
@@ -43,8 +42,7 @@ def prepare(
             raise InputError("nothing to train on: all text is held out or unreadable")
         if tokenizer_of:
             made = tokenizer.load(BUNDLED if tokenizer_of == "bundled" else Path(tokenizer_of))
-            if made.get_vocab_size() > vocab:
-                size = made.get_vocab_size()
+            if (size := made.get_vocab_size()) > vocab:
                 raise InputError(f"the tokenizer of {tokenizer_of} has {size} entries: give --vocab {size} or more")
         else:
             made = tokenizer.train(tokenizer.sample([d.text for d in seen], 12_000_000), vocab)
@@ -92,12 +90,10 @@ def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch
 
 def objective(model, corpus: data.Corpus, settings: Settings, copies: float, guide_to: int):
     """step -> loss, a pure function of the weights and the step; before step `guide_to` attention is guided."""
-
-    s = settings
+    s, vocab = settings, model.config.vocab_size
 
     def loss_of(step: int) -> torch.Tensor:
         count, length = s.plan.shape(step)
-        vocab = model.config.vocab_size
         tokens, labels, sources = batch(corpus, count, length, s.seed, step, code=s.code, copies=copies, vocab=vocab)
         if step >= guide_to:
             return loss(model, tokens, labels, s.bf16)
@@ -108,10 +104,7 @@ def objective(model, corpus: data.Corpus, settings: Settings, copies: float, gui
 
 
 def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, contexts: list[int]) -> dict:
-    """Write the newest checkpoint of the run as a model folder in bfloat16; files are replaced atomically, one by one.
-
-    -> the contents of training.json. Raises InputError.
-    """
+    """Write the run's newest checkpoint as a model folder in bfloat16; -> training.json's record. Raises InputError."""
     path = checkpoint.latest(folder / "checkpoints")
     state = checkpoint.load(path, model, [])
     draft = out.with_name(f".{out.name}.writing")
@@ -132,7 +125,7 @@ def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, co
         out.mkdir(parents=True, exist_ok=True)
         for file in sorted(draft.iterdir()):
             file.chmod(0o644)  # safetensors writes 0600
-            os.replace(file, out / file.name)
+            os.replace(file, out / file.name)  # each file is replaced atomically
     except OSError as error:
         raise InputError(f"could not write {out}: {error}") from None
     finally:

@@ -21,15 +21,11 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab,
-            special_tokens=[EOS],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        ),
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
     )
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

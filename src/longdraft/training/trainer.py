@@ -108,7 +108,9 @@ def train(
     first, last = state["step"], min(plan.steps, s.stop_at or plan.steps)
     if first > plan.steps:
         raise InputError(f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps")
-    head = {"command": s.command, **_environment(), "from_step": first}
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    head = {"command": s.command, "time": provenance.now(), "versions": provenance.versions()}
+    head |= {**provenance.checkout(), "machine": machine, "from_step": first}
     head |= {"stages": list(plan.stages), "decay": plan.decay, "step_tokens": plan.step_tokens, "rates": list(s.rates)}
     head |= {"code": s.code, "seed": s.seed, "bf16": s.bf16, "parts": parts, **(facts or {})}
     state["runs"] = [*state["runs"], head]
@@ -126,8 +128,8 @@ def train(
         task = shown.add_task("train", total=plan.steps, completed=first, loss=math.nan, speed=0.0)
         while step < last and not team.any(bool(asked) or over):
             rows, length = plan.shape(step)
-            losses = Step(model, loss_of, step, parts, team)
-            meter.add(parts * rows * length, *update(model, made, losses, plan.rate(step), records))
+            loss = mean_gradient(model, loss_of, step, parts, team)
+            meter.add(parts * rows * length, loss, update(model, made, loss, step, plan.rate(step), records))
             step += 1
             tokens = parts * plan.tokens(step)
             if step % s.log_every == 0 or step == last:
@@ -155,12 +157,6 @@ def stale(probes: list[dict], patience: int) -> bool:
     return patience > 0 and len(found) > patience and max(found[:-patience]) >= max(found[-patience:])
 
 
-def _environment() -> dict:
-    """Software and machine of this run."""
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    return {"time": provenance.now(), "versions": provenance.versions(), **provenance.checkout(), "machine": machine}
-
-
 class Meter:
     """Losses and tokens since the last report; time spent in `paused` is not counted."""
 
@@ -168,9 +164,8 @@ class Meter:
         self.log, self.losses, self.tokens, self.norm, self.window_start = log, [], 0, 0.0, time.monotonic()
 
     def add(self, tokens: int, loss: float, norm: float) -> None:
-        self.tokens += tokens
+        self.tokens, self.norm = self.tokens + tokens, norm
         self.losses.append(loss)
-        self.norm = norm
 
     def report(self, **fields) -> dict:
         """Log the mean loss and the speed, and start again; -> both."""
@@ -187,51 +182,36 @@ class Meter:
         self.window_start += time.monotonic() - before
 
 
-@dataclass
-class Step:
-    """One step's gradient: the mean over its parts, which are divided among the processes of the team."""
-
-    model: torch.nn.Module
-    loss_of: Callable[[int], torch.Tensor]
-    step: int
-    parts: int
-    team: Team
-
-    def backward(self) -> float:
-        """Compute the gradient into the parameters; -> the mean loss."""
-        total = torch.zeros(())
-        for part in self.team.share(self.parts):
-            loss = self.loss_of(self.step * self.parts + part) / self.parts
-            loss.backward()
-            total += loss.detach().float().cpu()
-        self.team.sum([total, *(p.grad for p in self.model.parameters() if p.grad is not None)])
-        return float(total)
+def mean_gradient(model, loss_of: Callable[[int], torch.Tensor], step: int, parts: int, team: Team) -> float:
+    """Compute a step's gradient, the mean over its parts, which are divided among the team; -> the mean loss."""
+    total = torch.zeros(())
+    for part in team.share(parts):
+        loss = loss_of(step * parts + part) / parts
+        loss.backward()
+        total += loss.detach().float().cpu()
+    team.sum([total, *(p.grad for p in model.parameters() if p.grad is not None)])
+    return float(total)
 
 
-def update(model, made: list, losses: Step, factor: float, records: Path) -> tuple[float, float]:
-    """One optimiser step; -> (loss, gradient norm). Raises InputError before any change if one is not finite."""
-    loss, step = losses.backward(), losses.step
+def update(model, made: list, loss: float, step: int, factor: float, records: Path) -> float:
+    """One optimiser step; -> the gradient's norm. If it or the loss is not finite: InputError, and no change."""
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)
         where = f"last good checkpoint: {kept[-1]}" if kept else "no checkpoint was written yet"
-        raise InputError(
-            f"the loss is not a number at step {step} ({where}); try --resume with lower --matrix-rate and --other-rate"
-        )
+        what = f"the loss is not a number at step {step} ({where})"
+        raise InputError(f"{what}; try --resume with lower --matrix-rate and --other-rate")
     for each in made:
         for group in each.param_groups:
             group["lr"] = group["full_rate"] * factor
         each.step()
         each.zero_grad(set_to_none=True)
-    return loss, norm
+    return norm
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[list]:
-    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and saved.
-
-    The previous signal handlers are restored at the end.
-    """
+    """A list that becomes non-empty on Ctrl-C or SIGTERM, so that the current step is finished and saved."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
         yield asked
@@ -248,11 +228,5 @@ def bar(*columns: str, shown: bool = True) -> Progress:
     """A progress bar on standard error; by default it shows a step's loss and speed."""
     step = ("{task.completed}/{task.total}", "loss {task.fields[loss]:.3f}", "{task.fields[speed]:.0f} tokens/s")
     texts = [TextColumn(c) for c in columns or step]
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *texts,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not shown,
-    )
+    shape = (TextColumn("{task.description}"), BarColumn(), *texts, TimeRemainingColumn())
+    return Progress(*shape, console=Console(stderr=True), disable=not shown)

@@ -1,3 +1,1 @@
 """Drafting that adapts to measured or counted costs."""
-
-from __future__ import annotations

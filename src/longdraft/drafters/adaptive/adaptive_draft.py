@@ -7,7 +7,7 @@ from math import ceil
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.cost_model import CostModel, median, ranks
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
-from longdraft.drafters.base import Drafter
+from longdraft.drafters.base import Combined, Drafter
 
 # PROBE and OFF are set by benchmarks/adaptive_simulation.py (docs/log.md); the others were not varied there.
 PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
@@ -18,7 +18,7 @@ RECHECK = 64  # drafting steps between measurements of a plain step or of anothe
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
 
 
-class AdaptiveDraft(Drafter):
+class AdaptiveDraft(Combined):
     """Adapts the inner drafter's depth and width to measured speed and turns drafting off while it does not pay.
 
     Only past steps are considered. The first steps measure drafts of PROBE tokens and plain steps. While drafting is
@@ -27,7 +27,7 @@ class AdaptiveDraft(Drafter):
     """
 
     def __init__(self, inner: Drafter, costs: Costs | None = None):
-        self.inner, self.given = inner, costs
+        self.inner, self.drafters, self.given = inner, (inner,), costs
         self.has_draft_probs, self.max_depth = inner.has_draft_probs, inner.max_depth
         self.probe = min(PROBE, inner.max_depth)
 
@@ -41,27 +41,15 @@ class AdaptiveDraft(Drafter):
         self.drafting = 0  # drafting steps so far
         self.asked: int | None = None  # depth of the current step; None: it is not measured
         self.costs = self.given
-        self.inner.start(seqs)
+        super().start(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         """The cost model stays; the next step drafts nothing and is not measured."""
         self.asked = None
-        self.inner.enter(seqs, row)
-
-    def leave(self, seqs: Sequences, row: int) -> None:
-        self.inner.leave(seqs, row)
-
-    def rewind(self, seqs: Sequences) -> None:
-        self.inner.rewind(seqs)
-
-    def ready(self, seqs: Sequences) -> None:
-        self.inner.ready(seqs)
+        super().enter(seqs, row)
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec() if self.asked == PLAIN else self.inner.captures()
-
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        return self.inner.reads(seqs, depth)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.costs is None:  # known once a pass has been verified
@@ -109,7 +97,7 @@ class AdaptiveDraft(Drafter):
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         if self.asked != PLAIN:
-            self.inner.update(seqs, tree, verdict, captured)
+            super().update(seqs, tree, verdict, captured)
         if self.costs is None:
             assert captured.target is not None
             self.costs = costs_for(captured.target, tree)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
-from longdraft.drafters.base import Drafter
+from longdraft.drafters.base import Combined, Drafter
 
 LEAST = 2  # steps of a trial before it may be given up for an earlier drafter's higher rate
 
 
-class Auto(Drafter):
+class Auto(Combined):
     """One of its drafters is in use at a time, as an AdaptiveDraft: each for a trial, then the fastest for good.
 
     A trial lasts `rounds` steps. It ends sooner if its drafter turns itself off, or expects a lower rate than one
@@ -19,35 +19,22 @@ class Auto(Drafter):
     """
 
     def __init__(self, drafters: Sequence[Drafter], rounds: int = 8):
-        self.drafters = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d) for d in drafters]
+        self.drafters: list[AdaptiveDraft] = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d) for d in drafters]
         self.rounds = rounds
         self.has_draft_probs = all(d.has_draft_probs for d in drafters)
         self.max_depth = max(d.max_depth for d in drafters)
-
-    def rewind(self, seqs: Sequences) -> None:
-        for d in self.drafters:
-            d.rewind(seqs)
 
     def ready(self, seqs: Sequences) -> None:
         self.now.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
         """Start all drafters. The first measures plain steps for all; the others begin with their probes."""
-        for d in self.drafters:
-            d.start(seqs)
+        super().start(seqs)
         for d in self.drafters[1:]:
             d.model.plain, d.plan = self.drafters[0].model.plain, d.plan[3:]
         self.waiting = list(self.drafters)
         self._switch(self.waiting.pop(0))
         self.trying, self.fresh = True, False  # the first step drafts nothing anyway
-
-    def enter(self, seqs: Sequences, row: int) -> None:
-        for d in self.drafters:
-            d.enter(seqs, row)
-
-    def leave(self, seqs: Sequences, row: int) -> None:
-        for d in self.drafters:
-            d.leave(seqs, row)
 
     def _switch(self, drafter: AdaptiveDraft) -> None:
         self.now, self.steps, self.fresh = drafter, 0, True

@@ -16,9 +16,8 @@ WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most
 class CostModel:
     """Expected tokens and cost of a decoding step for each draft depth and width, from past steps alone.
 
-    Cost: for each width, fixed + level * depth, fitted to the depths that were tried; a width that was not tried lies
-    between those that were. Acceptance: per level and width. What a narrower tree would have brought is
-    known from a wider one: the accepted nodes that are among the first of their level.
+    Cost: for each width, fixed + level * depth, fitted to the depths tried; other widths lie between those tried.
+    Acceptance: per level and width; a wider tree also shows it for narrower ones, whose nodes are the first of a level.
     """
 
     def __init__(self, max_depth: int = UNBOUNDED) -> None:
@@ -115,10 +114,8 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
     counts = verdict.count.tolist()
     if tree.size == int(tree.depth.max()) + 1:
         return [[0] * (n - 1) for n in counts]
-    found = []
-    for depth, parent, path, n in zip(
-        tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts, strict=True
-    ):
+    found, rows = [], (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
+    for depth, parent, path, n in zip(*rows, strict=True):
         place, seen = [0] * len(depth), [0] * len(depth)
         for i in range(1, len(depth)):
             if parent[i] >= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
 
 from longdraft.core import Captures, Sequences, Tree
 from longdraft.drafters.base import Drafter
@@ -18,17 +17,6 @@ SCORES = 0.3  # keeping a verification's attention scores, then selecting and co
 LEVEL = 0.05  # each level drafted by a model, however few bytes it reads
 
 
-class Costs(Protocol):
-    """The cost of each decoding step, in any unit: only ratios are used."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, captured: Captures) -> float:
-        """The step's cost; `inner` drafted `depth` levels of the tree, and its verification kept `captured`."""
-        ...
-
-
 class Measured:
     """Seconds. Only for steps whose draft cannot change the output: two runs never measure the same times."""
 
@@ -36,9 +24,11 @@ class Measured:
         self.clock, self.began = clock or perf_counter, 0.0
 
     def begin(self) -> None:
+        """A step begins."""
         self.began = self.clock()
 
     def end(self, inner: Drafter, seqs: Sequences, tree: Tree, depth: int, captured: Captures) -> float:
+        """The step's cost; `inner` drafted `depth` levels of the tree, and its verification kept `captured`."""
         return max(self.clock() - self.began, 1e-9)  # a coarse clock may stand still, and rates divide by this
 
 
@@ -65,10 +55,12 @@ class Counted:
         return cost
 
 
+Costs = Measured | Counted  # in any unit: only ratios of costs are used
+
+
 def costs_for(target: LM, tree: Tree) -> Costs:
     """Measured where the output does not depend on which trees are drafted, Counted elsewhere.
 
-    It depends on them where a node's numbers depend on the other nodes of its pass, and under verify=reject, which
-    keeps draft probabilities with the tree.
+    It depends on them under verify=reject, and where a node's numbers depend on the other nodes of its pass.
     """
     return Measured() if target.exact and tree.draft_probs is None else Counted(target)

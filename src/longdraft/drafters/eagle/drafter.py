@@ -83,8 +83,7 @@ class Eagle(Drafter):
             self._read(seqs, b)
 
     def _read(self, seqs: Sequences, b: int) -> None:
-        """Run a row's committed tokens without pairs through the target again, for their features; the cache keeps its
-        contents."""
+        """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
         if n - int(self.first[b] + self.own.length[b]) > self.reach:  # older pairs are left out to bound the cost
             self.first[b], self.own.length[b] = n - self.reach, 0
@@ -117,8 +116,7 @@ class Eagle(Drafter):
         return self.target.hf.get_input_embeddings()(tokens).to(self.block.o.weight.dtype)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        """The layer's keys are not counted: they are few compared with its weights. EAGLE-2 also reads the target's
-        output matrix."""
+        """Without the layer's keys, which are few. EAGLE-2 also reads the target's output matrix."""
         return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
@@ -149,9 +147,8 @@ class Eagle(Drafter):
                 small = chosen(tree, run)
                 token, position = small.tokens[:, start:], small.depth[:, start:] - 1 + self._next
                 feature = outputs[rows, small.parent[:, start:]]
-                output = self.block(
-                    feature, self._embed(token), position, small.mask[:, start:, 1:], self.own, start - 1
-                )
+                mask = small.mask[:, start:, 1:]
+                output = self.block(feature, self._embed(token), position, mask, self.own, start - 1)
                 outputs = torch.cat([outputs, output], 1)
             scores = seqs.sampler.scores(self.block.scores(self.target, output), small, seqs, start).log_softmax(-1)
             best = scores.topk(topk, -1)

@@ -1,14 +1,27 @@
-"""The records of EAGLE-2 and EAGLE-3."""
+"""EAGLE's layers as kinds of drafters: how they are created, stored, imported and trained."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
-from longdraft.drafters.checkpoint import ModuleFormat
-from longdraft.drafters.eagle import importer
-from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, random_eagle2, random_eagle3
-from longdraft.drafters.kind import DrafterKind, Importer, Training
+from longdraft.drafters.checkpoint import ModuleKind
+from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.kind import Training
+from longdraft.drafters.released import TABLES, Names, Released, renamed
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
+
+PREFIXES = ("layers.0", "midlayer")  # EAGLE-2, or EAGLE-3 as `speculators` writes it; EAGLE-3
+LAYER = {
+    **{p: f"self_attn.{p}_proj" for p in "qkvo"},
+    **{p: f"mlp.{p}_proj" for p in ("gate", "up", "down")},
+    "norm_mlp": "post_attention_layernorm",
+    "norm_feature": "hidden_norm",
+    "norm_token": "input_layernorm",
+}
+# Fields that change the computation in ways that the block does not support.
+UNSUPPORTED = ("norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
 
 
 def _build_eagle2(target: LM, layer: dict) -> Eagle2Block:
@@ -19,20 +32,95 @@ def _build_eagle3(target: LM, layer: dict, vocab: int) -> Eagle3Block:
     return Eagle3Block(SimpleNamespace(**layer), vocab)
 
 
-EAGLE2 = DrafterKind(
-    "eagle2",
-    "a layer of EAGLE-2",
-    Eagle2Block,
-    random_eagle2,
-    ModuleFormat(lambda block: {"layer": block.layer}, _build_eagle2),
-    Importer(importer.fits_eagle2, importer.read_eagle2),
+def _version(source: Released) -> int | None:
+    if "fc.weight" not in source or not any(f"{at}.self_attn.q_proj.weight" in source for at in PREFIXES):
+        return None
+    return 3 if "d2t" in source or any(f"{at}.hidden_norm.weight" in source for at in PREFIXES) else 2
+
+
+def _read_eagle2(source: Released, target: LM) -> Eagle2Block | None:
+    if _version(source) != 2:
+        return None
+    layer = _layer_of(source, target)
+    source.check_tables(target)
+    block = _build_eagle2(target, layer)
+    return source.fill(block, _names(source, block, {"fuse": "fc"}), TABLES)
+
+
+def _read_eagle3(source: Released, target: LM) -> Eagle3Block | None:
+    """Without d2t the drafter has the target's whole vocabulary; t2d is the inverse table."""
+    if _version(source) != 3:
+        return None
+    layer = _layer_of(source, target)
+    source.check_tables(target, embeddings_only=True)
+    ids = source.config.get("eagle_aux_hidden_state_layer_ids")
+    layers = Eagle3Block.captured_layers(target.config.num_hidden_layers)
+    if ids and list(ids) != layers:
+        raise InputError(f"{source.folder} reads states before layers {ids}; longdraft supports those before {layers}")
+    block = _build_eagle3(target, layer, len(source.get("lm_head.weight")))
+    names = _names(source, block, {"fuse": "fc", "norm_out": "norm", "head": "lm_head"})
+    if "d2t" not in source and block.known != target.vocab:
+        raise InputError(f"{source.folder} lacks d2t, which maps its {block.known} tokens to the target's")
+    if "d2t" in source:
+        names["d2t"] = "d2t"
+    return source.fill(block, names, {"embed_tokens.weight", "t2d"}, {"d2t"} - names.keys())
+
+
+def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
+    at = "midlayer" if "midlayer.self_attn.q_proj.weight" in source else "layers.0"
+    return renamed(block, {ours: f"{at}.{theirs}" for ours, theirs in LAYER.items()} | own)
+
+
+def _layer_of(source: Released, target: LM) -> dict[str, Any]:
+    """The layer's config as EagleBlock takes it. Raises InputError for what the block does not support."""
+    c = source.config | source.config.get("transformer_layer_config", {})
+    used = (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True)))
+    odd = next(used, None)
+    if odd or c.get("hidden_act", "silu") != "silu":
+        what = f"{odd}={c[odd]}" if odd else f"hidden_act={c['hidden_act']}"
+        raise InputError(f"{source.folder} was made with {what}, which longdraft's EAGLE layer does not support")
+    missing = next((k for k in ("hidden_size", "intermediate_size", "num_attention_heads") if k not in c), None)
+    if missing:
+        raise InputError(f"{source.folder}/config.json lacks {missing}: download it with the drafter's own config")
+    if c["hidden_size"] != target.config.hidden_size:
+        sizes = f"its hidden_size is {c['hidden_size']}, the target's is {target.config.hidden_size}"
+        raise InputError(f"{source.folder}: {sizes}: give the target that it was trained for (-m)")
+    return c | {
+        "rms_norm_eps": float(c.get("rms_norm_eps", 1e-6)),
+        "rope_parameters": _rope(source, c),
+        "vocab_size": target.vocab,
+        "qkv_bias": any(n.endswith("self_attn.q_proj.bias") for n in source.places),
+        "fuse_bias": "fc.bias" in source,
+    }
+
+
+def _rope(source: Released, c: dict[str, Any]) -> dict[str, Any]:
+    """Theta and scaling, as written by older or newer releases."""
+    found = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
+    kind = found.pop("type", None) or found.get("rope_type") or "default"
+    if kind not in ROPES:
+        raise InputError(f"{source.folder} has rope type {kind}; longdraft's EAGLE layer supports {', '.join(ROPES)}")
+    return {"rope_theta": float(c.get("rope_theta") or 10000.0), **found, "rope_type": kind}
+
+
+EAGLE2 = ModuleKind(
+    name="eagle2",
+    title="a layer of EAGLE-2",
+    weights=Eagle2Block,
+    random=random_eagle2,
+    options_of=lambda block: {"layer": block.layer},
+    build=_build_eagle2,
+    importer=_read_eagle2,
 )
-EAGLE3 = DrafterKind(
-    "eagle3",
-    "a layer of EAGLE-3",
-    Eagle3Block,
-    random_eagle3,
-    ModuleFormat(lambda block: {"layer": block.layer, "vocab": block.known}, _build_eagle3),
-    Importer(importer.fits_eagle3, importer.read_eagle3),
-    Training("eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"),
+EAGLE3 = ModuleKind(
+    name="eagle3",
+    title="a layer of EAGLE-3",
+    weights=Eagle3Block,
+    random=random_eagle3,
+    options_of=lambda block: {"layer": block.layer, "vocab": block.known},
+    build=_build_eagle3,
+    importer=_read_eagle3,
+    training=Training(
+        "eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"
+    ),
 )

@@ -73,16 +73,14 @@ class EagleObjective:
 
     def shares(self, tokens: Tensor) -> list[float]:
         outputs, wanted = self._outputs(tokens)
-        return [
-            matches(self.module.tokens[self._head(o).argmax(-1)][:, i:], wanted[:, i:]) for i, o in enumerate(outputs)
-        ]
+        firsts = [self.module.tokens[self._head(output).argmax(-1)] for output in outputs]
+        return [matches(first[:, i:], wanted[:, i:]) for i, first in enumerate(firsts)]
 
 
 def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     """q [B,H,S,D] of the deepest; keys, values [B,K,S,D] of every depth -> [B,H,S,D].
 
-    At depth n, counted from 1, pair t attends to pairs 0..t-n+1 of depth 1 and to pair t-n+i of each depth i > 1; the
-    last of these is itself.
+    At depth n, counted from 1, pair t attends to pairs 0..t-n+1 of depth 1 and to pair t-n+i of each depth 1 < i <= n.
     """
     deep, size, groups = len(keys), q.shape[2], q.shape[1] // keys[0].shape[1]
     keys, values = ([x.repeat_interleave(groups, 1) for x in kv] for kv in (keys, values))

@@ -1,3 +1,1 @@
 """LongSpec: a draft block of one layer that reads the target's KV cache."""
-
-from __future__ import annotations

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.base import UnderView, beam
 from longdraft.drafters.glide.block import Glide
 from longdraft.models.memory_traffic import head_size, keys_read, size_of
 from longdraft.ops import Segment, attend
@@ -33,9 +33,7 @@ class Ring:
         self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=host.target.device) for _ in range(2))
         self._slots = torch.arange(window, device=host.target.device)
         self._owner = torch.full((rows, window), -1, device=host.target.device)
-        self.drafted: Tensor | None = (
-            None  # tokens [B,N] of the latest tree's nodes whose keys are stored after the ring
-        )
+        self.drafted: Tensor | None = None  # tokens [B,N] of the tree's nodes whose keys are stored after the ring
 
     def enter(self) -> None:
         """Add an empty row."""
@@ -89,47 +87,41 @@ class Ring:
         self.room(tree.size)
         self.k[:, :, first:end], self.v[:, :, first:end] = k, v
         rows, scale = self.visible(tree, start), self.block.host.dim**-0.5
-        found = [
-            attend(q[b], [Segment(self.k[b, :, :end], self.v[b, :, :end], seen)], scale).out
-            for b, seen in enumerate(rows)
-        ]
-        return torch.stack(found)
+        keys = zip(q, self.k[:, :, :end], self.v[:, :, :end], rows, strict=True)
+        return torch.stack([attend(query, [Segment(k, v, seen)], scale).out for query, k, v, seen in keys])
 
 
-class GlideDrafter(Drafter):
+class GlideDrafter(UnderView):
     """Draft nodes attend only to the target's keys of verified tokens: to all of them, or to the policy's view.
 
-    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3; a chain is [1]*gamma). window 0: the block's own.
-    With a view of fixed size (Guided), the cost of a draft does not depend on the context length.
+    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3). window 0: the block's own.
     """
 
     has_draft_probs = True
 
     def __init__(self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0):
-        self.block, self.widths, self.policy = block, widths, policy or Full()
-        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
-        self.window = window or block.window
-        self.compiled = block.host.target.backend.compile_block(block)
+        super().__init__(block.host.target, policy or Full(), widths)
+        self.block, self.window = block, window or block.window
+        self.compiled = self.target.backend.compile_block(block)
 
     def captures(self) -> CaptureSpec:
-        return replace(self.policy.captures(), only=self.block.host.layer)  # the block reads this layer only
+        return replace(super().captures(), only=self.block.host.layer)  # the block reads this layer only
 
     def start(self, seqs: Sequences) -> None:
-        self.policy.start(self.block.host.target, seqs.tokens, seqs.cache)
+        super().start(seqs)
         self.ring = Ring(self.block, len(seqs.length), min(self.window, seqs.tokens.shape[1]))
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        self.policy.enter(self.block.host.target, seqs.tokens, seqs.cache, row)
+        super().enter(seqs, row)
         self.ring.enter()
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        self.policy.leave(self.block.host.target, seqs.tokens, seqs.cache, row)
+        super().leave(seqs, row)
         self.ring.leave(row)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        target, layer = self.block.host.target, self.block.host.layer
-        keys = keys_read(target, seqs.cache, self.policy.seen, [layer])
-        return depth * (size_of(self.block) + head_size(target) + keys)
+        keys = keys_read(self.target, seqs.cache, self.policy.seen, [self.block.host.layer])
+        return depth * (size_of(self.block) + head_size(self.target) + keys)
 
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)
@@ -151,12 +143,11 @@ class GlideDrafter(Drafter):
         position, self.ring.drafted = self.ring.root[:, None] + tree.depth[:, start:], tree.tokens
         if self.compiled is not None and self.compiled.supports(view):
             return self.compiled.forward(tree, start, position, self.ring, seqs.cache, view)
-        return self.block(
-            tree.tokens[:, start:],
-            position,
-            lambda q, k, v: self.ring.attend(tree, start, q, k, v),
-            lambda q: torch.stack([self._cross(q[b], b, seqs, view) for b in range(len(q))]),
-        )
+
+        def cross(q: Tensor) -> Tensor:
+            return torch.stack([self._cross(row, b, seqs, view) for b, row in enumerate(q)])
+
+        return self.block(tree.tokens[:, start:], position, partial(self.ring.attend, tree, start), cross)
 
     def _cross(self, q: Tensor, b: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """Attention of row b's nodes to verified tokens, slots 0..m-1 (LongSpec sec. 3.1): q [H,W,D] -> [W,H,Dv]."""
@@ -173,4 +164,4 @@ class GlideDrafter(Drafter):
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.ring.keep(verdict)
-        self.policy.update(seqs.cache, captured)
+        super().update(seqs, tree, verdict, captured)

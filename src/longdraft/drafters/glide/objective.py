@@ -34,10 +34,8 @@ class GlideObjective:
     anchors: int = 4
     reach: int = 32768
 
-    def _read(self, tokens: Tensor, position: Tensor) -> tuple[TargetStates, Tensor]:
-        last, host = self.frozen.last, self.module.host
-        seen = self.frozen.read(tokens, position, [last], host.layer)
-        return seen, self.frozen.predictions(seen.states[last])
+    def _read(self, tokens: Tensor, position: Tensor) -> TargetStates:
+        return self.frozen.read(tokens, position, [self.frozen.last], self.module.host.layer)
 
     def positions(self, rows: int, length: int, rng: np.random.Generator) -> Tensor:
         """[rows,length]: 0, 1, 2, ..., with a jump after the anchors in short rows."""
@@ -50,19 +48,18 @@ class GlideObjective:
     def hidden(self, tokens: Tensor, position: Tensor, seen: TargetStates, lag: int) -> Tensor:
         """tokens, position [B,S] -> z [B,S,d] of every position as a draft node of depth lag - 1."""
         block = self.module
-        return block.hidden(
-            tokens,
-            position,
-            lambda q, k, v: banded(q, k, v, block.window),
-            lambda q: lagged(q, seen.keys, seen.values, lag, block.host.window),
-        )
+
+        def cross(q: Tensor) -> Tensor:
+            return lagged(q, seen.keys, seen.values, lag, block.host.window)
+
+        return block.hidden(tokens, position, lambda q, k, v: banded(q, k, v, block.window), cross)
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         given, after = tokens[:, :-1], tokens[:, 1:]
         position = self.positions(given.shape[0], given.shape[1], rng)
         lag = int(rng.integers(1, self.lags + 1))
         last, norm = self.frozen.last, self.frozen.lm.norm
-        seen = self.frozen.read(given, position, [last], self.module.host.layer)
+        seen = self._read(given, position)
         z = self.hidden(given, position, seen, lag)
         normed = (norm(z) if self.module.with_norm else z).flatten(0, 1)
         if self.labels == "law":
@@ -73,8 +70,8 @@ class GlideObjective:
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]
         position = torch.arange(given.shape[1], device=given.device).expand_as(given)
-        seen, predicted = self._read(given, position)
-        found = []
+        seen, found = self._read(given, position), []
+        predicted = self.frozen.predictions(seen.states[self.frozen.last])
         for lag in range(1, self.lags + 1):
             z = self.hidden(given, position, seen, lag)
             found.append(matches(self.module.head(z).argmax(-1)[:, lag:], predicted[:, lag:]))
@@ -104,9 +101,8 @@ def banded(q: Tensor, k: Tensor, v: Tensor, back: int | None) -> Tensor:
         low, end = max(0, start - back), min(size, start + block)
         behind = torch.arange(start, end)[:, None] - torch.arange(low, end)
         seen = (behind >= 0) & (behind <= back)
-        out = F.scaled_dot_product_attention(
-            q[:, :, start:end], k[:, :, low:end], v[:, :, low:end], seen.to(q.device), enable_gqa=shared
-        )
+        mine, keys, values = q[:, :, start:end], k[:, :, low:end], v[:, :, low:end]
+        out = F.scaled_dot_product_attention(mine, keys, values, seen.to(q.device), enable_gqa=shared)
         found.append(out.transpose(1, 2))
     return torch.cat(found, 1)
 

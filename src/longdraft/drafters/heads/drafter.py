@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter
+from longdraft.drafters.base import Drafter, UnderView
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read, head_size, size_of
@@ -19,9 +19,8 @@ from longdraft.views.base import Policy
 
 NODES = 1024
 M = TypeVar("M", "ChainedHeads", "MedusaHeads")
-Counts = Sequence[
-    Sequence[int]
-]  # per level, the number of children of each node of the level above; zeros at the end may be left out
+# Per level, the number of children of each node of the level above; zeros at the end may be left out.
+Counts = Sequence[Sequence[int]]
 # Medusa's fixed tree (its "mc_sim_7b_63"): 63 nodes from the ten best tokens of each head.
 SPARSE: Counts = (
     (10,),
@@ -35,10 +34,7 @@ def cartesian(widths: Sequence[int]) -> Counts:
     """Each node of depth i has widths[i] children: TokenSwift's [1,3,3,3] has 1, 3, 9 and 27 nodes."""
     if prod(widths) > NODES:
         raise InputError(f"a tree of widths {list(widths)} has over {NODES} leaves: give smaller widths")
-    sizes = [1]
-    for width in widths:
-        sizes.append(sizes[-1] * width)
-    return [[width] * size for width, size in zip(widths, sizes, strict=False)]
+    return [[width] * prod(widths[:depth]) for depth, width in enumerate(widths)]
 
 
 def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits) -> Tree:
@@ -108,40 +104,20 @@ class MedusaHeads(nn.Module):
         return project(states) if self.out is None else torch.einsum("...hd,hvd->...hv", states, self.out)
 
 
-class Heads(Drafter):
-    """The target runs the root under a partial view and predicts the next token; chained heads predict those after it
-    (TokenSwift).
-
-    Each step has two passes of the target: this one over few keys, and the verify pass over all keys.
-    """
+class Heads(UnderView):
+    """The target drafts a token under a partial view, chained heads those after it (TokenSwift): two passes a step."""
 
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
-            raise InputError(
-                f"{len(widths)} widths are given; {len(module)} heads and the target draft {len(module) + 1} levels"
-            )
-        self.target, self.module, self.policy, self.counts = target, module, policy, cartesian(widths)
-        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
-
-    def captures(self) -> CaptureSpec:
-        return self.policy.captures()
-
-    def start(self, seqs: Sequences) -> None:
-        self.policy.start(self.target, seqs.tokens, seqs.cache)
-
-    def enter(self, seqs: Sequences, row: int) -> None:
-        self.policy.enter(self.target, seqs.tokens, seqs.cache, row)
-
-    def leave(self, seqs: Sequences, row: int) -> None:
-        self.policy.leave(self.target, seqs.tokens, seqs.cache, row)
+            drafted = f"{len(module)} heads and the target draft {len(module) + 1} levels"
+            raise InputError(f"{len(widths)} widths are given; {drafted}")
+        super().__init__(target, policy, widths)
+        self.module, self.counts = module, cartesian(widths)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         """The same at any depth: one pass of the target, then all heads at once."""
         first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
         return first + size_of(self.module) + head_size(self.target)
-
-    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        self.policy.update(seqs.cache, captured)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth:
@@ -190,9 +166,8 @@ class Medusa(Drafter):
 
 def random_heads(target: LM, seed: int) -> ChainedHeads:
     """Untrained chained heads with small random weights."""
-    return _filled(
-        ChainedHeads(target.config.hidden_size, eps=getattr(target.config, "rms_norm_eps", 1e-6)), target, seed
-    )
+    eps = getattr(target.config, "rms_norm_eps", 1e-6)
+    return _filled(ChainedHeads(target.config.hidden_size, eps=eps), target, seed)
 
 
 def random_medusa(target: LM, seed: int) -> MedusaHeads:

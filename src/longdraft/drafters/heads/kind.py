@@ -1,14 +1,21 @@
-"""The records of TokenSwift's chained heads and of Medusa's heads."""
+"""TokenSwift's and Medusa's heads as kinds of drafters: how they are created, stored, imported and trained."""
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-from longdraft.drafters.checkpoint import ModuleFormat
-from longdraft.drafters.heads import importer
+from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads, random_heads, random_medusa
-from longdraft.drafters.kind import DrafterKind, Importer, Training
+from longdraft.drafters.kind import Training
+from longdraft.drafters.released import BODY, TABLES, Names, Released
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
+
+CHAINED_NAME = re.compile(r"medusa_layers\.(\d+)\.")
+MEDUSA_NAME = re.compile(r"(medusa_head\.|heads\.|)(\d+)\.0\.linear\.weight")
+NAMES = {"weight": "linear", "norm_in": "input_layernorm", "norm_out": "post_layernorm"}
 
 
 def _build_chained(target: LM, heads: int = 3, eps: float = 1e-6) -> ChainedHeads:
@@ -20,21 +27,68 @@ def _build_medusa(target: LM, heads: int, own: bool) -> MedusaHeads:
     return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None)
 
 
-CHAINED = DrafterKind(
-    "heads",
-    "TokenSwift's heads",
-    ChainedHeads,
-    random_heads,
-    ModuleFormat(lambda heads: {"heads": len(heads), "eps": heads.eps}, _build_chained),
-    Importer(importer.fits_chained, importer.read_chained),
-    Training("heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"),
+def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
+    """They are released within a copy of their target."""
+    found = [m for m in map(CHAINED_NAME.match, source.places) if m]
+    if not found:
+        return None
+    dropped = _tables(source, target)
+    count = _count(source, {int(m[1]) for m in found})
+    heads = _build_chained(target, count, float(getattr(target.config, "rms_norm_eps", 1e-6)))
+    names: Names = {
+        ours: [f"medusa_layers.{i}.{theirs}.weight" for i in range(count)] for ours, theirs in NAMES.items()
+    }
+    return source.fill(heads, names, dropped)
+
+
+def _read_medusa(source: Released, target: LM) -> MedusaHeads | None:
+    """Each head is one residual block, with an output matrix or (to use the target's) without."""
+    found = [m for m in map(MEDUSA_NAME.fullmatch, source.places) if m]
+    if not found:
+        return None
+    dropped = _tables(source, target)
+    count, start = _count(source, {int(m[2]) for m in found}), found[0][1]
+    if f"{start}0.1.linear.weight" in source:
+        raise InputError(f"{source.folder} has several blocks per head; longdraft supports one: import another drafter")
+    names: Names = {field: [f"{start}{i}.0.linear.{field}" for i in range(count)] for field in ("weight", "bias")}
+    own = f"{start}0.1.weight" in source
+    if own:
+        names["out"] = [f"{start}{i}.1.weight" for i in range(count)]
+    return source.fill(_build_medusa(target, count, own), names, dropped)
+
+
+def _tables(source: Released, target: LM) -> set[str]:
+    """Names of the copy of the target that is stored with the heads; its tables must equal the target's."""
+    source.check_tables(target)
+    return TABLES | {n for n in source.places if BODY.fullmatch(n)}
+
+
+def _count(source: Released, found: set[int]) -> int:
+    """The number of heads, which must be numbered from 0 without a gap."""
+    if found != set(range(len(found))):
+        raise InputError(f"{source.folder} only has the heads {sorted(found)}: download it again")
+    return len(found)
+
+
+CHAINED = ModuleKind(
+    name="heads",
+    title="TokenSwift's heads",
+    weights=ChainedHeads,
+    random=random_heads,
+    options_of=lambda heads: {"heads": len(heads), "eps": heads.eps},
+    build=_build_chained,
+    importer=_read_chained,
+    training=Training(
+        "heads", "Train TokenSwift's chained heads.", "longdraft.drafters.heads.objective:chained_objective"
+    ),
 )
-MEDUSA = DrafterKind(
-    "medusa",
-    "Medusa's heads",
-    MedusaHeads,
-    random_medusa,
-    ModuleFormat(lambda heads: {"heads": len(heads), "own": heads.out is not None}, _build_medusa),
-    Importer(importer.fits_medusa, importer.read_medusa),
-    Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
+MEDUSA = ModuleKind(
+    name="medusa",
+    title="Medusa's heads",
+    weights=MedusaHeads,
+    random=random_medusa,
+    options_of=lambda heads: {"heads": len(heads), "own": heads.out is not None},
+    build=_build_medusa,
+    importer=_read_medusa,
+    training=Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),
 )

@@ -47,17 +47,13 @@ class HeadsObjective:
         read, predicted = self._read(tokens)
         wanted, guesses = self._wanted(tokens, predicted), self.module(read, lambda normed: normed)
         decay = 1.0 if isinstance(self.module, ChainedHeads) else MEDUSA_DECAY
-        each = [
-            self.frozen.head_loss(guesses[:, :, i].flatten(0, 1), wanted[..., i].flatten())
-            for i in range(len(self.module))
-        ]
-        losses = torch.stack(each)
+        heads = zip(guesses.unbind(2), wanted.unbind(-1), strict=True)
+        losses = torch.stack([self.frozen.head_loss(guess.flatten(0, 1), label.flatten()) for guess, label in heads])
         weights = decay ** torch.arange(len(losses), device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
     def shares(self, tokens: Tensor) -> list[float]:
-        """The first share is that of token t+2. Only positions where the target predicts the text up to there are
-        counted: greedy decoding never reaches others."""
+        """From token t+2 on, where the target predicts the text up to there: greedy decoding never reaches the rest."""
         read, predicted = self._read(tokens)
         found = self.module(read, self.frozen.lm.project).argmax(-1)
         own, shares = tokens[:, 1:] == predicted[:, :-1], []

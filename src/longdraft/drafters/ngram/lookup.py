@@ -59,10 +59,7 @@ class _Index:
 
 
 class Lookup(Drafter):
-    """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens).
-
-    A match of more than SHORT tokens is the longest among the TRIES latest occurrences.
-    """
+    """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens)."""
 
     def __init__(self, n: int = 3, count: int = 10):
         self.n, self.count, self.max_depth = n, count, count

@@ -76,9 +76,8 @@ class Recycle(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.table is None or limits.depth == 0:
             return tree
-        here, known = tree.tokens[:, 0], []
-        for b, done in enumerate(seqs.done.tolist()):
-            known.append([] if done else self._fill(b, int(here[b]), limits.depth))
+        roots, done = tree.tokens[:, 0].tolist(), seqs.done.tolist()
+        known = [[] if done[b] else self._fill(b, root, limits.depth) for b, root in enumerate(roots)]
         return tree.add_below_root(known, limits.width)
 
     def _fill(self, b: int, root: int, room: int) -> list[tuple[int, int]]:

@@ -82,10 +82,9 @@ def add_branches(tree: Tree, rows: list[list[tuple[int, Gram]]]) -> Tree:
             new.append(level)
         most = max(map(len, new))
         if most:
-            padded = torch.tensor(
-                [level + [(PAD, 0)] * (most - len(level)) for level in new], device=tree.tokens.device
-            )
-            tree = tree.grow(padded[..., 0], padded[..., 1])
+            padded = [level + [(PAD, 0)] * (most - len(level)) for level in new]
+            parent, tokens = torch.tensor(padded, device=tree.tokens.device).unbind(-1)
+            tree = tree.grow(parent, tokens)
     return tree
 
 

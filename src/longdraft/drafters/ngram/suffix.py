@@ -47,8 +47,7 @@ class Automaton:
             new = self.link[new]
 
     def _ending(self, at: int, token: int) -> int:
-        """The state whose longest string is that of `at` followed by token; split from a state of longer strings if
-        necessary."""
+        """The state whose longest string is that of `at`, then token; split from one of longer strings if necessary."""
         found = self.next[at][token]
         if self.length[found] == self.length[at] + 1:
             return found
@@ -111,6 +110,19 @@ class Recent:
             self.index.extend(token)
 
 
+class _Row(Recent):
+    """A row's latest tokens, its output, and its longest suffix that earlier outputs have (state, length)."""
+
+    def __init__(self, most: int):
+        super().__init__(most)
+        self.output: list[int] = []
+        self.matched = (0, 0)
+
+    def match(self, memory: Recent, tokens: list[int]) -> None:
+        for token in tokens:
+            self.matched = memory.index.follow(*self.matched, token)
+
+
 class Suffix(Drafter):
     """Drafts a tree of what followed the longest suffix that occurred before, in this sequence or in earlier outputs.
 
@@ -125,46 +137,35 @@ class Suffix(Drafter):
         self.nodes, self.factor, self.min_probability, self.most = nodes, factor, min_probability, most
         self.max_depth = nodes
         self.memory = Recent(earlier) if earlier else None
-        self.rows: list[Recent] = []
-        self.outputs: list[list[int]] = []
+        self.rows: list[_Row] = []
 
     def start(self, seqs: Sequences) -> None:
+        for row in self.rows:
+            self._remember(row.output)
+        self.rows = [_Row(self.most) for _ in range(len(seqs.length))]
+
+    def _remember(self, output: list[int]) -> None:
         if self.memory is not None:
-            for output in self.outputs:
-                self.memory.extend([*output, -1 - self.memory.seen])  # a separator that occurs only once
-        self.rows = [Recent(self.most) for _ in range(len(seqs.length))]
-        self.outputs = [[] for _ in self.rows]
-        self.matched = [(0, 0)] * len(self.rows)
+            self.memory.extend([*output, -1 - self.memory.seen])  # a separator that occurs only once
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        self.rows.append(Recent(self.most))
-        self.outputs.append([])
-        self.matched.append((0, 0))
+        self.rows.append(_Row(self.most))
 
     def leave(self, seqs: Sequences, row: int) -> None:
         """The row's output joins the earlier outputs, also for the rows that remain."""
-        output = self.outputs[row]
-        self.rows, self.outputs = without(self.rows, row), without(self.outputs, row)
-        self.matched = without(self.matched, row)
+        output, self.rows = self.rows[row].output, without(self.rows, row)
         if self.memory is not None and output:
-            self.memory.extend([*output, -1 - self.memory.seen])
-            self.matched = [self._match(self.memory, kept.tokens[-LONGEST:]) for kept in self.rows]
-
-    @staticmethod
-    def _match(memory: Recent, tokens: list[int]) -> tuple[int, int]:
-        """State and length of the longest suffix of the tokens that occurs in the memory."""
-        found: tuple[int, int] = 0, 0
-        for token in tokens:
-            found = memory.index.follow(*found, token)
-        return found
+            self._remember(output)
+            for kept in self.rows:
+                kept.matched = (0, 0)
+                kept.match(self.memory, kept.tokens[-LONGEST:])
 
     def ready(self, seqs: Sequences) -> None:
         for b, (row, prompt) in enumerate(zip(self.rows, seqs.prompt.tolist(), strict=True)):
             new = seqs.tokens[b, row.seen : int(seqs.length[b])].tolist()
             if self.memory is not None:
-                self.outputs[b] += new[max(prompt - row.seen, 0) :]
-                for token in new:
-                    self.matched[b] = self.memory.index.follow(*self.matched[b], token)
+                row.output += new[max(prompt - row.seen, 0) :]
+                row.match(self.memory, new)
             row.extend(new)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
@@ -177,10 +178,10 @@ class Suffix(Drafter):
         return tree.add_below_root(rows, limits.width)
 
     def _draft(self, b: int, room: int) -> list[tuple[int, int]]:
-        index = self.rows[b].index
+        index, matched = self.rows[b].index, self.rows[b].matched
         state, length = index.repeated()
-        if self.memory is not None and self.matched[b][1] > length:
-            index, (state, length) = self.memory.index, self.matched[b]
+        if self.memory is not None and matched[1] > length:
+            index, (state, length) = self.memory.index, matched
         nodes = ceil(min(self.nodes, self.factor * length))
         drafts = index.likely(state, nodes, room, self.min_probability) if nodes and room else []
         return _without_separators(drafts)

@@ -42,14 +42,10 @@ class SmallModelDrafter(Drafter):
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
-            raise InputError(
-                f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}: use a drafter that was"
-                " trained with the target's tokenizer"
-            )
+            what = f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}"
+            raise InputError(f"{what}: use a drafter that was trained with the target's tokenizer")
         if tail and policy.captures().rows is not None:
-            raise ValueError(
-                "captures of the target refer to slots of the whole sequence: a policy that uses them needs tail=0"
-            )
+            raise ValueError("captures refer to slots of the whole sequence: a policy that uses them needs tail=0")
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of the current tree that have keys in scratch slots
 
@@ -128,13 +124,13 @@ class SmallModelDrafter(Drafter):
         view = self.policy.view(self.cache)
 
         def step(tree: Tree, start: int) -> Tensor:
-            """Logits [B,W,V] of nodes [start, size); the first pass also runs missing tokens."""
+            """Logits [B,W,V] of nodes [start, size), V of the target; the first pass also runs missing tokens."""
             if start == 0:
                 logits = self._root(seqs, view)
             else:
                 logits = self.small(replace(tree, tokens=self._known(tree.tokens)), self.cache, start, view)
-            self._run = tree.size
-            return self._fitted(logits)
+            self._run, missing = tree.size, self.vocab - logits.shape[-1]
+            return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
         rest = self.small.backend.chain_drafter(self.cache, view) if self.small.vocab == self.vocab else None
         whole = rest and partial(self._whole, partial(step, tree, 0), rest)
@@ -162,8 +158,7 @@ class SmallModelDrafter(Drafter):
         """Run the tokens committed since the last step, up to the root -> the root's logits [B,1,V].
 
         Rows with fewer missing tokens are padded after their root; no later query attends to the padding, and drafts
-        overwrite it. A row that is done may lack any number of tokens: it runs as many as the other rows need, and its
-        drafts are not used.
+        overwrite it. A row that is done runs as many tokens as the others need, and its drafts are not used.
         """
         n = self._root_of(seqs) + 1 - self.cache.length
         wide = int(n.masked_fill(seqs.done, 1).max())
@@ -178,18 +173,17 @@ class SmallModelDrafter(Drafter):
         """Replace tokens without an embedding in the small model by its last token, which is usually padding."""
         return tokens if self.small.vocab >= self.vocab else tokens.clamp(max=self.small.vocab - 1)
 
-    def _fitted(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary."""
-        missing = self.vocab - logits.shape[-1]
-        return logits if missing == 0 else F.pad(logits, (0, missing), value=float("-inf"))
-
 
 def random_lm(target: LM, seed: int) -> LM:
-    """An untrained Llama (Qwen3 for a Qwen3 target) that reads at most a tenth of the target's weights per step, or as
-    few as is possible."""
+    """An untrained Llama (Qwen3 for a Qwen3 target) that reads a tenth of the target's weights, or as few as it can."""
     c, weight = target.config, next(target.hf.parameters())
     layers, most = 2 if c.num_hidden_layers > 2 else 1, target.nbytes() / weight.element_size() / 10
-    width = max((d for d in range(16, c.hidden_size + 1, 16) if _cost(d, layers, target.vocab) <= most), default=16)
+
+    def cost(width: int) -> int:
+        """Weights read per step: the head, and per layer 4 projections and an MLP of 3 widths."""
+        return target.vocab * width + layers * (4 + 3 * 3) * width**2
+
+    width = max((d for d in range(16, c.hidden_size + 1, 16) if cost(d) <= most), default=16)
     dim = next(d for d in (64, 32, 16) if width % d == 0)
     rope = getattr(c, "rope_parameters", None) or {}
     make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
@@ -212,8 +206,3 @@ def random_lm(target: LM, seed: int) -> LM:
         torch.manual_seed(seed)
         hf = AutoModelForCausalLM.from_config(config)
     return LM(hf.to(device=weight.device, dtype=weight.dtype), "random")
-
-
-def _cost(width: int, layers: int, vocab: int) -> int:
-    """Weights that a small model reads per step: the head, and per layer 4 projections and an MLP of 3 widths."""
-    return vocab * width + layers * (4 + 3 * 3) * width**2

@@ -16,25 +16,23 @@ from longdraft.models.lm import LM
 from longdraft.models.loading import DTYPES, load_lm
 
 
-class ModelFormat:
-    """A whole Transformers model with its tokenizer, loaded like a target: from a folder or by its Hub id."""
+class ModelKind(DrafterKind):
+    """Stored as a whole Transformers model with its tokenizer, and loaded like a target: from a folder or the Hub."""
 
-    def save(self, kind: str, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any) -> None:
+    def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
         with replacing(Path(folder), facts) as draft:
             weights.save_pretrained(draft)
             tokenizer.save_pretrained(draft)
 
-    def load(self, kind: str, folder: str, target: LM, any_target: bool) -> LM:
+    def load(self, folder: str, target: LM, any_target: bool = False) -> LM:
         """Any target with the same tokenizer will do."""
         dtype = next(name for name, each in DTYPES.items() if each == target.dtype)
         small = load_lm(folder, dtype, str(target.device))
         ours, theirs = _vocabulary(small), _vocabulary(target)
         odd = next((i for i in ours.keys() & theirs.keys() if ours[i] != theirs[i]), None)
         if odd is not None:
-            raise InputError(
-                f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target: use a drafter"
-                " that was trained with the target's tokenizer"
-            )
+            what = f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target"
+            raise InputError(f"{what}: use a drafter that was trained with the target's tokenizer")
         return small
 
 
@@ -48,13 +46,12 @@ def _vocabulary(lm: LM) -> dict[int, str]:
         return {}
 
 
-SMALL_MODEL = DrafterKind("lm", "a small model", LM, random_lm, ModelFormat())
-BUDGET = DrafterKind(
-    "budget",
-    "a small model trained for BudgetDraft",
-    LM,
-    random_lm,
-    ModelFormat(),
+SMALL_MODEL = ModelKind(name="lm", title="a small model", weights=LM, random=random_lm)
+BUDGET = ModelKind(
+    name="budget",
+    title="a small model trained for BudgetDraft",
+    weights=LM,
+    random=random_lm,
     training=Training(
         "budget",
         "Teach a small model to draft under any budget of its KV cache.",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -25,18 +24,6 @@ from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
 CHUNK = 8
-R = TypeVar("R")
-
-
-def without_autocast(body: Callable[..., R]) -> Callable[..., R]:
-    """The same method without autocast, because the cached prefix is in the small model's own dtype."""
-
-    @wraps(body)
-    def run(self: BudgetObjective, tokens: Tensor, *args: Any) -> R:
-        with torch.autocast(tokens.device.type, enabled=False):
-            return body(self, tokens, *args)
-
-    return run
 
 
 @dataclass
@@ -52,7 +39,6 @@ class BudgetObjective:
     labels: str = "target"
     share: float = 0.5
     tail: int = 256
-    score: str = "obs_window"
 
     def __post_init__(self) -> None:
         if self.small.windows:
@@ -71,7 +57,7 @@ class BudgetObjective:
         """The prefix as a cache of Transformers: whole (budget 0), or the chunks that the policy selects."""
         length, view = int(cache.length[0]), None
         if budget:
-            policy = Chunks(budget, CHUNK, self.score)
+            policy = Chunks(budget, CHUNK)
             policy.start(self.small, row[None, : length + 1], cache)
             view = policy.view(cache)
         found = DynamicCache()
@@ -100,32 +86,28 @@ class BudgetObjective:
         state = self.frozen.read(row[None, :-1], states=[self.frozen.last]).states[self.frozen.last]
         return self.frozen.predictions(state[:, length:])[0]
 
-    @without_autocast
+    def _branches(self, row: Tensor, budgets: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """row [T+1] -> the logits [C,V] of its last tokens for each budget, and their labels [C]."""
+        length, given = max(len(row) - 1 - self.tail, 1), row[:-1]
+        with torch.autocast(row.device.type, enabled=False):  # the cached prefix is in the small model's own dtype
+            wanted, cache = self._labels(row, length), self._prefix(given, length)
+            return [self._logits(given, self._seen(given, cache, budget), length) for budget in budgets], wanted
+
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         budget, total = int(rng.choice(BUDGETS, p=WEIGHTS)), torch.zeros((), device=tokens.device)
+        weights = {0: 1.0, budget: self.share} if self.share else {0: 1.0}
         for row in tokens:
-            length = max(len(row) - 1 - self.tail, 1)
-            wanted, given = self._labels(row, length), row[:-1]
-            cache = self._prefix(given, length)
-            branches = [(0, 1.0), (budget, self.share)] if self.share else [(0, 1.0)]
-            for size, weight in branches:
-                logits = self._logits(given, self._seen(given, cache, size), length)
+            branches, wanted = self._branches(row, list(weights))
+            for logits, weight in zip(branches, weights.values(), strict=True):
                 total = total + weight * cross_entropy(logits.float(), wanted) / len(tokens)
         return total
 
-    @without_autocast
     def shares(self, tokens: Tensor) -> list[float]:
         """Not by depth: the first share is with the whole prefix, the second with the smallest budget."""
         found = []
         for row in tokens:
-            length = max(len(row) - 1 - self.tail, 1)
-            wanted, given = self._labels(row, length), row[:-1]
-            cache = self._prefix(given, length)
-            whole, sparse = (
-                matches(self._logits(given, self._seen(given, cache, b), length).argmax(-1), wanted)
-                for b in (0, BUDGETS[0])
-            )
-            found.append((whole, sparse))
+            branches, wanted = self._branches(row, (0, BUDGETS[0]))
+            found.append([matches(logits.argmax(-1), wanted) for logits in branches])
         return [sum(f) / len(f) for f in zip(*found, strict=True)]
 
 
@@ -142,7 +124,6 @@ def objective(
         raise InputError("option small is missing: give -o small=FOLDER, a small model with the target's tokenizer")
     lm = load_lm(small, "float32", str(frozen.lm.device))
     if lm.vocab != frozen.lm.vocab:
-        raise InputError(
-            f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}: use a model with the target's tokenizer"
-        )
+        what = f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}"
+        raise InputError(f"{what}: use a model with the target's tokenizer")
     return BudgetObjective(frozen, lm, labels, share, tail)
