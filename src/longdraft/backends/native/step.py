@@ -84,11 +84,9 @@ class NativeStep:
     ) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the `last` nodes, 0: all)."""
         (B, W), spec = position.shape, captured.spec
-        logits, given = (
-            torch.empty(B, last or W, self.vocab),
-            (tree.tokens[:, start:], tree.depth, cache.length, position),
-        )
-        arrays = [x.contiguous() for x in (*given, tree.mask[:, start:])]
+        logits = torch.empty(B, last or W, self.vocab)
+        given = (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
+        arrays = [x.contiguous() for x in given]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
         p.logits, p.logit_nodes, longest = logits.data_ptr(), last, self._keys(p, cache, tree.size, view)

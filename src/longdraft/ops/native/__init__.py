@@ -43,7 +43,7 @@ WRONG = {
 
 
 def library() -> ctypes.CDLL | None:
-    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; amx, avx512, avx2 or neon, else InputError."""
+    """The best build that can run here, or None. LONGDRAFT_NATIVE: 0 for none; or its name, else InputError."""
     return _library(os.environ.get("LONGDRAFT_NATIVE", ""))
 
 

@@ -1,0 +1,85 @@
+"""The products of the kernels, compiled for every vector width that this machine can run or emulate."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from longdraft.ops import native
+
+SOURCES = Path(native.__file__).parent
+PROGRAM = Path(__file__).parent / "native_products.cpp"
+X86 = {"_avx2": ["-mavx2", "-mfma"], "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]}
+
+
+def needs(compiler: str, kind: str = "_avx2") -> None:
+    if shutil.which(compiler) is None or not native.runs(kind):
+        pytest.skip(f"no {compiler} here, or a processor without {native.NEEDS[kind]}")
+
+
+def build(compiler: str, flags: list[str], folder: Path, sources: Path = SOURCES) -> str:
+    """Compiles the program -> its path."""
+    words = [compiler, "-O2", "-std=c++17", "-Wno-psabi", "-Wno-unknown-pragmas", f"-I{sources}", *flags]
+    program = str(folder / "products")
+    done = subprocess.run([*words, str(PROGRAM), "-o", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return program
+
+
+def run(*command: str) -> tuple[int, str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(("kind", "width"), [("_avx2", 8), ("_avx512", 16)])
+def test_every_row_is_right_and_independent_of_the_others(kind, width, tmp_path):
+    needs("g++", kind)
+    assert run(build("g++", X86[kind], tmp_path)) == (0, f"vectors of {width} floats\n")
+
+
+@pytest.mark.full
+def test_neon_under_an_emulator(tmp_path):
+    if platform.machine() == "aarch64":
+        assert run(build("g++", [], tmp_path)) == (0, "vectors of 4 floats\n")
+    elif shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64") is None:
+        pytest.skip("no compiler for Arm, or no emulator: g++-aarch64-linux-gnu and qemu-user have them")
+    else:
+        program = build("aarch64-linux-gnu-g++", ["-static"], tmp_path)
+        assert run("qemu-aarch64", program) == (0, "vectors of 4 floats\n")
+
+
+@pytest.mark.full
+def test_clang_compiles_it_without_openmp(tmp_path):
+    needs("clang++")
+    assert run(build("clang++", X86["_avx2"], tmp_path)) == (0, "vectors of 8 floats\n")
+
+
+PLANTED = {  # a fault: its file, the right code, the wrong code, and what the program must call wrong
+    "a row's sums depend on the rows beside it": (
+        "vector_products.h",
+        "load(out + r * D + d + i * V) * keep[r];",
+        "load(out + r * D + d + i * V) * keep[r] + (RB > 1 ? 1e-6f : 0);",
+        "a row's output alone",
+    ),
+    "a number of a head is left out": ("vector_products.h", "int d = 0; d < D; d++)", "int d = 1; d < D; d++)", "scores"),
+    "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
+    "the halves of a byte are swapped": ("weights.h", "step < 16)", "step >= 16)", "outputs"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", PLANTED)
+def test_it_finds_planted_faults(fault, tmp_path):
+    needs("g++")
+    name, right, wrong, found = PLANTED[fault]
+    for header in SOURCES.glob("*.h"):
+        shutil.copy(header, tmp_path)
+    source = (SOURCES / name).read_text()
+    assert source.count(right) == 1
+    (tmp_path / name).write_text(source.replace(right, wrong))
+    status, said = run(build("g++", X86["_avx2"], tmp_path, tmp_path))
+    assert status == 1 and said.startswith(found), said
