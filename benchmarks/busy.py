@@ -59,11 +59,13 @@ def busy_process(cpu: int, most: float) -> Iterator[None]:
 
 def window(call: Callable[[], Any], parts: int, seconds: float) -> list[float]:
     """Milliseconds of each call, of `parts` steps, in so many seconds."""
-    times, end = [], perf_counter() + seconds
-    call()
-    while (begin := perf_counter()) < end:
+    call()  # fills the processor's caches with this operation's data
+    times, begin = [], perf_counter()
+    end = begin + seconds
+    while not times or begin < end:
         call()
         times.append((perf_counter() - begin) / parts * 1e3)
+        begin = perf_counter()
     return times
 
 
