@@ -15,6 +15,7 @@ builds=${BUILDS:-$best}
 [ -n "$builds" ] || { echo "cpu.sh: no build of the native kernels can run here" >&2; exit 2; }
 best=${builds%% *}
 mkdir -p "$out"
+failed=0
 
 left() { echo $((minutes * 60 - ($(date +%s) - began))); }
 limited() { # COMMAND... in the time that is left
@@ -35,8 +36,8 @@ step() { # NAME BUILD MINUTES COMMAND... ; the command gets --out FILE as its la
     status=0
     LONGDRAFT_NATIVE=$build limited "$@" --out "$out/$name.part" || status=$?
     # busy.py exits with 1 where a step takes too long beside a busy process: a result too
-    case "$status $name" in "0 "* | "1 busy"*) ;; *) echo "cpu.sh: $name failed ($status)" >&2; return ;; esac
-    [ -s "$out/$name.part" ] && mv "$out/$name.part" "$out/$name.jsonl"
+    case "$status $name" in "0 "* | "1 busy"*) ;; *) failed=1; echo "cpu.sh: $name failed ($status)" >&2; return ;; esac
+    if [ -s "$out/$name.part" ]; then mv "$out/$name.part" "$out/$name.jsonl"; fi
 }
 bench() { # NAME BUILD MINUTES OPTIONS...
     name=$1 build=$2 need=$3
@@ -107,4 +108,5 @@ bench "bad-text" "$best" 4 --methods plain,vegas,longspec-guided,medusa,suffix,a
 
 # shellcheck disable=SC2046
 set -- $(ls "$out"/*.jsonl 2> /dev/null)
-[ $# -gt 0 ] && longdraft report "$@" --out "$out"
+if [ $# -gt 0 ]; then longdraft report "$@" --out "$out"; fi
+exit $failed

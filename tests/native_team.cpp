@@ -3,6 +3,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 #include "barrier.h"
 #include "team.h"
@@ -31,20 +34,39 @@ static void barrier(int threads) {
     require(good, "a thread passed the barrier before all had come");
 }
 
-// The time in which one thread alone was missing is counted.
-static void missing() {
-    Barrier barrier;
-#pragma omp parallel num_threads(2)
-    {
-        barrier.wait();
-        if (omp_get_thread_num() == 0) barrier.take_missing();
-        barrier.wait();
-        if (omp_get_thread_num() == 1) late(20000);
-        barrier.wait();
+#ifdef __linux__
+// Computes for so many milliseconds on one processor.
+static void compute(int cpu, int milliseconds) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
+    const int64_t end = nanoseconds() + milliseconds * int64_t{1000000};
+    while (nanoseconds() < end) {
     }
-    require(barrier.take_missing() >= 10 * 1000 * 1000, "a late thread was not noticed");
-    require(barrier.take_missing() == 0, "a late thread was counted twice");
 }
+
+// The time is counted in which one thread alone was missing because it could not run, not that in which it had more to do.
+static void missing() {
+    if (kept_waiting() < 0) return;
+    Barrier barrier;
+    const int cpu = sched_getcpu();
+    for (const bool contended : {false, true}) {
+        std::thread other([&] { compute(cpu, contended ? 150 : 0); });
+#pragma omp parallel num_threads(2)
+        {
+            if (omp_get_thread_num() == 1) contended ? compute(cpu, 100) : late(100000);
+            barrier.wait();
+        }
+        other.join();
+        const int64_t found = barrier.take_missing() / 1000000;
+        require(contended ? found >= 15 && found <= 100 : found < 50, "the wait for a processor was counted wrongly");
+        require(barrier.take_missing() == 0, "a wait was counted twice");
+    }
+}
+#else
+static void missing() {}
+#endif
 
 // A simulated clock: passes of 5 ms.
 struct Simulation {
