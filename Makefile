@@ -14,7 +14,7 @@ help:
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make lint    ruff, pyright, and whether the figure is from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
-	@echo "make bench   the published figures, into runs/ (hours)"
+	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
 
 setup: $(READY)

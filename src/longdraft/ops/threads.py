@@ -41,6 +41,8 @@ def release() -> None:
     for task in Path("/proc/self/task").iterdir() if _before else ():
         with suppress(OSError):  # it has ended
             os.sched_setaffinity(int(task.name), _before)
+    if _before and (lib := native.library()) is not None:
+        lib.longdraft_pin(0, None)
     _before.clear()
 
 

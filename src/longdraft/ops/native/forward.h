@@ -6,6 +6,7 @@
 #pragma once
 #include "layer_attention.h"
 #include "linear.h"
+#include "team.h"
 
 // One head of q or k: norm, then rotation. rotation: D/2 cosines, then D/2 sines.
 static void rotate(float* x, const float* norm, const float* rotation, int64_t D, float eps) {
@@ -196,10 +197,15 @@ class Forward {
 
 template <typename E, int ND>
 static Code forward(const Model& m, const Pass& p, Work& t) {
-    const int threads = omp_get_max_threads();
+    const int threads = team_size();
     Forward<E, ND> pass(m, p, t, threads);
+    const int64_t begin = nanoseconds();
 #pragma omp parallel num_threads(threads)
-    pass.run();
+    {
+        pass.run();
+        t.barrier.wait();  // so that no thread waits in OpenMP's, which does not sleep
+    }
+    team_passed(threads, nanoseconds() - begin, t.barrier.take_missing());
     return DONE;
 }
 

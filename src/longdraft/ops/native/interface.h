@@ -172,7 +172,7 @@ Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t row
 Code longdraft_draw(const float* logits, double temperature, const int64_t* seed, const int64_t* position, int64_t rows,
                     int64_t nodes, int64_t vocab, int64_t* out);
 
-// Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done.
+// Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.
 int longdraft_pin(int64_t threads, const int64_t* cpus);
 // Reads `lines` lines of 64 bytes, for measuring how fast memory is; the result has no meaning.
 int64_t longdraft_read(const void* memory, int64_t lines);

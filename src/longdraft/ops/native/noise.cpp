@@ -1,10 +1,11 @@
 // Noise, and tokens drawn with it, for calls from Python.
 #include "draw.h"
 #include "guard.h"
+#include "team.h"
 
 Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t rows, int64_t nodes, int64_t vocab, double* out) {
     if (!in_range(rows, 0, MANY) || !in_range(nodes, 0, MANY) || !in_range(vocab, 0, MANY)) return BAD_DRAW;
-#pragma omp parallel for schedule(static) if (rows * nodes > 2)
+#pragma omp parallel for schedule(static) num_threads(team_size()) if (rows * nodes > 2)
     for (int64_t i = 0; i < rows * nodes; i++) {
         const uint64_t key = key_of(seed[i / nodes], position[i]);
         for (int64_t v = 0; v < vocab; v++) out[i * vocab + v] = uniform(key, v);
@@ -16,7 +17,7 @@ Code longdraft_draw(const float* logits, double temperature, const int64_t* seed
                     int64_t nodes, int64_t vocab, int64_t* out) {
     if (!in_range(rows, 0, MANY) || !in_range(nodes, 0, MANY) || !in_range(vocab, 1, MANY)) return BAD_DRAW;
     if (!(temperature >= 0)) return BAD_DRAW;
-#pragma omp parallel for schedule(static) if (rows * nodes > 1)
+#pragma omp parallel for schedule(static) num_threads(team_size()) if (rows * nodes > 1)
     for (int64_t i = 0; i < rows * nodes; i++)
         out[i] = draw(logits + i * vocab, vocab, temperature, key_of(seed[i / nodes], position[i]));
     return DONE;

@@ -9,6 +9,7 @@
 #include "guard.h"
 #include "memory.h"
 #include "openmp.h"
+#include "team.h"
 
 constexpr int64_t SKIPPED = 64;  // positions that are skipped together where none of them is chosen
 
@@ -221,7 +222,7 @@ Code longdraft_choose(const float* const* scores, int64_t rows, int64_t n, int64
     return with_memory<ChooseMemory>([&](Buffer<char>& memory) {
         Arena size;
         ChooseMemory(size, n);
-        const int threads = omp_get_max_threads();
+        const int threads = team_size();
         char* all = memory.reserve(threads * size.bytes());
 #pragma omp parallel num_threads(threads)
         {
@@ -246,7 +247,7 @@ Code longdraft_retake(const Copy* copies, int64_t count) {
             for (int64_t head = 0; head < copies[i].heads; head++)
                 for (const bool value : {false, true}) t.units[unit++] = {&copies[i], &t.plans[i], head, value};
         std::atomic<bool> good{true};
-#pragma omp parallel
+#pragma omp parallel num_threads(team_size())
         {
 #pragma omp for schedule(static, 1)
             for (int64_t i = 0; i < count; i++)
@@ -266,7 +267,7 @@ Code longdraft_take(const void* x, int64_t heads, int64_t size, int64_t stride, 
     for (int64_t i = 0; i < (per_head ? heads : 1) * count; i++) good &= slots[i] >= 0 && slots[i] < size;
     if (!good) return BAD_COPY;
     const int64_t slices = (count + SLICE - 1) / SLICE;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team_size())
     for (int64_t unit = 0; unit < heads * slices; unit++) {
         const int64_t head = unit / slices, begin = unit % slices * SLICE, end = std::min(count, begin + SLICE);
         const int64_t* chosen = slots + (per_head ? head * count : 0);

@@ -30,7 +30,7 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
     std::fill(t.mask.data(), t.mask.data() + B * scratch, 1);
     for (int64_t i = 0; i < c.count; i++) {
         if (const Code code = chain_node<E>(m, given, t, c, i)) return code;
-#pragma omp parallel for schedule(static) if (B > 1)
+#pragma omp parallel for schedule(static) num_threads(team_size()) if (B > 1)
         for (int64_t b = 0; b < B; b++) {
             const uint64_t key = key_of(c.seed[b], c.position[b] + i);
             t.token[b] = c.drawn[b * c.count + i] = draw(given.logits + b * m.vocab, m.vocab, c.temperature, key);
