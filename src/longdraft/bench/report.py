@@ -18,7 +18,7 @@ from longdraft.errors import InputError
 
 Record = dict[str, Any]
 # Records that differ in one of these fields never share a table.
-SETTING = ("model", "weights_sha256", "dtype", "device", "threads", "text_name", "text_sha256", "temperature")
+SETTING = ("model", "weights_sha256", "rope", "dtype", "device", "threads", "text_name", "text_sha256", "temperature")
 SETTING += ("native", "kernels", "environment", "git_sha", "warmup_rounds", "oracle")
 REPEATS = 5  # with fewer repeats, a table has a note
 
@@ -77,7 +77,7 @@ def _speed(records: list[Record]) -> Section:
         speeds += [_spread(_ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
         length = f"{fmean(r['mean_acceptance_length'] for r in same):.2f}"
         rows.append([f"{context}", label, *speeds, length, _equal(same), f"{len(same)}"])
-    about = f"{first['model']}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
+    about = f"{_model(first)}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
     if "oracle" in first:
         depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})
         drafted = f"{first['oracle']:g} of {' or '.join(map(str, depths))} drafts"
@@ -108,7 +108,7 @@ def _anchored(records: list[Record]) -> Section:
         length = f"{r['mean_acceptance_length']:.3f} ± {_plus(r['stderr'])} ({_plus(r['stderr_clustered'])})"
         positions = " ".join(f"{p:.2f}" for p in r["acceptance_per_position"])
         rows.append([f"{context}", label, length, gain, positions, f"{r['anchors']} in {r['windows']}"])
-    title = f"Acceptance on real text: {first['model']}, {first['dtype']}, {_text(first)}, T={first['temperature']:g}"
+    title = f"Acceptance on real text: {_model(first)}, {first['dtype']}, {_text(first)}, T={first['temperature']:g}"
     header = ["context", "method", "accepted length", f"{ours} minus this", "accepted by position", "anchors, windows"]
     notes = [
         "Accepted length: accepted drafts per step plus the bonus token; ± standard error over anchors (clustered by"
@@ -135,7 +135,7 @@ def _steps(records: list[Record]) -> Section:
             f"At {context} plain decoding takes {ms['plain'] / least:.2f} times as long as reading its bytes at the"
             f" measured bandwidth; selecting and copying keys takes {part:.1%} of a decoding step of vegas (7 drafts)."
         )
-    title = f"Cost of a step: {first['model']}, {first['dtype']}, {_text(first)}"
+    title = f"Cost of a step: {_model(first)}, {first['dtype']}, {_text(first)}"
     return Section(title, ["context", "step", "ms", "over plain"], rows, notes + origin(records))
 
 
@@ -164,6 +164,10 @@ def _spread(values: list[float], shape: str) -> str:
         return ""
     low, mid, high = (shape.format(f(values)) for f in (min, median, max))
     return mid if len(values) == 1 else f"{mid} ({low} to {high})"
+
+
+def _model(r: Record) -> str:
+    return r["model"] + (f" (--rope {r['rope']})" if r.get("rope") else "")
 
 
 def _text(r: Record) -> str:

@@ -26,6 +26,7 @@ def audit(
         int, typer.Option(min=1, help="Maximum tokens per prompt; a long file gives several prompts.")
     ] = 2048,
     dtype: common.Dtype = "float32",
+    rope: common.Rope = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -60,10 +61,12 @@ def audit(
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
 
-    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, model, any_target))
+    spec = MethodSpec(
+        method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
+    )
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
-    target, tokenizer = common.load_target(model, dtype, threads)
+    target, tokenizer = common.load_target(model, dtype, threads, rope)
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
@@ -75,7 +78,13 @@ def audit(
     shared = provenance(target, seed)
     digest = sha256(json.dumps([(p.tokens, p.new) for p in job.prompts]).encode()).hexdigest()
     about = {"method": method, "options": spec.options, **spec.origin, "tolerance": limit}
-    settings = {"model": shared["model"], "weights_sha256": shared["weights_sha256"], "dtype": dtype, **about}
+    settings = {
+        "model": shared["model"],
+        "weights_sha256": shared["weights_sha256"],
+        "rope": target.rope,
+        "dtype": dtype,
+        **about,
+    }
     settings |= {"ways": [str(w) for w in chosen], "control_width": WIDTH if limit else None, "prompts_sha256": digest}
     log = AuditLog(out, settings, len(job.prompts) * len(chosen), resume)
     log.shared = about | shared

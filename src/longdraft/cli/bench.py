@@ -42,6 +42,7 @@ def bench(
     ] = None,
     temperature: common.Temperature = 0.0,
     dtype: common.Dtype = "bfloat16",
+    rope: common.Rope = None,
     drafter: common.Drafter = None,
     random_drafter: common.RandomDrafter = False,
     any_target: common.AnyTarget = False,
@@ -60,10 +61,12 @@ def bench(
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
 
-    weights = DrafterWeights(drafter, random_drafter, seed, "" if shape else model, any_target)
+    weights = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
     chosen, contexts, sampler = parse(methods, option, weights), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
+    if shape and rope:
+        raise InputError("--rope extends a model's trained positions, and --shape has no trained model: leave one out")
     if task == "anchored" and (shape or accept is not None or batch > 1):
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
     if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
@@ -73,7 +76,7 @@ def bench(
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
         common.settle()
     else:
-        target, tokenizer = common.load_target(model, dtype)
+        target, tokenizer = common.load_target(model, dtype, rope=rope)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
     if task == "steps":
         _run(Steps(target, texts, contexts, repeat, seed), out)

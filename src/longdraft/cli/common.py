@@ -24,18 +24,25 @@ AnyTarget = Annotated[
 PromptFiles = Annotated[list[Path], typer.Option(help="A UTF-8 text file; may be repeated.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per row.")]
 Dtype = Annotated[str, typer.Option(help="Data type of the weights and the KV cache: float32 or bfloat16.")]
+Rope = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND:FACTOR",
+        help="Extend rotary positions without training: yarn:2 or linear:2 allows twice the context.",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 
-def load_target(model: str, dtype: str, threads: int | None = None) -> tuple[Any, Any]:
+def load_target(model: str, dtype: str, threads: int | None = None, rope: str | None = None) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
     from longdraft.models.loading import load, quiet
 
     quiet(threads)
-    loaded = load(model, dtype)
+    loaded = load(model, dtype, rope=rope)
     settle()
     return loaded
 

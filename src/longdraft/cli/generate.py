@@ -23,6 +23,7 @@ def generate(
     option: common.Options = [],  # noqa: B006
     max_new_tokens: common.NewTokens = 256,
     dtype: common.Dtype = "bfloat16",
+    rope: common.Rope = None,
     temperature: common.Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")] = 1.0,
@@ -65,8 +66,10 @@ def generate(
 
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
-    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, model, any_target))
-    target, tokenizer = common.load_target(model, dtype, threads)
+    spec = MethodSpec(
+        method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
+    )
+    target, tokenizer = common.load_target(model, dtype, threads, rope)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, spec, sampler, seed, accept)
     printer = None if as_json else Printer(tokenizer, texts)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from longdraft.cli import common
+
 
 def import_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
@@ -14,6 +16,7 @@ def import_drafter(
     model: Annotated[
         str, typer.Option("-m", "--model", help="The drafter's target: a folder or a Hub id.")
     ] = "bundled",
+    rope: common.Rope = None,
     any_target: Annotated[
         bool,
         typer.Option("--any-target", help="Accept a drafter whose embedding or output table is not this target's."),
@@ -27,5 +30,5 @@ def import_drafter(
     from longdraft.drafters.kinds import import_released
     from longdraft.models.loading import load_lm
 
-    made = import_released(folder.expanduser(), out.expanduser(), load_lm(model), any_target)
+    made = import_released(folder.expanduser(), out.expanduser(), load_lm(model, rope=rope), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")

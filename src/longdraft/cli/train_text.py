@@ -33,11 +33,12 @@ def write_text(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; small models then repeat themselves.")] = 1.0,
     seed: o.Seed = 0,
     dtype: common.Dtype = "bfloat16",
+    rope: common.Rope = None,
     threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, to train drafters on its own output. A second run continues the file."""
     quiet(threads or None)
-    target, tokenizer = load(model, dtype)
+    target, tokenizer = load(model, dtype, rope=rope)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
     sampler, before = Sampler(temperature), _lines(out)

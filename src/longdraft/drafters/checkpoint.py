@@ -158,17 +158,20 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bool) -> None:
-    """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights."""
+    """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights
+    or rotations."""
     trained, given = config["longdraft"]["target"], fingerprint(target)
     try:
         verifier = config["speculators_config"]["verifier"]["name_or_path"] or "another target"
     except (LookupError, TypeError):
         verifier = "another target"
-    odd = next((k for k in given if k != "digest" and trained.get(k) != given[k]), None)
+    odd = next((k for k in given if k not in ("digest", "rope") and trained.get(k) != given[k]), None)
     if odd is not None:
         was = f"{folder} was trained for {verifier}, whose {odd} is {trained.get(odd)}"
         raise InputError(f"{was}; here it is {given[odd]}: give a drafter that was trained for this target")
-    if trained.get("digest") != given["digest"] and not any_target:
-        was = f"{folder} was trained for {verifier}, whose weights are not this target's"
+    others = [k for k in ("digest", "rope") if trained.get(k) != given.get(k)]
+    if others and not any_target:
+        what = "weights" if "digest" in others else "rotary positions"
+        was = f"{folder} was trained for {verifier}, whose {what} are not this target's"
         how = "give a drafter that was trained for this target, or add --any-target"
         raise InputError(f"{was}: {how} (the output stays correct, but drafts may be accepted less often)")

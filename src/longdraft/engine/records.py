@@ -49,6 +49,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
     return {
         "model": relative(lm.name),
         "weights_sha256": weights_sha256(lm),
+        "rope": lm.rope,
         "dtype": str(lm.dtype).removeprefix("torch."),
         "backend": lm.backend.name,
         "native": lm.backend.name == "native",

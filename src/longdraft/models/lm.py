@@ -24,12 +24,13 @@ class LM:
     """Every forward pass runs a tree over a cache: it returns logits and writes keys and values to scratch slots.
 
     `backend` may be replaced, for example by `eager`, which computes the passes that the backend does not support.
+    rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
     """
 
-    def __init__(self, hf: Any, name: str = ""):
-        self.hf, self.name = hf.eval(), name
+    def __init__(self, hf: Any, name: str = "", rope: str | None = None):
+        self.hf, self.name, self.rope = hf.eval(), name, rope
         self.lock, self._process = threading.RLock(), os.getpid()
         a = self.architecture = Architecture(hf)
         self.config, self.windows, self.experts = a.config, a.windows, a.experts
@@ -162,7 +163,7 @@ SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ betwe
 
 
 def fingerprint(target: LM) -> dict[str, Any]:
-    """Identifies a drafter's target by its sizes and by a digest of a sample of every weight.
+    """Identifies a drafter's target by its sizes, a digest of a sample of every weight, and its `rope` if it has one.
 
     Weights are read as bfloat16, so the digest does not depend on the dtype in which the target was loaded.
     """
@@ -174,4 +175,5 @@ def fingerprint(target: LM) -> dict[str, Any]:
         digest.update(f"{name} {list(p.shape)} ".encode())
         digest.update(some.view(torch.int16).numpy().tobytes())
     sizes = {k: getattr(c, k, None) for k in SIZES}
-    return {"model_type": c.model_type, **sizes, "digest": digest.hexdigest()[:32]}
+    rope = {} if target.rope is None else {"rope": target.rope}
+    return {"model_type": c.model_type, **sizes, "digest": digest.hexdigest()[:32], **rope}

@@ -23,6 +23,7 @@ from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.models.rope import Rope
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
@@ -35,12 +36,15 @@ HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id 
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
 
-def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = None) -> tuple[LM, Any]:
+def load(
+    name: str = "bundled", dtype: str = "bfloat16", device: str | None = None, rope: str | None = None
+) -> tuple[LM, Any]:
     """A target and its tokenizer from 'bundled', a local folder or a Hub id (the only case that uses the network).
 
+    rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
     Only safetensors are read, and no code of the model's folder is run. Raises InputError.
     """
-    lm = load_lm(name, dtype, device)
+    lm = load_lm(name, dtype, device, rope)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     where = lm.hf.name_or_path
     local = Path(where).is_dir() or not reachable(name)
@@ -51,16 +55,19 @@ def load(name: str = "bundled", dtype: str = "bfloat16", device: str | None = No
     return lm, tokenizer
 
 
-def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM:
+def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope: str | None = None) -> LM:
     """A model without its tokenizer. Raises InputError."""
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
+    scaling = None if rope is None else Rope.parse(rope)
     where, local = _place(name)
     local = local or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     _try(name, lambda: check_weights(where, local))
     config = _try(name, lambda: neutral(AutoConfig.from_pretrained(where, **options)))
     _try(name, lambda: refuse(config))
+    if scaling is not None:
+        scaling.extend(config)
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
     hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
     if info["missing_keys"]:
@@ -71,7 +78,7 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None) -> LM
     if config.model_type not in TESTED:
         _try(name, lambda: probe(hf))
     align_weights(hf)
-    return LM(hf, name)
+    return LM(hf, name, rope=None if scaling is None else str(scaling))
 
 
 def pages(size: int) -> Tensor:
