@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 from transformers.activations import ACT2FN
 
+from longdraft.backends.packed_linear import PackedLinear
 from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList}
+PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList, PackedLinear}
 RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks only record
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
@@ -77,7 +78,8 @@ def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
 
 
 def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    weight = module.packed if isinstance(module, PackedLinear) else getattr(module, "weight", None)
+    bias = getattr(module, "bias", None)
     if weight is not None:
         yield name, tuple(weight.shape), shape
     if bias is not None:

@@ -61,7 +61,7 @@ class LM:
     def nbytes(self) -> int:
         """Bytes of weights that one decoding step reads: all except the embedding table, of which it reads one row."""
         table, head = self.hf.get_input_embeddings().weight, self.hf.get_output_embeddings()
-        tied = head is not None and head.weight is table
+        tied = head is not None and any(p is table for p in head.parameters())
         return sum(p.nbytes for p in self.hf.parameters()) - (0 if tied else table.nbytes)
 
     def new_cache(self, batch: int, slots: int) -> KVCache:

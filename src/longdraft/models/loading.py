@@ -22,6 +22,10 @@ from longdraft.backends.architecture import NAME, windows_of
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.models import fetch
+from longdraft.models.gguf import file as gguf
+from longdraft.models.gguf import model as gguf_model
+from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.lm import LM
 from longdraft.models.rope import Rope
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
@@ -31,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
+HOW = "give 'bundled', a folder with config.json and *.safetensors, a .gguf file, or a Hub id like org/name"
 # Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
@@ -39,20 +43,28 @@ TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 def load(
     name: str = "bundled", dtype: str = "bfloat16", device: str | None = None, rope: str | None = None
 ) -> tuple[LM, Any]:
-    """A target and its tokenizer from 'bundled', a local folder or a Hub id (the only case that uses the network).
+    """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
+
+    Only a Hub id uses the network.
 
     rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
-    Only safetensors are read, and no code of the model's folder is run. Raises InputError.
+    Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device, rope)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
+    tokenizer = _tokenizer(name, lm)
+    lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
+    return lm, tokenizer
+
+
+def _tokenizer(name: str, lm: LM) -> Any:
     where = lm.hf.name_or_path
+    if Path(where).is_file():
+        return gguf_tokenizer.build(gguf.read(Path(where)))
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
-    lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
-    return lm, tokenizer
+    return _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
 
 
 def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope: str | None = None) -> LM:
@@ -60,6 +72,34 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope:
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     scaling = None if rope is None else Rope.parse(rope)
+    file = _gguf(name)
+    hf = _from_folder(name, dtype, scaling) if file is None else _from_gguf(file, dtype, scaling)
+    hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if hf.config.model_type not in TESTED:
+        _try(name, lambda: probe(hf))
+    align_weights(hf)
+    return LM(hf, name, rope=None if scaling is None else str(scaling))
+
+
+def _gguf(name: str) -> Path | None:
+    """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not fetched."""
+    if name in fetch.SOURCES and not Path(name).is_dir():
+        return fetch.fetched(name)
+    path = Path(name).expanduser()
+    return path if path.suffix.lower() == ".gguf" and not path.is_dir() else None
+
+
+def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> Any:
+    file = gguf.read(path)
+    config = gguf_model.config_of(file)
+    refuse(config)
+    if scaling is not None:
+        scaling.extend(config)
+    return _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype]))
+
+
+def _from_folder(name: str, dtype: str, scaling: Rope | None) -> Any:
+    """A Transformers model from 'bundled', a folder or the Hub."""
     where, local = _place(name)
     local = local or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
@@ -74,11 +114,7 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope:
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
-    hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if config.model_type not in TESTED:
-        _try(name, lambda: probe(hf))
-    align_weights(hf)
-    return LM(hf, name, rope=None if scaling is None else str(scaling))
+    return hf
 
 
 def pages(size: int) -> Tensor:
@@ -159,7 +195,8 @@ def _place(name: str) -> tuple[str, bool]:
             raise InputError(f"no model folder at {name}: {HOW}")
         return name, False
     if not (folder / "config.json").is_file():
-        raise InputError(f"{name} has no config.json: {HOW}")
+        inside = sorted(folder.glob("*.gguf"))
+        raise InputError(f"{name} has no config.json: {f'give the file {inside[0]}' if inside else HOW}")
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(kind))
         why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else "no weights"

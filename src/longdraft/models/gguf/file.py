@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +57,8 @@ class GGUF:
         value = self.metadata.get(key, default)
         if kind is float and type(value) is int:
             return float(value)
+        if type(value) is float and not isfinite(value):
+            raise InputError(f"{self.path}: {key} is {value}: {AGAIN}")
         if value is not default and type(value) is not kind:
             raise InputError(f"{self.path}: {key} is not of type {kind.__name__}: {AGAIN}")
         return value

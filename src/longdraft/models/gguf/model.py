@@ -26,8 +26,10 @@ IN_LAYER = {
     "attn_output": "self_attn.o_proj",
     **{f"ffn_{n}": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
 }
-IGNORED = {"rope_freqs.weight"}  # read by `_divide_frequencies`
+FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 MAX_POSITIONS = 1 << 30
+PER_LAYER = 9  # tensors that each layer has at least
 ROWS = 1 << 12  # rows that are dequantised at a time
 
 
@@ -40,9 +42,11 @@ def module_of(name: str) -> str | None:
     return f"{MODULES[part]}.{what}" if part in MODULES and what in ("weight", "bias") else None
 
 
-def build(file: GGUF, dtype: torch.dtype) -> tuple[Any, list[str]]:
-    """(the model, notes on what could not stay as it is in the file). Raises InputError."""
-    config = config_of(file)
+def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
+    """The model of a file and its config. Matrices that are packed in the file stay packed; all else is in `dtype`.
+
+    The embedding is always in `dtype`, because single rows of it are read. Raises InputError.
+    """
     with torch.device("meta"):
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
@@ -60,9 +64,9 @@ def build(file: GGUF, dtype: torch.dtype) -> tuple[Any, list[str]]:
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed)
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
-    _divide_frequencies(file, hf.model.rotary_emb)
+    _check_rotation(file, hf)
     hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=end_ids(file) or None)
-    return hf.eval(), []
+    return hf.eval()
 
 
 def config_of(file: GGUF) -> Any:
@@ -78,7 +82,7 @@ def config_of(file: GGUF) -> Any:
     width, layers = file.required(f"{kind}.embedding_length", int), file.required(f"{kind}.block_count", int)
     heads, mlp = file.required(f"{kind}.attention.head_count", int), file.required(f"{kind}.feed_forward_length", int)
     keys = file.get(f"{kind}.attention.head_count_kv", int, heads)
-    if not (0 < layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0):
+    if not (0 < PER_LAYER * layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0):
         raise InputError(f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}")
     rotated = file.get(f"{kind}.rope.dimension_count", int, width // heads)
     dim = file.get(f"{kind}.attention.key_length", int, rotated)
@@ -148,9 +152,13 @@ def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
         return file.get(f"{kind}.rope.{name}", float, default)
 
     made: dict[str, Any] = {"rope_type": "default", "rope_theta": number("freq_base", 10000.0)}
+    if not made["rope_theta"] > 0:
+        raise InputError(f"{file.path} has rotary positions of base {made['rope_theta']}: {AGAIN}")
+    if (factors := _factors(file)) is not None:
+        return {**made, "rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
     scaling, factor = file.get(f"{kind}.rope.scaling.type", str, "none"), number("scaling.factor", 1.0)
-    if not (made["rope_theta"] > 0 and factor > 0):
-        raise InputError(f"{file.path} has rotary positions of base {made['rope_theta']}, factor {factor}: {AGAIN}")
+    if not factor > 0:
+        raise InputError(f"{file.path} scales its rotary positions by {factor}: {AGAIN}")
     if scaling == "none" or factor == 1:
         return made
     if scaling not in ("linear", "yarn"):
@@ -165,15 +173,20 @@ def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
     return made
 
 
-def _divide_frequencies(file: GGUF, rotary: Any) -> None:
-    """Llama 3.1 and later files contain, instead of parameters, what each rotary frequency is divided by."""
-    if (stored := file.tensors.get("rope_freqs.weight")) is None:
+def _factors(file: GGUF) -> Tensor | None:
+    stored = file.tensors.get(FACTORS)
+    found = None if stored is None else stored.read()
+    return None if found is None or isinstance(found, Packed) else found.float()
+
+
+def _check_rotation(file: GGUF, hf: Any) -> None:
+    """Raises InputError if a file has factors of its rotary frequencies other than those of Llama 3."""
+    factors, found = _factors(file), hf.model.rotary_emb.inv_freq
+    if factors is None:
         return
-    factors = stored.read()
-    if isinstance(factors, Packed) or factors.shape != rotary.inv_freq.shape or not bool((factors > 0).all()):
-        raise InputError(f"{file.path}: rope_freqs.weight does not have one factor per rotary frequency: {AGAIN}")
-    rotary.inv_freq = rotary.inv_freq / factors.float()
-    rotary.original_inv_freq = rotary.inv_freq.clone()
+    base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(found)) / len(found))
+    if factors.shape != found.shape or not torch.allclose(base / factors, found, rtol=1e-3):
+        raise InputError(f"{file.path}: {FACTORS} has factors that are not those of Llama 3: use the model's safetensors")
 
 
 def _tensor(file: GGUF, name: str) -> Stored:
@@ -185,7 +198,7 @@ def _tensor(file: GGUF, name: str) -> Stored:
 def _check(file: GGUF, hf: Any) -> None:
     """Raises InputError unless the file has every weight of the model, in its shape, and no other."""
     wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
-    found = {module_of(name) or name: stored for name, stored in file.tensors.items() if name not in IGNORED}
+    found = {module_of(name) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
     for name, stored in found.items():
         if name not in wanted:
             raise InputError(f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}")
@@ -201,7 +214,7 @@ def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Pac
     """Packed matrices by the name of their module, and other tensors, in `dtype`, by the name of the parameter."""
     packed, plain = {}, {}
     for stored in file.tensors.values():
-        if stored.name in IGNORED:
+        if stored.name == FACTORS:
             continue
         name, weights = module_of(stored.name) or "", stored.read()
         if config.model_type == "llama" and (found := re.search(r"\.attn_([qk])\.", stored.name)):
