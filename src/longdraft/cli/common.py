@@ -11,7 +11,9 @@ import typer
 
 MAX_SEED = 1 << 62
 
-Model = Annotated[str, typer.Option("-m", "--model", help="The target: 'bundled', 'smollm2', a folder, a .gguf file, or a Hub id.")]
+Model = Annotated[
+    str, typer.Option("-m", "--model", help="The target: 'bundled', 'smollm2', a folder, a .gguf file, or a Hub id.")
+]
 Method = Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")]
 Options = Annotated[
     list[str], typer.Option("-o", "--option", help="An option of the method as KEY=VALUE; may be repeated.")

@@ -19,7 +19,19 @@ from longdraft.ops.packed import Packed
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY, BOOL = 8, 9, 7
-NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", BOOL: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+NUMBERS = {
+    0: "u1",
+    1: "i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    BOOL: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
 LEAST = {STRING: 8, ARRAY: 12, **{kind: np.dtype(code).itemsize for kind, code in NUMBERS.items()}}  # bytes of a value
 MAX_NAME, MAX_TEXTS, MAX_DEPTH, MAX_DIMS = 1 << 16, 1 << 22, 3, 4  # of a key, of texts in an array, of nested arrays
 AGAIN = "download or convert it again"
@@ -152,7 +164,9 @@ class _Reader:
     def array(self, what: str, depth: int) -> Any:
         kind = self.number("<I", what)
         if kind not in LEAST or depth > MAX_DEPTH:
-            self.bad(f"{what} " + (f"has the unknown value type {kind}" if kind not in LEAST else "is nested too deeply"))
+            self.bad(
+                f"{what} " + (f"has the unknown value type {kind}" if kind not in LEAST else "is nested too deeply")
+            )
         size = self.count(f"the length of {what}", LEAST[kind])
         if kind in NUMBERS:
             return np.frombuffer(self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], what))
@@ -197,5 +211,7 @@ class _Reader:
             self.bad(f"{what} has the type {NAMES.get(number, number)}, which is not supported", f"use one of {known}")
         if not all(shape) or shape[-1] % kind.entries:
             size = "x".join(map(str, shape))
-            self.bad(f"{what} is {size}, but rows of {kind.name} are multiples of {kind.entries} from {kind.entries} on")
+            self.bad(
+                f"{what} is {size}, but rows of {kind.name} are multiples of {kind.entries} from {kind.entries} on"
+            )
         return kind, shape, offset, prod(shape) // kind.entries * kind.size

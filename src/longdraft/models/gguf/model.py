@@ -105,7 +105,9 @@ def config_of(file: GGUF) -> Any:
     ids = [file.get(f"tokenizer.ggml.{what}_token_id", int) for what in ("bos", "padding")]
     window = file.get(f"{kind}.attention.sliding_window", int)
     if window and kind == "llama":
-        raise InputError(f"{file.path} has a sliding window, which is not supported in a GGUF of {kind}: use safetensors")
+        raise InputError(
+            f"{file.path} has a sliding window, which is not supported in a GGUF of {kind}: use safetensors"
+        )
     tied = HEAD not in file.tensors and table.type.name in ("F32", "F16", "BF16")
     return CONFIGS[kind](
         vocab_size=table.shape[0],
@@ -186,7 +188,9 @@ def _check_rotation(file: GGUF, hf: Any) -> None:
         return
     base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(found)) / len(found))
     if factors.shape != found.shape or not torch.allclose(base / factors, found, rtol=1e-3):
-        raise InputError(f"{file.path}: {FACTORS} has factors that are not those of Llama 3: use the model's safetensors")
+        raise InputError(
+            f"{file.path}: {FACTORS} has factors that are not those of Llama 3: use the model's safetensors"
+        )
 
 
 def _tensor(file: GGUF, name: str) -> Stored:

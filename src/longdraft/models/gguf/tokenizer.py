@@ -138,7 +138,9 @@ def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
 
 def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
     kinds = _numbers(file, "token_type", len(tokens)) or []
-    control = [AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, kinds, strict=False) if k == CONTROL]
+    control = [
+        AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, kinds, strict=False) if k == CONTROL
+    ]
     whole = [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == USER_DEFINED]
     made.add_special_tokens(control)
     made.add_tokens(whole)
