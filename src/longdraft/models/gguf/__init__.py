@@ -1,1 +1,1 @@
-"""Models stored as GGUF files: `file` reads the container, `blocks` its tensor types, `model` and `tokenizer` use it."""
+"""Models in GGUF files: `file` reads the container, `blocks` the tensor types; `model` and `tokenizer` use them."""

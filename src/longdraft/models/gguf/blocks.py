@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: how many bytes a block of entries takes, and what its bits mean.
 
-Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing is rounded. Types of
-5 and 6 bits, and those of 4 bits with a table of values, take 8 bits per entry in memory.
+Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing is rounded. Types
+of 5 and 6 bits, and IQ4_NL, whose 4 bits select from a table of values, take 8 bits per entry in memory.
 """
 
 from __future__ import annotations

@@ -158,15 +158,14 @@ class _Reader:
             return self.array(what, depth + 1)
         if kind not in NUMBERS:
             self.bad(f"{what} has the unknown value type {kind}")
-        value = np.frombuffer(self.area, NUMBERS[kind], 1, self.need(LEAST[kind], what))[0].item()
-        return value
+        return np.frombuffer(self.area, NUMBERS[kind], 1, self.need(LEAST[kind], what))[0].item()
 
     def array(self, what: str, depth: int) -> Any:
         kind = self.number("<I", what)
-        if kind not in LEAST or depth > MAX_DEPTH:
-            self.bad(
-                f"{what} " + (f"has the unknown value type {kind}" if kind not in LEAST else "is nested too deeply")
-            )
+        if kind not in LEAST:
+            self.bad(f"{what} has the unknown value type {kind}")
+        if depth > MAX_DEPTH:
+            self.bad(f"{what} is nested too deeply")
         size = self.count(f"the length of {what}", LEAST[kind])
         if kind in NUMBERS:
             return np.frombuffer(self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], what))

@@ -104,12 +104,11 @@ def config_of(file: GGUF) -> Any:
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{what}_token_id", int) for what in ("bos", "padding")]
     window = file.get(f"{kind}.attention.sliding_window", int)
-    if window and kind == "llama":
-        raise InputError(
-            f"{file.path} has a sliding window, which is not supported in a GGUF of {kind}: use safetensors"
-        )
+    if window:
+        raise InputError(f"{file.path} has a sliding window, which longdraft does not read from GGUF: use safetensors")
     tied = HEAD not in file.tensors and table.type.name in ("F32", "F16", "BF16")
-    return CONFIGS[kind](
+    config: Any = CONFIGS[kind]
+    return config(
         vocab_size=table.shape[0],
         hidden_size=width,
         intermediate_size=mlp,
@@ -134,8 +133,8 @@ def check_vocabulary(file: GGUF) -> None:
     tokens, rows = file.get("tokenizer.ggml.tokens", list), _tensor(file, TABLE).shape[0]
     if tokens is not None and len(tokens) != rows:
         raise InputError(
-            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has {rows} rows: they must be equal;"
-            f" {AGAIN}"
+            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has {rows} rows, which must be"
+            f" equal: {AGAIN}"
         )
     for name in ("bos", "eos", "eot", "unknown", "padding"):
         token = file.get(f"tokenizer.ggml.{name}_token_id", int)

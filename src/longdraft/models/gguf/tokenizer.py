@@ -91,13 +91,18 @@ def _model(file: GGUF, tokens: list[str], merges: list[tuple[str, str]], **optio
         raise InputError(f"{file.path}: its merges do not fit its tokens ({str(error)[:80]}): {AGAIN}") from None
 
 
+def _merges(file: GGUF) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in _texts(file, "merges") or []]
+    if not all(a and b and " " not in b for a, _, b in pairs):
+        raise InputError(f"{file.path}: {KEY}merges has entries that are not two tokens: {AGAIN}")
+    return [(a, b) for a, _, b in pairs]
+
+
 def _byte_level(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
     if pre not in WORDS + DIGITS and pre not in PATTERNS:
         known = ", ".join([*WORDS, *DIGITS, *PATTERNS])
         raise InputError(f"{file.path} splits text by the unknown rule {pre[:40]!r}: use a model with one of {known}")
-    merges = [tuple(merge.split(" ")) for merge in _texts(file, "merges") or []]
-    if any(len(merge) != 2 for merge in merges):
-        raise InputError(f"{file.path}: {KEY}merges has entries that are not two tokens: {AGAIN}")
+    merges = _merges(file)
     made = _model(file, tokens, merges, ignore_merges=pre in WHOLE)
     pattern = PATTERNS.get(pre)
     split: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
@@ -109,7 +114,7 @@ def _byte_level(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
 
 
 def _sentencepiece(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
-    merges = [tuple(merge.split(" ")) for merge in _texts(file, "merges") or []]
+    merges = _merges(file)
     if not merges:
         scores = _numbers(file, "scores", len(tokens))
         if scores is None:
@@ -138,12 +143,9 @@ def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
 
 def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
     kinds = _numbers(file, "token_type", len(tokens)) or []
-    control = [
-        AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, kinds, strict=False) if k == CONTROL
-    ]
-    whole = [AddedToken(t, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == USER_DEFINED]
-    made.add_special_tokens(control)
-    made.add_tokens(whole)
+    for add, kind, special in ((made.add_special_tokens, CONTROL, True), (made.add_tokens, USER_DEFINED, False)):
+        of_kind = [token for token, each in zip(tokens, kinds, strict=False) if each == kind]
+        add([AddedToken(token, normalized=False, special=special) for token in of_kind])
 
 
 def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
