@@ -60,7 +60,7 @@ def load(
 def _tokenizer(name: str, lm: LM) -> Any:
     where = lm.hf.name_or_path
     if Path(where).is_file():
-        return gguf_tokenizer.build(gguf.read(Path(where)))
+        return _try(name, lambda: gguf_tokenizer.build(gguf.read(Path(where))))
     local = Path(where).is_dir() or not reachable(name)
     _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
@@ -91,7 +91,7 @@ def _gguf(name: str) -> Path | None:
 
 def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> Any:
     file = gguf.read(path)
-    config = gguf_model.config_of(file)
+    config = _try(str(path), lambda: gguf_model.config_of(file))
     refuse(config)
     if scaling is not None:
         scaling.extend(config)

@@ -146,7 +146,8 @@ class _Reader:
             key = self.text("the name of a metadata entry", MAX_NAME)
             if key in metadata:
                 self.bad(f"the metadata entry {key[:80]!r} appears twice")
-            metadata[key] = self.value(self.number("<I", key[:80]), key[:80])
+            what = repr(key[:80])
+            metadata[key] = self.value(self.number("<I", what), what)
         if metadata.get("split.count", 0) not in (0, 1):
             self.bad(f"it is one of {metadata['split.count']} parts", "merge them with llama-gguf-split --merge")
         return GGUF(self.path, metadata, self.tensors(tensors, metadata))

@@ -167,6 +167,8 @@ def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
     made |= {"rope_type": scaling, "factor": factor}
     if scaling == "yarn":
         original = file.get(f"{kind}.rope.scaling.original_context_length", int, positions)
+        if original < 1:
+            raise InputError(f"{file.path} claims an original context length of {original}: {AGAIN}")
         made["original_max_position_embeddings"] = original
         for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
             if (value := number(f"scaling.{theirs}")) is not None:
