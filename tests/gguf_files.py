@@ -13,11 +13,19 @@ from tokenizers.pre_tokenizers import ByteLevel
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 CODES = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
 NUMBER = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13}
-NUMBER |= {"Q6_K": 14, "IQ4_NL": 20, "BF16": 30}
+NUMBER |= {"Q2_K": 10, "Q3_K": 11, "IQ4_XS": 23, "Q6_K": 14, "IQ4_NL": 20, "BF16": 30}
 SIZES = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22)}
 SIZES |= {"Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
-SIZES |= {"IQ4_NL": (32, 18)}
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # others: 0
+SIZES |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "Q2_K": (256, 84), "Q3_K": (256, 110)}
+HALVES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+}  # others: 0
 QUANTISED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
 
 
@@ -103,6 +111,26 @@ def decoded(kind: str, data: bytes) -> list[float]:
                 code = q[j // 2 * 32 + i] >> 4 * (j % 2) & 15 | (high[i] >> j & 1) << 4
                 found.append((d * np.float32(s)) * np.float32(code) - least * np.float32(m))
         return found
+    if kind == "IQ4_XS":
+        more, low, q, found = int.from_bytes(data[2:4], "little"), data[4:8], data[8:], []
+        for j in range(8):
+            s = d * np.float32((low[j // 2] >> 4 * (j % 2) & 15 | (more >> 2 * j & 3) << 4) - 32)
+            part = q[16 * j : 16 * j + 16]
+            found += [s * np.float32(IQ4[x & 15]) for x in part] + [s * np.float32(IQ4[x >> 4]) for x in part]
+        return found
+    if kind == "Q2_K":
+        d, least, q = half(80), half(82), data[16:80]
+        return [
+            d * np.float32(data[i // 16] & 15) * np.float32(q[i // 128 * 32 + i % 32] >> i // 32 % 4 * 2 & 3)
+            - least * np.float32(data[i // 16] >> 4)
+            for i in range(256)
+        ]
+    if kind == "Q3_K":
+        d, q, s = half(108), data[32:96], data[96:108]
+        scales = [(s[j % 8] >> j // 8 * 4 & 15 | (s[8 + j % 4] >> j // 4 * 2 & 3) << 4) - 32 for j in range(16)]
+        codes = [q[i // 128 * 32 + i % 32] >> i // 32 % 4 * 2 & 3 for i in range(256)]
+        low = [c - (0 if data[i % 32] >> i // 32 & 1 else 4) for i, c in enumerate(codes)]
+        return [d * np.float32(scales[i // 16]) * np.float32(c) for i, c in enumerate(low)]
     assert kind == "Q6_K"
     d, found = half(208), [np.float32(0)] * 256
     for n in (0, 1):
@@ -186,7 +214,7 @@ def of_model(hf, kind: str = "F32", quantised: str | None = None, words: bool = 
             heads = c.num_attention_heads if ".attn_q." in stored else c.num_key_value_heads
             x = x.view(heads, 2, c.head_dim // 2, -1).transpose(1, 2).reshape(x.shape)
         if quantised and x.dim() == 2:
-            scale = 0.0004 if quantised.endswith("K") else 0.002 if quantised in ("Q8_0", "IQ4_NL") else 0.02
+            scale = 0.0004 if SIZES[quantised][0] == 256 else 0.002 if quantised in ("Q8_0", "IQ4_NL") else 0.02
             tensors[stored] = (quantised, tuple(x.shape), blocks(quantised, tuple(x.shape), len(tensors), scale))
         else:
             tensors[stored] = (

@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: how many bytes a block of entries takes, and what its bits mean.
 
 Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing is rounded. Types
-of 5 and 6 bits, and IQ4_NL, whose 4 bits select from a table of values, take 8 bits per entry in memory.
+of 2, 3, 5 and 6 bits take 8 bits per entry in memory, and so do IQ4_NL and IQ4_XS, whose 4 bits select from a table.
 """
 
 from __future__ import annotations
@@ -88,7 +88,38 @@ def _q8_0(blocks: Tensor) -> Packed:
 
 def _iq4_nl(blocks: Tensor) -> Packed:
     d, codes = _parts(blocks, 2, 16)
-    return _packed(8, torch.tensor(IQ4_LEVELS, dtype=torch.int8)[_nibbles(codes).int()], _half(d))
+    return _packed(8, _levels(_nibbles(codes)), _half(d))
+
+
+def _levels(codes: Tensor) -> Tensor:
+    return torch.tensor(IQ4_LEVELS, dtype=torch.int8)[codes.int()]
+
+
+def _iq4_xs(blocks: Tensor) -> Packed:
+    d, high, low, codes = _parts(blocks, 2, 2, 4, 128)  # a scale has 4 low bits and 2 high ones
+    low = torch.stack([low & 15, low >> 4], -1).flatten(-2)
+    scale = (low | (_pairs(high).transpose(-1, -2).flatten(-2)) << 4).view(torch.int8) - 32
+    return _packed(8, _levels(_nibbles(codes.unflatten(-1, (8, 16)))), _half(d)[..., None] * scale)
+
+
+def _pairs(field: Tensor) -> Tensor:
+    """[..,N] bytes -> [..,4,N]: the two lowest bits of each, the next two, and so on."""
+    return field[..., None, :] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
+
+
+def _q2_k(blocks: Tensor) -> Packed:
+    scales, codes, d, dmin = _parts(blocks, 16, 64, 2, 2)
+    codes = _pairs(codes.unflatten(-1, (2, 32))).view(torch.int8)  # of each half of the block, 128 entries
+    return _packed(8, codes, _half(d)[..., None] * (scales & 15), -_half(dmin)[..., None] * (scales >> 4), 16)
+
+
+def _q3_k(blocks: Tensor) -> Packed:
+    high, codes, scales, d = _parts(blocks, 32, 64, 12, 2)
+    third = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 2  # bit g is of group g of 32
+    codes = (_pairs(codes.unflatten(-1, (2, 32))).flatten(-3, -2) | third).view(torch.int8) - 4
+    low, upper = scales.split((8, 4), -1)  # a scale has 4 low bits and 2 high ones
+    scale = (_nibbles(low) | _pairs(upper).flatten(-2) << 4).view(torch.int8) - 32
+    return _packed(8, codes, _half(d)[..., None] * scale, group=16)
 
 
 def _k_scales(d: Tensor, dmin: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +150,7 @@ def _q5_k(blocks: Tensor) -> Packed:
 def _q6_k(blocks: Tensor) -> Packed:
     low, high, scales, d = _parts(blocks, 128, 64, 16, 2)
     low = _nibbles(low.unflatten(-1, (2, 64)))  # of each half of the block, 128 entries
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    high = high.unflatten(-1, (2, 1, 32)) >> shifts & 3  # byte i is of entries i, i+32, i+64 and i+96
+    high = _pairs(high.unflatten(-1, (2, 32)))  # byte i is of entries i, i+32, i+64 and i+96
     codes = (low | high.flatten(-2) << 4).view(torch.int8) - 32
     return _packed(8, codes, _half(d)[..., None] * scales.view(torch.int8), group=16)
 
@@ -134,13 +164,16 @@ TYPES = {
     3: Type("Q4_1", 32, 20, _q4_1),
     6: Type("Q5_0", 32, 22, _q5_0),
     7: Type("Q5_1", 32, 24, _q5_1),
+    10: Type("Q2_K", 256, 84, _q2_k),
+    11: Type("Q3_K", 256, 110, _q3_k),
     12: Type("Q4_K", 256, 144, _q4_k),
     13: Type("Q5_K", 256, 176, _q5_k),
     14: Type("Q6_K", 256, 210, _q6_k),
     20: Type("IQ4_NL", 32, 18, _iq4_nl),
+    23: Type("IQ4_XS", 256, 136, _iq4_xs),
 }
 NAMES = {  # of types that are not supported, for messages
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
     34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
