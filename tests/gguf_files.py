@@ -17,15 +17,8 @@ NUMBER |= {"Q2_K": 10, "Q3_K": 11, "IQ4_XS": 23, "Q6_K": 14, "IQ4_NL": 20, "BF16
 SIZES = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22)}
 SIZES |= {"Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
 SIZES |= {"IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "Q2_K": (256, 84), "Q3_K": (256, 110)}
-HALVES = {
-    "Q4_1": (0, 2),
-    "Q5_1": (0, 2),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-}  # others: 0
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where scales are; others: 0
+HALVES |= {"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)}
 QUANTISED = [name for name in SIZES if name not in ("F32", "F16", "BF16")]
 
 
@@ -193,12 +186,12 @@ PARTS |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def name_of(parameter: str) -> str:
+def name_of(parameter: str, parts: dict[str, str] = PARTS) -> str:
     module, _, leaf = parameter.rpartition(".")
     if module in TOP:
         return f"{TOP[module]}.{leaf}"
     layer, part = module.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{PARTS[part]}.{leaf}"
+    return f"blk.{layer}.{parts[part]}.{leaf}"
 
 
 def of_model(hf, kind: str = "F32", quantised: str | None = None, words: bool = True) -> tuple[dict, dict]:

@@ -16,13 +16,13 @@ from gguf_files import ARRAY, F32, I32, STRING, U32
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import BASE
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Phi3Config, Qwen2Config, Qwen3Config
 
 from longdraft import build, generate, load
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
-from longdraft.models import fetch
+from longdraft.models import fetch, loading
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
@@ -180,6 +180,41 @@ def test_what_reads_weights_copes_with_packed_ones(tmp_path):
     assert found["dtype"] == "float32" and len(found["weights_sha256"]) == 64
 
 
+def phi3(tmp_path) -> tuple[Path, object]:
+    """A file of another architecture, and the model in it."""
+    pad = {"vocab_size": VOCAB, "pad_token_id": 0, "rms_norm_eps": 1e-6}
+    sizes = {key: n for key, n in {**BASE, **pad}.items() if key != "head_dim"}
+    hf = AutoModelForCausalLM.from_config(Phi3Config(**sizes), attn_implementation="eager").eval()
+    parts = {**files.PARTS, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+    tensors = {}
+    for name, p in hf.named_parameters():
+        torch.nn.init.normal_(p, mean=float("norm" in name), std=0.1)
+        tensors[files.name_of(name, parts)] = ("F32", tuple(p.shape), files.plain("F32", p))
+    hf.config.head_dim = 16
+    metadata = files.sizes(hf.config, "phi3") | files.tokenizer() | {"tokenizer.ggml.padding_token_id": (U32, 0)}
+    return files.write(tmp_path / "phi3.gguf", metadata, tensors), hf
+
+
+def test_another_architecture_is_dequantised(tmp_path, cli):
+    for package in loading.READERS:
+        pytest.importorskip(package, reason=f"the {package} package is not installed")
+    path, hf = phi3(tmp_path)
+    lm, tokenizer = load(str(path), "float32")
+    assert "phi3" in lm.note and lm.end_tokens == (260,) and tokenizer.decode(tokenizer("hel")["input_ids"]) == "hel"
+    found = lm(Tree.chain(IDS), lm.new_cache(1, IDS.shape[1]))
+    assert torch.allclose(found, logits(hf), atol=1e-4)
+    status, _, err = cli("generate", "hel", "-m", str(path), "--max-new-tokens", "2", "--json")
+    notes = [line for line in err.splitlines() if line.startswith("longdraft: note: ")]
+    assert status == 0 and len(notes) == 1 and "phi3.gguf has the architecture phi3: its weights are deq" in notes[0]
+
+
+def test_another_architecture_needs_packages(tmp_path, monkeypatch):
+    path, _ = phi3(tmp_path)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"'phi3': install gguf and accelerate.*llama, qwen2, qwen3"):
+        load(str(path))
+
+
 def test_rotations_of_the_metadata(tmp_path):
     def yarn(metadata, tensors):
         metadata["llama.rope.scaling.type"] = (STRING, "yarn")
@@ -296,7 +331,7 @@ def tokens(change):
 NEST = (ARRAY, (ARRAY, [(ARRAY, [(ARRAY, [(ARRAY, [])])])]))
 BAD = [
     (drop("general.architecture"), "lacks general.architecture"),
-    (put("general.architecture", STRING, "mamba"), "'mamba'.*llama, qwen2, qwen3"),
+    (put("general.architecture", STRING, "mystery"), "mystery"),
     (put("general.architecture", U32, 3), "not of type str"),
     (put("general.alignment", U32, 48), "power of 2"),
     (put("split.count", U32, 3), "merge"),

@@ -39,6 +39,7 @@ class LM:
         self.backend: Backend = choose(self.eager)
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
+        self.note: str | None = None  # what a user should know about how it was loaded
         self.known: dict[str, Any] | None = None  # its fingerprint, once the weights cannot be read any more
 
     @property

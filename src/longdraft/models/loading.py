@@ -6,6 +6,7 @@ import mmap
 import re
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = "give 'bundled', a folder with config.json and *.safetensors, a .gguf file, or a Hub id like org/name"
+READERS = ("gguf", "accelerate")  # packages that Transformers needs to read a GGUF file
 # Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
@@ -59,11 +61,14 @@ def load(
 
 def _tokenizer(name: str, lm: LM) -> Any:
     where = lm.hf.name_or_path
-    if Path(where).is_file():
-        return _try(name, lambda: gguf_tokenizer.build(gguf.read(Path(where))))
-    local = Path(where).is_dir() or not reachable(name)
-    _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
+    file = Path(where) if Path(where).is_file() else None
+    if file is not None and lm.note is None:
+        return _try(name, lambda: gguf_tokenizer.build(gguf.read(file)))
+    local = file is not None or Path(where).is_dir() or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    if file is not None:
+        return _try(name, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options))
+    _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
     return _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
 
 
@@ -73,12 +78,14 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
-    hf = _from_folder(name, dtype, scaling) if file is None else _from_gguf(file, dtype, scaling)
+    hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling), None)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if hf.config.model_type not in TESTED:
         _try(name, lambda: probe(hf))
     align_weights(hf)
-    return LM(hf, name, rope=None if scaling is None else str(scaling))
+    lm = LM(hf, name, rope=None if scaling is None else str(scaling))
+    lm.note = note
+    return lm
 
 
 def _gguf(name: str) -> Path | None:
@@ -89,13 +96,40 @@ def _gguf(name: str) -> Path | None:
     return path if path.suffix.lower() == ".gguf" and not path.is_dir() else None
 
 
-def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> Any:
+def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
+    """A Transformers model, and a note if its weights do not stay packed."""
     file = gguf.read(path)
+    kind = file.required("general.architecture", str)
+    if kind not in gguf_model.CONFIGS:
+        hf = _dequantised(path, kind, dtype, scaling)
+        return hf, f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
     config = _try(str(path), lambda: gguf_model.config_of(file))
     refuse(config)
     if scaling is not None:
         scaling.extend(config)
-    return _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype]))
+    return _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype])), None
+
+
+def _dequantised(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:
+    """A file of another architecture, as Transformers reads it."""
+    lacking = [name for name in READERS if find_spec(name) is None]
+    if lacking:
+        known = ", ".join(gguf_model.CONFIGS)
+        raise InputError(
+            f"{path} contains a model of architecture {kind[:40]!r}: install {' and '.join(lacking)} to read it"
+            f" dequantised, or use a model of {known}"
+        )
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    config = _try(str(path), lambda: neutral(AutoConfig.from_pretrained(path.parent, **options)))
+    refuse(config)
+    if scaling is not None:
+        scaling.extend(config)
+    options |= {"config": config, "dtype": DTYPES[dtype], "output_loading_info": True}
+    hf, info = _try(str(path), lambda: AutoModelForCausalLM.from_pretrained(path.parent, **options, **OURS))
+    if info["missing_keys"]:
+        raise InputError(f"{path} lacks weights ({sorted(info['missing_keys'])[0]} and others): {gguf.AGAIN}")
+    hf.config.name_or_path = hf.name_or_path = str(path)
+    return hf
 
 
 def _from_folder(name: str, dtype: str, scaling: Rope | None) -> Any:
