@@ -247,6 +247,19 @@ def test_rotary_factors_of_llama_3(tmp_path):
         ours(saved(tmp_path, hf=hf, change=lambda m, t: factors(m, t, 0.5)))
 
 
+def test_a_file_drafts_for_another(tmp_path):
+    for name in ("draft", "other"):
+        (tmp_path / name).mkdir()
+    lm, _ = load(str(saved(tmp_path)), "float32")
+    small = saved(tmp_path / "draft", quantised="Q8_0")
+    prompt = IDS[0].tolist()
+    made = generate(lm, [prompt], build("sd", lm, drafter=str(small)), max_new_tokens=8, eos=())
+    assert made == generate(lm, [prompt], max_new_tokens=8, eos=())
+    other = saved(tmp_path / "other", change=tokens(lambda t: [*t[:3], t[4], t[3], *t[5:]]))
+    with pytest.raises(InputError, match="tokenizer"):
+        build("sd", lm, drafter=str(other))
+
+
 def test_rope_extends_a_file(tmp_path):
     lm = load_lm(str(saved(tmp_path)), "float32", rope="yarn:2")
     assert lm.positions == 2 * BASE["max_position_embeddings"] and lm.rope == "yarn:2"
