@@ -48,6 +48,7 @@ OPTIONS = {
     "magicdec-quest": SMALL | {"page": 4},
     "vegas": SMALL,
     "vegas-tree": {"widths": [3, 4, 4], "min_budget": 16},
+    "quantspec": {"gamma": 3},
     "specextend": RETRIEVAL,
     "triforce": {"budget": 24, "window": 12, "sink": 2, "gamma": 5},
     "medusa": {"widths": [24, 3]},
@@ -99,6 +100,8 @@ COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "eagle3, then reuse": lambda t: Sequential(make("eagle3", t, **EAGLE), Reuse(3, 2)),
     "vegas tree, then reuse": lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)),
     "auto": lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6),
+    "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
+    "vegas tree by an int8 copy": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
 }
 

@@ -93,13 +93,13 @@ static void attention(int64_t R, int64_t n) {
     }
 }
 
-template <typename E>
-static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
-    const auto x = numbers<float>(T * in), bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
-    const auto w = numbers<E>(outputs * in);
-    const Linear f = {w.data(), bias.data(), outputs, in};
+// Products with f of all rows, and of each row alone; weight(o, i) is the weight of output o and input i.
+template <typename E, typename Weight>
+static void each_row_alone(const Linear& f, const std::vector<float>& x, const std::vector<float>& before, int64_t T, bool add,
+                           Weight weight) {
+    const int64_t in = f.inputs, outputs = f.outputs;
     Buffer<char> own;
-    own.reserve(linear_bytes<E>(T, in));
+    own.reserve(linear_bytes(T, in));
     std::vector<float> y = before;
     linear<E>(f, x.data(), T, y.data(), add, own.data());
     for (int64_t t = 0; t < T; t++) {
@@ -107,11 +107,33 @@ static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
         linear<E>(f, x.data() + t * in, 1, alone.data(), add, own.data());
         require(!std::memcmp(alone.data(), &y[t * outputs], outputs * sizeof(float)), "a row's outputs alone", t, T, in);
         for (int64_t o = 0; o < outputs; o++) {
-            double exact = (add ? before[t * outputs + o] : 0) + double(bias[o]);
-            for (int64_t i = 0; i < in; i++) exact += double(x[t * in + i]) * value(w[o * in + i]);
-            require(near(y[t * outputs + o], exact), "outputs", t, o, in);
+            double exact = (add ? before[t * outputs + o] : 0) + (f.bias ? double(f.bias[o]) : 0);
+            for (int64_t i = 0; i < in; i++) exact += double(x[t * in + i]) * weight(o, i);
+            require(std::fabs(y[t * outputs + o] - exact) <= 1e-6 * in * (f.bits ? 128 : 1), "outputs", t, o, in);
         }
     }
+}
+
+template <typename E>
+static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
+    const auto x = numbers<float>(T * in), bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
+    const auto w = numbers<E>(outputs * in);
+    const Linear f = {w.data(), bias.data(), outputs, in, 0, 0, nullptr, nullptr};
+    each_row_alone<E>(f, x, before, T, add, [&](int64_t o, int64_t i) { return double(value(w[o * in + i])); });
+}
+
+static void packed_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits, int64_t group) {
+    const auto x = numbers<float>(T * in), before = numbers<float>(T * outputs);
+    const auto scale = numbers<float>(outputs * in / group), offset = numbers<float>(outputs * in / group);
+    std::vector<uint8_t> codes(outputs * in * bits / 8);
+    for (uint8_t& c : codes) c = randomness();
+    const Linear f = {codes.data(), nullptr, outputs, in, bits, group, scale.data(), offset.data()};
+    each_row_alone<float>(f, x, before, T, false, [&](int64_t o, int64_t i) {
+        const int64_t g = (o * in + i) / group, at = i % group;
+        const uint8_t* from = &codes[g * group * bits / 8];
+        const int code = bits == 8 ? static_cast<int8_t>(from[at]) : at < 16 ? from[at] & 15 : from[at - 16] >> 4;
+        return double(static_cast<float>(double(code) * scale[g] + offset[g]));
+    });
 }
 
 template <typename E, int ND>
@@ -133,5 +155,11 @@ int main() {
     exponentials();
     each_type<float>();
     each_type<bf16>();
+    for (const int64_t T : {1, 2, 3, 8, 13, 40})
+        for (const int64_t in : {32, 96, 288}) {
+            packed_outputs(T, in, 49, 4, 32);
+            packed_outputs(T, in, 49, 8, 32);
+            packed_outputs(T, in, 49, 8, 16);
+        }
     std::printf("vectors of %d floats\n", V);
 }

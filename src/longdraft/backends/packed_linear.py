@@ -1,12 +1,18 @@
-"""A linear layer with packed weights, in place of a Transformers model's own."""
+"""Linear layers with packed weights, in place of a Transformers model's own."""
 
 from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longdraft.ops.packed import Packed
+from longdraft.errors import InputError
+from longdraft.ops.packed import GROUP, Packed, quantised
+
+BITS = {"int8": 8, "int4": 4}
 
 
 class PackedLinear(nn.Module):
@@ -42,3 +48,25 @@ def replace_linears(hf: nn.Module, packed: dict[str, Packed]) -> None:
         parent, _, leaf = name.rpartition(".")
         module = hf.get_submodule(parent)
         setattr(module, leaf, PackedLinear(weights, getattr(module, leaf).bias))
+
+
+@torch.no_grad()
+def quantise_linears(hf: Any, kind: str) -> None:
+    """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
+
+    Layers whose inputs are no multiple of 32 stay as they are, as do experts that are kept in one tensor. Raises
+    InputError where nothing can be quantised.
+    """
+    head = hf.get_output_embeddings()
+    linears = {name: m for name, m in hf.named_modules() if isinstance(m, nn.Linear) and m.in_features % GROUP == 0}
+    if not linears.keys() - {name for name, m in linears.items() if m is head}:
+        raise InputError(f"no layer of this {hf.config.model_type} can be quantised: use its weights as they are")
+    replace_linears(hf, {name: quantised(m.weight, 8 if m is head else BITS[kind]) for name, m in linears.items()})
+
+
+def quantised_copy(hf: Any, kind: str) -> Any:
+    """A model with quantised linear layers that shares everything else with hf, which is not changed."""
+    shared = {id(x): x for x in (*hf.parameters(), *hf.buffers())}
+    copy = deepcopy(hf, shared)
+    quantise_linears(copy, kind)
+    return copy

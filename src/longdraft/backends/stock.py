@@ -13,7 +13,7 @@ from longdraft.backends.packed_linear import PackedLinear
 from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-PLAIN = {nn.Linear, nn.Embedding, nn.ModuleList, PackedLinear}
+PLAIN = {nn.Linear, PackedLinear, nn.Embedding, nn.ModuleList}
 RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks only record
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
@@ -78,9 +78,10 @@ def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
 
 
 def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    weight = module.packed if isinstance(module, PackedLinear) else getattr(module, "weight", None)
     bias = getattr(module, "bias", None)
-    if weight is not None:
+    if isinstance(module, PackedLinear):
+        yield name, module.packed.shape, shape
+    elif (weight := getattr(module, "weight", None)) is not None:
         yield name, tuple(weight.shape), shape
     if bias is not None:
         yield f"{name}.bias", tuple(bias.shape), shape[:1]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.drafters.base import UnderView, beam
+from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read
+from longdraft.views.base import Policy
 
 
 class SelfDrafter(UnderView):
-    """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them."""
+    """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
+
+    copy: a quantised copy of the target that drafts in its place (QuantSpec sec. 4, with all keys as they are).
+    """
 
     has_draft_probs = True
 
+    def __init__(self, target: LM, policy: Policy, widths: Sequence[int], copy: LM | None = None):
+        super().__init__(target, policy, widths)
+        self.model = copy or target
+
     def reads(self, seqs: Sequences, depth: int) -> float:
-        return depth * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
+        return depth * bytes_read(self.model, seqs.cache, seen=self.policy.seen)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
-        chain = self.target.backend.chain_drafter(seqs.cache, view)
+        chain = self.model.backend.chain_drafter(seqs.cache, view)
         whole = chain and partial(chain, tree.tokens[:, 0], 0)
-        return beam(lambda t, at: self.target(t, seqs.cache, at, view), tree, self.widths, seqs, limits, whole)
+        return beam(lambda t, at: self.model(t, seqs.cache, at, view), tree, self.widths, seqs, limits, whole)

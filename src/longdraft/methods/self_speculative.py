@@ -9,29 +9,55 @@ from pydantic import Field
 from longdraft.core.options import Depth, Nodes, NotNegative, Positive, Share, Widths
 from longdraft.drafters import Drafter, Reuse, SelfDrafter, Sequential
 from longdraft.models.lm import LM
-from longdraft.views import Guided, Quest, RandomSlots, SinkWindow, SnapKV
+from longdraft.views import Full, Guided, Quest, RandomSlots, SinkWindow, SnapKV
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
+Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantised copy
+
+
+def _copy(target: LM, draft_weights: Weights) -> LM | None:
+    return None if draft_weights == "same" else target.quantised(draft_weights)
+
+
+def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4") -> Drafter:
+    """A copy of the target with quantised weights drafts gamma tokens and reads every key, as the target keeps them."""
+    return SelfDrafter(target, Full(), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_stream(
-    target: LM, gamma: Depth = 7, sink: NotNegative = 4, keep_ratio: Share = 0.07, min_budget: Positive = 256
+    target: LM,
+    gamma: Depth = 7,
+    sink: NotNegative = 4,
+    keep_ratio: Share = 0.07,
+    min_budget: Positive = 256,
+    draft_weights: Weights = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of the context."""
-    return SelfDrafter(target, SinkWindow(sink, keep_ratio, min_budget), [1] * gamma)
+    return SelfDrafter(target, SinkWindow(sink, keep_ratio, min_budget), [1] * gamma, _copy(target, draft_weights))
 
 
-def magicdec_snapkv(target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256) -> Drafter:
+def magicdec_snapkv(
+    target: LM,
+    gamma: Depth = 7,
+    keep_ratio: Share = 0.07,
+    min_budget: Positive = 256,
+    draft_weights: Weights = "same",
+) -> Drafter:
     """The target drafts gamma tokens and reads the part of the prompt that the prompt's last queries attended to."""
-    return SelfDrafter(target, SnapKV(keep_ratio, min_budget), [1] * gamma)
+    return SelfDrafter(target, SnapKV(keep_ratio, min_budget), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_quest(
-    target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256, page: Positive = 16
+    target: LM,
+    gamma: Depth = 7,
+    keep_ratio: Share = 0.07,
+    min_budget: Positive = 256,
+    page: Positive = 16,
+    draft_weights: Weights = "same",
 ) -> Drafter:
     """The target drafts gamma tokens; each query reads the cache pages with the highest upper bound on its scores."""
-    return SelfDrafter(target, Quest(keep_ratio, min_budget, page), [1] * gamma)
+    return SelfDrafter(target, Quest(keep_ratio, min_budget, page), [1] * gamma, _copy(target, draft_weights))
 
 
 def vegas(
@@ -42,12 +68,14 @@ def vegas(
     score: Score = "weights",
     rows: Literal["mean", "ends"] = "mean",
     reach: NotNegative = 8,
+    draft_weights: Weights = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the slots that the last verification's queries scored highest.
 
     As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
     """
-    return SelfDrafter(target, Guided(keep_ratio, min_budget, score, rows, reach), [1] * gamma)
+    policy = Guided(keep_ratio, min_budget, score, rows, reach)
+    return SelfDrafter(target, policy, [1] * gamma, _copy(target, draft_weights))
 
 
 def vegas_tree(
@@ -56,9 +84,11 @@ def vegas_tree(
     keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     score: Score = "weights",
+    draft_weights: Weights = "same",
 ) -> Drafter:
     """Like vegas, but drafts a tree with `widths` nodes per depth."""
-    return SelfDrafter(target, Guided(keep_ratio, min_budget, score), list(widths))
+    policy = Guided(keep_ratio, min_budget, score)
+    return SelfDrafter(target, policy, list(widths), _copy(target, draft_weights))
 
 
 def vegas_reuse(
@@ -69,9 +99,11 @@ def vegas_reuse(
     score: Score = "weights",
     n: NGram = 4,
     topk: Nodes = 8,
+    draft_weights: Weights = "same",
 ) -> Drafter:
     """Vegas, with the `topk` commonest n-grams that began with its first token added below that token."""
-    return Sequential(vegas(target, gamma, keep_ratio, min_budget, score), Reuse(n, topk))
+    drafter = vegas(target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights)
+    return Sequential(drafter, Reuse(n, topk))
 
 
 def random_picks(

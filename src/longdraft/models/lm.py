@@ -14,6 +14,7 @@ from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
+from longdraft.backends.packed_linear import quantised_copy
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
@@ -40,6 +41,7 @@ class LM:
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
         self.note: str | None = None  # what a user should know about how it was loaded
+        self._copies: dict[str, LM] = {}
         self.known: dict[str, Any] | None = None  # its fingerprint, once the weights cannot be read any more
 
     @property
@@ -64,6 +66,13 @@ class LM:
         table, head = self.hf.get_input_embeddings().weight, self.hf.get_output_embeddings()
         tied = head is not None and any(p is table for p in head.parameters())
         return sum(p.nbytes for p in self.hf.parameters()) - (0 if tied else table.nbytes)
+
+    def quantised(self, kind: str) -> LM:
+        """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
+        with self.lock:
+            if kind not in self._copies:
+                self._copies[kind] = LM(quantised_copy(self.hf, kind), f"{self.name} in {kind}")
+            return self._copies[kind]
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
         self.check_process()

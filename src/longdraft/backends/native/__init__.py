@@ -13,6 +13,7 @@ from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.step import NativeStep
+from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.ops import native
 
@@ -25,7 +26,8 @@ def fits(hf: Any, windows: dict[int, int]) -> bool:
     if not stock.is_stock(hf) or native.library() is None:
         return False
     rope = getattr(hf.model.rotary_emb, "rope_type", "default")
-    same = {(p.dtype, p.device.type) for p in hf.parameters()}
+    packed = {p for m in hf.modules() if isinstance(m, PackedLinear) for p in m.parameters()}
+    same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in packed}
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
         and hf.model.layers[0].self_attn.head_dim in HEAD_DIMS

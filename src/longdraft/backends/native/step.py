@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdraft.backends.packed_linear import PackedLinear
 from longdraft.backends.stock import projections
 from longdraft.core import Captures, ChainDraws, KVCache, Tree
 from longdraft.ops import native
@@ -36,6 +37,11 @@ class Pins:
         return None if x is None else self.raw(x.float())
 
     def linear(self, module: Any) -> native.Linear:
+        if isinstance(module, PackedLinear):
+            p, bias = module.packed, self.float(module.bias)
+            return native.Linear(
+                self.raw(p.codes), bias, *p.shape, p.bits, p.group, self.raw(p.scale), self.raw(p.offset)
+            )
         return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
 
 
@@ -78,7 +84,10 @@ class NativeStep:
     ) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the `last` nodes, 0: all)."""
         (B, W), spec = position.shape, captured.spec
-        logits, given = torch.empty(B, last or W, self.vocab), (tree.tokens[:, start:], tree.depth, cache.length, position)
+        logits, given = (
+            torch.empty(B, last or W, self.vocab),
+            (tree.tokens[:, start:], tree.depth, cache.length, position),
+        )
         arrays = [x.contiguous() for x in (*given, tree.mask[:, start:])]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
         p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])

@@ -6,7 +6,9 @@
 #include "guard.h"
 
 static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
-    return f.weight && f.outputs == outputs && f.inputs == inputs;
+    if (!f.weight || f.outputs != outputs || f.inputs != inputs) return false;
+    const bool codes = f.group == 32 ? f.bits == 4 || f.bits == 8 : f.group == 16 && f.bits == 8;
+    return !f.bits || (codes && f.scale && f.offset && inputs % f.group == 0);
 }
 
 static bool fits(const Layer& f, const Model& m) {

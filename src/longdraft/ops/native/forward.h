@@ -36,7 +36,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
     reserve_scores(p, t, pairs, G);
     t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
-    for (const int64_t in : {m.width, H * D, m.mlp}) t.own_bytes = std::max(t.own_bytes, linear_bytes<E>(T, in));
+    for (const int64_t in : {m.width, H * D, m.mlp}) t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
     t.own.reserve(threads * t.own_bytes);
     return {0, pairs, widest};
 }

@@ -29,9 +29,13 @@ enum Code : int {
 enum LayerKind : int64_t { DECODER, RING, CROSS };
 
 struct Linear {
-    const void* weight;  // E [outputs,inputs], or null where the layer has none
+    const void* weight;  // E [outputs,inputs], or codes; null where the layer has none
     const float* bias;   // [outputs], or null
     int64_t outputs, inputs;
+    int64_t bits;          // of a code, 4 or 8 (ops/packed.py); 0: the weights are E
+    int64_t group;         // inputs that share a scale: 32, or 16 of 8 bits
+    const float* scale;    // [outputs,inputs/group]
+    const float* offset;   // [outputs,inputs/group]
 };
 
 struct Layer {

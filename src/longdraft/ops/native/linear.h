@@ -6,6 +6,7 @@
 #include "interface.h"
 #include "memory.h"
 #include "tiles.h"
+#include "weights.h"
 
 static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
     vec total = splat(0);
@@ -14,29 +15,32 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     for (int64_t i = 0; i < n; i += V) store(out + i, load(x + i) * scale * load(weight + i));
 }
 
-// total [RB,16] += products of RB rows x with sixteen rows of weights, over n inputs; rows lie x_stride and w_stride apart.
+// total [RB,16] += products of RB rows of x, stride apart, with sixteen rows of weights, over inputs [begin, begin + n).
 // Element e of a vector adds the products of inputs e, e + V, ...
-template <typename E, int RB>
-ONE_COPY static void add_sixteen(const float* x, int64_t x_stride, const E* w, int64_t w_stride, int64_t n, vec* total) {
+template <int RB, typename Weights>
+ONE_COPY static void add_sixteen(const float* x, int64_t stride, const Weights& weights, int64_t begin, int64_t n, vec* total) {
     constexpr int N = vectors_beside(RB, 16, 8);
     for (int o = 0; o < 16; o += N) {
         vec sum[RB][N];
         for (int r = 0; r < RB; r++)
             for (int i = 0; i < N; i++) sum[r][i] = total[r * 16 + o + i];
-        for (int64_t in = 0; in < n; in += V)
-            add_products(
-                sum, [&](int r) { return load(x + r * x_stride + in); },
-                [&](int i) { return load(w + (o + i) * w_stride + in); });
+        for (int64_t in = 0; in < n; in += Weights::STEP)
+#pragma GCC unroll 8
+            for (int step = 0; step < Weights::STEP; step += V)
+                add_products(
+                    sum, [&](int r) { return load(x + r * stride + in + step); },
+                    [&](int i) { return weights.at(o + i, begin + in, step); });
         for (int r = 0; r < RB; r++)
             for (int i = 0; i < N; i++) total[r * 16 + o + i] = sum[r][i];
     }
 }
 
-// Sixteen outputs, or twice sixteen, of every row: x [T,in] times weights [16,in], in float. sink(t, half, y) takes the sixteen
-// outputs of row t; `half` is 1 for those of the second sixteen, whose weights lie `apart` after the first (0: none).
-template <typename E>
+// Sixteen outputs of every row: x [T,in] times sixteen rows of weights, in float. sink(t, y) takes those of row t.
+template <typename Weights>
 struct VectorLinear {
     static constexpr int64_t INPUTS = 256;  // whose weights stay in the first-level cache while all of many rows use them
+    // More rows than these use weights that are converted once for all of them.
+    static constexpr int64_t FEW = Weights::STEP == V ? 2 * TALLEST : 2;
     const float* x;
     int64_t T, in;
     float* floats;  // [16,INPUTS]: weights as floats, where there are many rows
@@ -51,43 +55,43 @@ struct VectorLinear {
     }
 
     template <typename Sink>
-    void outputs(const E* weights, int64_t apart, Sink sink) {
-        for (int64_t half = 0; half <= (apart > 0); half++) {
-            const E* from = weights + half * apart;
-            const auto to = [&](int64_t t, const float* y) { sink(t, half, y); };
-            if (T > 2 * TALLEST)
-                many_rows(from, to);
-            else
-                few_rows(from, to);
-        }
+    void outputs(const Linear& f, int64_t first, Sink sink) {
+        const Weights weights(f, first);
+        if (T > FEW)
+            many_rows(weights, sink);
+        else
+            few_rows(weights, sink);
     }
 
    private:
     void memory(Arena& arena) {
-        const bool many = T > 2 * TALLEST;
-        floats = arena.array<float>(many ? 16 * INPUTS : 0);
-        total = arena.array<vec>(many ? T * 16 : 0);
+        floats = arena.array<float>(T > FEW ? 16 * INPUTS : 0);
+        total = arena.array<vec>(T > FEW ? T * 16 : 0);
     }
 
     template <typename Sink>
-    void few_rows(const E* weights, Sink sink) {
+    void few_rows(const Weights& weights, Sink sink) {
         in_blocks(T, [&](auto rows, int64_t t) {
             constexpr int RB = decltype(rows)::value;
             vec all[RB * 16] = {};
-            add_sixteen<E, RB>(x + t * in, in, weights, in, in, all);
+            add_sixteen<RB>(x + t * in, in, weights, 0, in, all);
             for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
         });
     }
 
     template <typename Sink>
-    void many_rows(const E* weights, Sink sink) {
+    void many_rows(const Weights& weights, Sink sink) {
         std::fill(total, total + T * 16, splat(0));
         for (int64_t i = 0; i < in; i += INPUTS) {
             const int64_t n = std::min(INPUTS, in - i);
             for (int64_t o = 0; o < 16; o++)
-                for (int64_t e = 0; e < n; e += V) store(floats + o * INPUTS + e, load(weights + o * in + i + e));
+                for (int64_t e = 0; e < n; e += Weights::STEP)
+#pragma GCC unroll 8
+                    for (int step = 0; step < Weights::STEP; step += V)
+                        store(floats + o * INPUTS + e + step, weights.at(o, i + e, step));
+            const Numbers<float> panel(floats, INPUTS);
             in_blocks(T, [&](auto rows, int64_t t) {
-                add_sixteen<float, decltype(rows)::value>(x + t * in + i, in, floats, INPUTS, n, total + t * 16);
+                add_sixteen<decltype(rows)::value>(x + t * in + i, in, panel, 0, n, total + t * 16);
             });
         }
         for (int64_t t = 0; t < T; t++) finish(total + t * 16, t, sink);
@@ -114,23 +118,29 @@ struct TileLinear {
     static float* memory(Arena& arena, int64_t T, int64_t in) {
         return arena.array<float>((T + TILE - 1) / TILE * TILE * in / 2);
     }
-    // Two products at a time: each step of one depends on its step before, but not on the other product.
     template <typename Sink>
-    void outputs(const bf16* weights, int64_t apart, Sink sink) {
+    void outputs(const Linear& f, int64_t first, Sink sink) {
         for (int64_t t = 0; t < T; t += TILE) {
-            if (apart)
-                products(weights, weights + apart, packed + t * in / 2, in);
-            else
-                product(weights, packed + t * in / 2, in);
+            product(weights_of(f, first), packed + t * in / 2, in);
             _tile_stored(2, sums, T == 1 ? 4 : 64);
-            spread(t, [&](int64_t r, const float* y) { sink(r, 0, y); });
-            if (!apart) continue;
+            spread(t, sink);
+        }
+    }
+    // Those from `second` on too, which other takes. Two products at a time: each step of one depends on its step before, but
+    // not on the other product.
+    template <typename Sink, typename Other>
+    void outputs(const Linear& f, int64_t first, Sink sink, int64_t second, Other other) {
+        for (int64_t t = 0; t < T; t += TILE) {
+            products(weights_of(f, first), weights_of(f, second), packed + t * in / 2, in);
+            _tile_stored(2, sums, T == 1 ? 4 : 64);
+            spread(t, sink);
             _tile_stored(4, sums, T == 1 ? 4 : 64);
-            spread(t, [&](int64_t r, const float* y) { sink(r, 1, y); });
+            spread(t, other);
         }
     }
 
    private:
+    const bf16* weights_of(const Linear& f, int64_t first) { return static_cast<const bf16*>(f.weight) + first * in; }
     template <typename Sink>
     void spread(int64_t t, Sink sink) {
         if (T == 1) return sink(0, sums);
@@ -146,43 +156,66 @@ struct TileLinear {
 
 constexpr int64_t OUTPUTS = 32;  // of one unit of work
 
+// Sixteen outputs from `begin` on, and sixteen from `second` on if there are any: see outputs.
+template <typename Products, typename Sink, typename Other>
+static void two(Products& products, const Linear& f, int64_t begin, Sink sink, int64_t second, Other other) {
+    const int64_t first = std::min(begin, f.outputs - 16);
+    products.outputs(f, first, sink);
+    if (second < f.outputs) products.outputs(f, std::min(second, f.outputs - 16), other);
+}
+#ifdef __AMX_BF16__
+template <typename Sink, typename Other>
+static void two(TileLinear& products, const Linear& f, int64_t begin, Sink sink, int64_t second, Other other) {
+    const int64_t first = std::min(begin, f.outputs - 16);
+    if (second < f.outputs)
+        products.outputs(f, first, sink, std::min(second, f.outputs - 16), other);
+    else
+        products.outputs(f, first, sink);
+}
+#endif
+
 // y [T,outputs] = x W^T + bias; or is added to y. Called by every thread of a parallel region; no barrier follows.
-template <typename E, typename Products>
+template <typename Products>
 static void outputs(const Linear& f, Products products, float* y, bool add) {
-    const int64_t in = f.inputs, out = f.outputs;
+    const int64_t out = f.outputs;
 #pragma omp for schedule(static) nowait
     for (int64_t unit = 0; unit < (out + OUTPUTS - 1) / OUTPUTS; unit++) {
-        // The last sixteen outputs may overlap those before them.
-        const int64_t begin[2] = {std::min(unit * OUTPUTS, out - 16), std::min(unit * OUTPUTS + 16, out - 16)};
-        const E* weights = static_cast<const E*>(f.weight) + begin[0] * in;
-        products.outputs(weights, (begin[1] - begin[0]) * in, [&](int64_t t, int64_t half, const float* sums) {
-            const int64_t first = begin[half], written = unit * OUTPUTS + half * 16 - first;  // by the sixteen before
-            float* to = y + t * out + first;
-            for (int64_t j = written; j < 16; j++) {
-                const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
-                to[j] = add ? to[j] + sum : sum;
-            }
-        });
+        // Takes the sixteen outputs from `begin` on of a row. The last sixteen may overlap those before them.
+        const auto from = [&](int64_t begin) {
+            const int64_t first = std::min(begin, out - 16);
+            return [=, &f](int64_t t, const float* sums) {
+                float* to = y + t * out + first;
+                for (int64_t j = begin - first; j < 16; j++) {
+                    const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
+                    to[j] = add ? to[j] + sum : sum;
+                }
+            };
+        };
+        const int64_t begin = unit * OUTPUTS, second = begin + 16;
+        two(products, f, begin, from(begin), second, from(second));
     }
 }
 
-// Bytes that a thread needs for products of T rows of `in` numbers.
-template <typename E>
+// Bytes that a thread needs for products of T rows of `in` numbers, in whatever form the weights are.
 static int64_t linear_bytes(int64_t T, int64_t in) {
     Arena arena;
 #ifdef __AMX_BF16__
     TileLinear::memory(arena, T, in);
     arena.array<float>(TILE * TILE);
 #endif
-    return std::max(arena.bytes(), VectorLinear<E>::bytes(T, in));
+    return std::max(arena.bytes(), VectorLinear<Codes<4, 32>>::bytes(T, in));
 }
 
 // As `outputs`. own: memory of this thread, linear_bytes bytes.
 template <typename E>
 static void linear(const Linear& f, const float* x, int64_t T, float* y, bool add, void* own) {
+    const Arena arena(own);
+    if (f.bits == 4) return outputs(f, VectorLinear<Codes<4, 32>>(x, T, f.inputs, arena), y, add);
+    if (f.bits == 8 && f.group == 32) return outputs(f, VectorLinear<Codes<8, 32>>(x, T, f.inputs, arena), y, add);
+    if (f.bits == 8) return outputs(f, VectorLinear<Codes<8, 16>>(x, T, f.inputs, arena), y, add);
 #ifdef __AMX_BF16__
     if constexpr (sizeof(E) == 2)
-        if (f.inputs % 32 == 0) return outputs<E>(f, TileLinear(x, T, f.inputs, Arena(own)), y, add);
+        if (f.inputs % 32 == 0) return outputs(f, TileLinear(x, T, f.inputs, arena), y, add);
 #endif
-    outputs<E>(f, VectorLinear<E>(x, T, f.inputs, Arena(own)), y, add);
+    outputs(f, VectorLinear<Numbers<E>>(x, T, f.inputs, arena), y, add);
 }
