@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),
     "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
     "report": ("bench:report", "Make tables from benchmark records."),
+    "fetch": ("fetch:fetch", "Download a small model once, for use without a network."),
     "train": ("train:app", "Train a model or a drafter."),
     "import": ("import_:import_drafter", "Convert a released drafter to longdraft's layout."),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import typer
 
 MAX_SEED = 1 << 62
 
-Model = Annotated[str, typer.Option("-m", "--model", help="The target: 'bundled', a folder, or a Hub id.")]
+Model = Annotated[
+    str, typer.Option("-m", "--model", help="The target: 'bundled', 'smollm2', a folder, a .gguf file, or a Hub id.")
+]
 Method = Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")]
 Options = Annotated[
     list[str], typer.Option("-o", "--option", help="An option of the method as KEY=VALUE; may be repeated.")
@@ -43,6 +46,8 @@ def load_target(model: str, dtype: str, threads: int | None = None, rope: str | 
 
     quiet(threads)
     loaded = load(model, dtype, rope=rope)
+    if loaded[0].note:
+        print(f"longdraft: note: {loaded[0].note}", file=sys.stderr)
     settle()
     return loaded
 
@@ -60,8 +65,6 @@ def settle() -> None:
 @contextmanager
 def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
     """A progress bar on standard error, silent unless that is a terminal -> what to call with (steps, description)."""
-    import sys
-
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -14,7 +14,7 @@ def import_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
     out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
     model: Annotated[
-        str, typer.Option("-m", "--model", help="The drafter's target: a folder or a Hub id.")
+        str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")
     ] = "bundled",
     rope: common.Rope = None,
     any_target: Annotated[

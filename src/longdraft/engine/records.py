@@ -34,8 +34,9 @@ def processor(device: torch.device | str = "cpu") -> str:
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:
-    """Hash of the safetensors files in the model's folder; None without such files or above `limit` bytes."""
-    files = sorted(Path(lm.hf.name_or_path).glob("*.safetensors")) if lm.hf.name_or_path else []
+    """Hash of the model's GGUF file or of the safetensors in its folder; None without those or above `limit` bytes."""
+    where = Path(lm.hf.name_or_path or "-")
+    files = [where] if where.is_file() else sorted(where.glob("*.safetensors"))
     if not files or sum(f.stat().st_size for f in files) > limit:
         return None
     digest = hashlib.sha256()

@@ -40,6 +40,7 @@ class LM:
         self.backend: Backend = choose(self.eager)
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
+        self.note: str | None = None  # what a user should know about how it was loaded
         self._copies: dict[str, LM] = {}
         self.known: dict[str, Any] | None = None  # its fingerprint, once the weights cannot be read any more
 
@@ -63,7 +64,7 @@ class LM:
     def nbytes(self) -> int:
         """Bytes of weights that one decoding step reads: all except the embedding table, of which it reads one row."""
         table, head = self.hf.get_input_embeddings().weight, self.hf.get_output_embeddings()
-        tied = head is not None and head.weight is table
+        tied = head is not None and any(p is table for p in head.parameters())
         return sum(p.nbytes for p in self.hf.parameters()) - (0 if tied else table.nbytes)
 
     def quantised(self, kind: str) -> LM:

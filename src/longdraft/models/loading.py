@@ -6,6 +6,7 @@ import mmap
 import re
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from longdraft.backends.architecture import NAME, windows_of
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.models import fetch
+from longdraft.models.gguf import file as gguf
+from longdraft.models.gguf import model as gguf_model
+from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.lm import LM
 from longdraft.models.rope import Rope
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
@@ -31,7 +36,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-HOW = "give 'bundled', a folder with config.json and *.safetensors, or a Hub id like org/name"
+HOW = "give 'bundled', a folder with config.json and *.safetensors, a .gguf file, or a Hub id like org/name"
+READERS = ("gguf", "accelerate")  # packages that Transformers needs to read a GGUF file
 # Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
@@ -39,20 +45,31 @@ TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 def load(
     name: str = "bundled", dtype: str = "bfloat16", device: str | None = None, rope: str | None = None
 ) -> tuple[LM, Any]:
-    """A target and its tokenizer from 'bundled', a local folder or a Hub id (the only case that uses the network).
+    """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
+
+    Only a Hub id uses the network.
 
     rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
-    Only safetensors are read, and no code of the model's folder is run. Raises InputError.
+    Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device, rope)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
-    where = lm.hf.name_or_path
-    local = Path(where).is_dir() or not reachable(name)
-    _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
-    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    tokenizer = _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
+    tokenizer = _tokenizer(name, lm)
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
     return lm, tokenizer
+
+
+def _tokenizer(name: str, lm: LM) -> Any:
+    where = lm.hf.name_or_path
+    file = Path(where) if Path(where).is_file() else None
+    if file is not None and lm.note is None:
+        return _try(name, lambda: gguf_tokenizer.build(gguf.read(file)))
+    local = file is not None or Path(where).is_dir() or not reachable(name)
+    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    if file is not None:
+        return _try(name, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options))
+    _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
+    return _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
 
 
 def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope: str | None = None) -> LM:
@@ -60,6 +77,63 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope:
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     scaling = None if rope is None else Rope.parse(rope)
+    file = _gguf(name)
+    hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling), None)
+    hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if hf.config.model_type not in TESTED:
+        _try(name, lambda: probe(hf))
+    align_weights(hf)
+    lm = LM(hf, name, rope=None if scaling is None else str(scaling))
+    lm.note = note
+    return lm
+
+
+def _gguf(name: str) -> Path | None:
+    """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not fetched."""
+    if name in fetch.SOURCES and not Path(name).is_dir():
+        return fetch.fetched(name)
+    path = Path(name).expanduser()
+    return path if path.suffix.lower() == ".gguf" and not path.is_dir() else None
+
+
+def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
+    """A Transformers model, and a note if its weights do not stay packed."""
+    file = gguf.read(path)
+    kind = file.required("general.architecture", str)
+    if kind not in gguf_model.CONFIGS:
+        hf = _dequantised(path, kind, dtype, scaling)
+        return hf, f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
+    config = _try(str(path), lambda: gguf_model.config_of(file))
+    refuse(config)
+    if scaling is not None:
+        scaling.extend(config)
+    return _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype])), None
+
+
+def _dequantised(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:
+    """A file of another architecture, as Transformers reads it."""
+    lacking = [name for name in READERS if find_spec(name) is None]
+    if lacking:
+        known = ", ".join(gguf_model.CONFIGS)
+        raise InputError(
+            f"{path} contains a model of architecture {kind[:40]!r}: install {' and '.join(lacking)} to read it"
+            f" dequantised, or use a model of {known}"
+        )
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    config = _try(str(path), lambda: neutral(AutoConfig.from_pretrained(path.parent, **options)))
+    refuse(config)
+    if scaling is not None:
+        scaling.extend(config)
+    options |= {"config": config, "dtype": DTYPES[dtype], "output_loading_info": True}
+    hf, info = _try(str(path), lambda: AutoModelForCausalLM.from_pretrained(path.parent, **options, **OURS))
+    if info["missing_keys"]:
+        raise InputError(f"{path} lacks weights ({sorted(info['missing_keys'])[0]} and others): {gguf.AGAIN}")
+    hf.config.name_or_path = hf.name_or_path = str(path)
+    return hf
+
+
+def _from_folder(name: str, dtype: str, scaling: Rope | None) -> Any:
+    """A Transformers model from 'bundled', a folder or the Hub."""
     where, local = _place(name)
     local = local or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
@@ -74,11 +148,7 @@ def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope:
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
-    hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if config.model_type not in TESTED:
-        _try(name, lambda: probe(hf))
-    align_weights(hf)
-    return LM(hf, name, rope=None if scaling is None else str(scaling))
+    return hf
 
 
 def pages(size: int) -> Tensor:
@@ -159,7 +229,8 @@ def _place(name: str) -> tuple[str, bool]:
             raise InputError(f"no model folder at {name}: {HOW}")
         return name, False
     if not (folder / "config.json").is_file():
-        raise InputError(f"{name} has no config.json: {HOW}")
+        inside = sorted(folder.glob("*.gguf"))
+        raise InputError(f"{name} has no config.json: {f'give the file {inside[0]}' if inside else HOW}")
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(kind))
         why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else "no weights"

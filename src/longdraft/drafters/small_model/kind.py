@@ -12,6 +12,7 @@ from longdraft.drafters.checkpoint import replacing
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.drafters.small_model.drafter import random_lm
 from longdraft.errors import InputError
+from longdraft.models.gguf import file as gguf
 from longdraft.models.lm import LM
 from longdraft.models.loading import DTYPES, load_lm
 
@@ -37,7 +38,9 @@ class ModelKind(DrafterKind):
 
 
 def _vocabulary(lm: LM) -> dict[int, str]:
-    """{id: token} of the tokenizer in the model's folder or download; empty where there is none to compare."""
+    """{id: token} of the tokenizer in the model's file, folder or download; empty where there is none to compare."""
+    if (path := Path(lm.hf.name_or_path)).is_file():
+        return dict(enumerate(gguf.read(path).get("tokenizer.ggml.tokens", list, [])))
     try:
         file = cached_file(lm.hf.name_or_path, "tokenizer.json", local_files_only=True)
         found = parse(Path(str(file)).read_text(encoding="utf-8"))["model"]["vocab"]

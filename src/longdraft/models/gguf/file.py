@@ -1,0 +1,217 @@
+"""Reads the GGUF container, versions 2 and 3: metadata and tensors, each checked against the file before it is used."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longdraft.errors import InputError
+from longdraft.models.gguf.blocks import NAMES, TYPES, Type
+from longdraft.ops.packed import Packed
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+STRING, ARRAY, BOOL = 8, 9, 7
+NUMBERS = {
+    0: "u1",
+    1: "i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    BOOL: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+LEAST = {STRING: 8, ARRAY: 12, **{kind: np.dtype(code).itemsize for kind, code in NUMBERS.items()}}  # bytes of a value
+MAX_NAME, MAX_TEXTS, MAX_DEPTH, MAX_DIMS = 1 << 16, 1 << 22, 3, 4  # of a key, of texts in an array, of nested arrays
+AGAIN = "download or convert it again"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file. Its bytes lie within the file and are exactly those that its shape and type take."""
+
+    name: str
+    type: Type
+    shape: tuple[int, ...]  # as in torch: the inputs of a matrix are last
+    data: Tensor  # uint8, memory-mapped
+
+    def read(self) -> Packed | Tensor:
+        """A packed matrix, or a tensor of the stored type. Raises InputError for numbers that are not finite."""
+        rows = self.data.view(prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size)
+        made = self.type.unpack(rows)
+        numbers = (made.scale, made.offset) if isinstance(made, Packed) else (made,)
+        if not all(bool(n.isfinite().all()) for n in numbers):
+            raise InputError(f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}")
+        return made if isinstance(made, Packed) else made.view(self.shape)
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """What a file contains. Numeric arrays of its metadata are memory-mapped too."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """A value of the metadata (an integer also counts as a float). Raises InputError for one of another type."""
+        value = self.metadata.get(key, default)
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is float and not isfinite(value):
+            raise InputError(f"{self.path}: {key} is {value}: {AGAIN}")
+        if value is not default and type(value) is not kind:
+            raise InputError(f"{self.path}: {key} is not of type {kind.__name__}: {AGAIN}")
+        return value
+
+    def required(self, key: str, kind: type) -> Any:
+        if key not in self.metadata:
+            raise InputError(f"{self.path} lacks {key} in its metadata: {AGAIN}")
+        return self.get(key, kind)
+
+
+def read(path: Path) -> GGUF:
+    """Raises InputError for a file that is damaged or that needs what longdraft does not support."""
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != MAGIC:
+                raise InputError(f"{path} is not a GGUF file (it does not begin with GGUF): give a .gguf file")
+            area = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # writable for torch's sake; nothing is written
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}): give a .gguf file") from None
+    return _Reader(path, area).file()
+
+
+def aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+class _Reader:
+    """`at` is the position of the next value; no value is read before it is known to lie within the file."""
+
+    def __init__(self, path: Path, area: mmap.mmap):
+        self.path, self.area, self.at = path, area, len(MAGIC)
+
+    def bad(self, what: str, right: str = AGAIN) -> NoReturn:
+        raise InputError(f"{self.path}: {what}: {right}")
+
+    def need(self, size: int, what: str) -> int:
+        """The position of `size` bytes, which it passes over."""
+        begin, left = self.at, len(self.area) - self.at
+        if size > left:
+            self.bad(f"{what} needs {size} bytes, but {left} are left in the file: it is truncated or damaged")
+        self.at += size
+        return begin
+
+    def number(self, code: str, what: str) -> Any:
+        return struct.unpack_from(code, self.area, self.need(struct.calcsize(code), what))[0]
+
+    def text(self, what: str, most: int | None = None) -> str:
+        size = self.number("<Q", what)
+        if most is not None and size > most:
+            self.bad(f"{what} has {size} bytes, and at most {most} are allowed: it is damaged")
+        begin = self.need(size, what)
+        try:
+            return self.area[begin : self.at].decode("utf-8")
+        except UnicodeDecodeError:
+            self.bad(f"{what} is not UTF-8")
+
+    def count(self, what: str, least: int) -> int:
+        """A number of things that take at least `least` bytes each."""
+        found, left = self.number("<Q", what), len(self.area) - self.at
+        if found * least > left:
+            self.bad(f"{what} is {found}, which {left} bytes cannot hold: it is truncated or damaged")
+        return found
+
+    def file(self) -> GGUF:
+        version = self.number("<I", "its version")
+        if version not in VERSIONS:
+            big = version in (v << 24 for v in VERSIONS)
+            what = "its numbers are big-endian" if big else f"its GGUF version is {version}"
+            self.bad(what, "convert it to GGUF version 3, little-endian")
+        tensors = self.count("its number of tensors", 24)
+        metadata: dict[str, Any] = {}
+        for _ in range(self.count("its number of metadata entries", 13)):
+            key = self.text("the name of a metadata entry", MAX_NAME)
+            if key in metadata:
+                self.bad(f"the metadata entry {key[:80]!r} appears twice")
+            what = repr(key[:80])
+            metadata[key] = self.value(self.number("<I", what), what)
+        if metadata.get("split.count", 0) not in (0, 1):
+            self.bad(f"it is one of {metadata['split.count']} parts", "merge them with llama-gguf-split --merge")
+        return GGUF(self.path, metadata, self.tensors(tensors, metadata))
+
+    def value(self, kind: int, what: str, depth: int = 0) -> Any:
+        if kind == STRING:
+            return self.text(what)
+        if kind == ARRAY:
+            return self.array(what, depth + 1)
+        if kind not in NUMBERS:
+            self.bad(f"{what} has the unknown value type {kind}")
+        return np.frombuffer(self.area, NUMBERS[kind], 1, self.need(LEAST[kind], what))[0].item()
+
+    def array(self, what: str, depth: int) -> Any:
+        kind = self.number("<I", what)
+        if kind not in LEAST:
+            self.bad(f"{what} has the unknown value type {kind}")
+        if depth > MAX_DEPTH:
+            self.bad(f"{what} is nested too deeply")
+        size = self.count(f"the length of {what}", LEAST[kind])
+        if kind in NUMBERS:
+            return np.frombuffer(self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], what))
+        if size > MAX_TEXTS:
+            self.bad(f"{what} has {size} entries, and at most {MAX_TEXTS} are allowed")
+        return [self.value(kind, what, depth) for _ in range(size)]
+
+    def tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, Stored]:
+        infos: dict[str, tuple[Type, tuple[int, ...], int, int]] = {}
+        for _ in range(count):
+            name = self.text("the name of a tensor", MAX_NAME)
+            if name in infos:
+                self.bad(f"the tensor {name[:80]!r} appears twice")
+            infos[name] = self.info(f"the tensor {name[:80]!r}")
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
+            self.bad(f"its general.alignment is {str(alignment)[:40]}, which must be a power of 2 from 8 on")
+        begin, end = aligned(self.at, alignment), 0
+        for name, (_, _, offset, size) in sorted(infos.items(), key=lambda item: item[1][2]):
+            what, left = f"the tensor {name[:80]!r}", len(self.area) - begin
+            if offset % alignment or offset < end:
+                self.bad(f"{what} begins at {offset}, which is not aligned or lies within another tensor")
+            end = offset + size
+            if end > left:
+                self.bad(f"{what} ends at byte {end} of {max(left, 0)}: the file is truncated or damaged")
+        whole = torch.frombuffer(self.area, dtype=torch.uint8)
+        return {
+            name: Stored(name, kind, shape, whole[begin + offset :][:size])
+            for name, (kind, shape, offset, size) in infos.items()
+        }
+
+    def info(self, what: str) -> tuple[Type, tuple[int, ...], int, int]:
+        """(type, shape, offset, bytes) of the next tensor."""
+        dims = self.number("<I", what)
+        if not 1 <= dims <= MAX_DIMS:
+            self.bad(f"{what} has {dims} dimensions, and 1 to {MAX_DIMS} are allowed")
+        shape = struct.unpack_from(f"<{dims}Q", self.area, self.need(8 * dims, what))[::-1]
+        number, offset = self.number("<I", what), self.number("<Q", what)
+        kind = TYPES.get(number)
+        if kind is None:
+            known = ", ".join(t.name for t in TYPES.values())
+            self.bad(f"{what} has the type {NAMES.get(number, number)}, which is not supported", f"use one of {known}")
+        if not all(shape) or shape[-1] % kind.entries:
+            size = "x".join(map(str, shape))
+            self.bad(
+                f"{what} is {size}, but rows of {kind.name} are multiples of {kind.entries} from {kind.entries} on"
+            )
+        return kind, shape, offset, prod(shape) // kind.entries * kind.size

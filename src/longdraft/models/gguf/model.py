@@ -1,0 +1,255 @@
+"""Builds a Transformers model from a GGUF file of the Llama family; its packed matrices stay packed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from longdraft.backends.packed_linear import replace_linears
+from longdraft.errors import InputError
+from longdraft.models.gguf.file import AGAIN, GGUF, Stored
+from longdraft.ops.packed import Packed
+
+CONFIGS: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+TABLE, HEAD = "token_embd.weight", "output.weight"
+MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{n}": f"self_attn.{n}_proj" for n in "qkv"},
+    **{f"attn_{n}_norm": f"self_attn.{n}_norm" for n in "qk"},
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{n}": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
+}
+FACTORS = "rope_freqs.weight"  # of Llama 3.1 and later: what each rotary frequency is divided by
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+MAX_POSITIONS = 1 << 30
+PER_LAYER = 9  # tensors that each layer has at least
+ROWS = 1 << 12  # rows that are dequantised at a time
+
+
+def module_of(name: str) -> str | None:
+    """The parameter's name in Transformers; None for a tensor that these models do not have."""
+    if found := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
+        layer, part, what = found.groups()
+        return f"model.layers.{layer}.{IN_LAYER[part]}.{what}" if part in IN_LAYER else None
+    part, _, what = name.rpartition(".")
+    return f"{MODULES[part]}.{what}" if part in MODULES and what in ("weight", "bias") else None
+
+
+def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
+    """The model of a file and its config. Matrices that are packed in the file stay packed; all else is in `dtype`.
+
+    The embedding is always in `dtype`, because single rows of it are read. Raises InputError.
+    """
+    with torch.device("meta"):
+        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        hf = cls._from_config(config, dtype=dtype, attn_implementation="eager")
+    _check(file, hf)
+    packed, plain = _weights(file, config, dtype)
+    for name, tensor in plain.items():
+        module, _, leaf = name.rpartition(".")
+        hf.get_submodule(module).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+    if HEAD not in file.tensors and not config.tie_word_embeddings:
+        packed["lm_head"] = packed["model.embed_tokens"]
+    table = packed.pop("model.embed_tokens", None)
+    if table is not None:
+        hf.model.embed_tokens.weight = nn.Parameter(dequantised(table, dtype), requires_grad=False)
+    if config.tie_word_embeddings:
+        hf.lm_head.weight = hf.model.embed_tokens.weight
+    replace_linears(hf, packed)
+    hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
+    _check_rotation(file, hf)
+    hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=end_ids(file) or None)
+    return hf.eval()
+
+
+def config_of(file: GGUF) -> Any:
+    """Raises InputError for an architecture that is not supported, and for sizes that contradict the tensors."""
+    kind = file.required("general.architecture", str)
+    if kind not in CONFIGS:
+        raise InputError(
+            f"{file.path} contains a model of architecture {kind[:40]!r}, which longdraft does not read from GGUF: use"
+            f" one of {', '.join(CONFIGS)}, or the model's safetensors"
+        )
+    if file.get(f"{kind}.expert_count", int, 0):
+        raise InputError(f"{file.path} contains a mixture of experts: use the model's safetensors")
+    width, layers = file.required(f"{kind}.embedding_length", int), file.required(f"{kind}.block_count", int)
+    heads, mlp = file.required(f"{kind}.attention.head_count", int), file.required(f"{kind}.feed_forward_length", int)
+    keys = file.get(f"{kind}.attention.head_count_kv", int, heads)
+    if not (0 < PER_LAYER * layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0):
+        raise InputError(f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}")
+    rotated = file.get(f"{kind}.rope.dimension_count", int, width // heads)
+    dim = file.get(f"{kind}.attention.key_length", int, rotated)
+    if rotated != dim or dim % 2 or file.get(f"{kind}.attention.value_length", int, dim) != dim:
+        raise InputError(f"{file.path} rotates {rotated} of {dim} dimensions per head: use a model that rotates all")
+    table = _tensor(file, TABLE)
+    for name, rows, inputs in (
+        (TABLE, table.shape[0], width),
+        ("blk.0.attn_q.weight", heads * dim, width),
+        ("blk.0.attn_k.weight", keys * dim, width),
+        ("blk.0.ffn_up.weight", mlp, width),
+    ):
+        if _tensor(file, name).shape != (rows, inputs):
+            found = "x".join(map(str, _tensor(file, name).shape))
+            raise InputError(f"{file.path}: {name} is {found}, but the metadata implies {rows}x{inputs}: {AGAIN}")
+    positions = file.get(f"{kind}.context_length", int, 2048)
+    if not 0 < positions <= MAX_POSITIONS:
+        raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
+    check_vocabulary(file)
+    ids = [file.get(f"tokenizer.ggml.{what}_token_id", int) for what in ("bos", "padding")]
+    window = file.get(f"{kind}.attention.sliding_window", int)
+    if window:
+        raise InputError(f"{file.path} has a sliding window, which longdraft does not read from GGUF: use safetensors")
+    tied = HEAD not in file.tensors and table.type.name in ("F32", "F16", "BF16")
+    config: Any = CONFIGS[kind]
+    return config(
+        vocab_size=table.shape[0],
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=keys,
+        head_dim=dim,
+        max_position_embeddings=positions,
+        rms_norm_eps=file.get(f"{kind}.attention.layer_norm_rms_epsilon", float, 1e-5),
+        rope_parameters=_rope(file, kind, positions),
+        bos_token_id=ids[0],
+        pad_token_id=ids[1],
+        eos_token_id=end_ids(file) or None,
+        tie_word_embeddings=tied,
+        name_or_path=str(file.path),
+        **({"attention_bias": "blk.0.attn_q.bias" in file.tensors} if kind in ("llama", "qwen3") else {}),
+    )
+
+
+def check_vocabulary(file: GGUF) -> None:
+    """Raises InputError if the file has a tokenizer whose tokens are not the rows of the embedding."""
+    tokens, rows = file.get("tokenizer.ggml.tokens", list), _tensor(file, TABLE).shape[0]
+    if tokens is not None and len(tokens) != rows:
+        raise InputError(
+            f"{file.path}: its tokenizer has {len(tokens)} tokens, but its embedding has {rows} rows, which must be"
+            f" equal: {AGAIN}"
+        )
+    for name in ("bos", "eos", "eot", "unknown", "padding"):
+        token = file.get(f"tokenizer.ggml.{name}_token_id", int)
+        if token is not None and not 0 <= token < rows:
+            raise InputError(f"{file.path}: its {name}_token_id is {token}, but it has {rows} tokens: {AGAIN}")
+
+
+def end_ids(file: GGUF) -> list[int]:
+    """The tokens that end a sequence: the end of the text and, in a chat model, of a turn."""
+    found = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot")]
+    return sorted({i for i in found if i is not None})
+
+
+def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
+    def number(name: str, default: float | None = None) -> Any:
+        return file.get(f"{kind}.rope.{name}", float, default)
+
+    made: dict[str, Any] = {"rope_type": "default", "rope_theta": number("freq_base", 10000.0)}
+    if not made["rope_theta"] > 0:
+        raise InputError(f"{file.path} has rotary positions of base {made['rope_theta']}: {AGAIN}")
+    if (factors := _factors(file)) is not None:
+        return {**made, "rope_type": "llama3", "factor": float(factors.max()), **LLAMA3}
+    scaling, factor = file.get(f"{kind}.rope.scaling.type", str, "none"), number("scaling.factor", 1.0)
+    if not factor > 0:
+        raise InputError(f"{file.path} scales its rotary positions by {factor}: {AGAIN}")
+    if scaling == "none" or factor == 1:
+        return made
+    if scaling not in ("linear", "yarn"):
+        raise InputError(f"{file.path} has the rope scaling {scaling[:40]!r}: use a model with none, linear or yarn")
+    made |= {"rope_type": scaling, "factor": factor}
+    if scaling == "yarn":
+        original = file.get(f"{kind}.rope.scaling.original_context_length", int, positions)
+        if original < 1:
+            raise InputError(f"{file.path} claims an original context length of {original}: {AGAIN}")
+        made["original_max_position_embeddings"] = original
+        for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if (value := number(f"scaling.{theirs}")) is not None:
+                made[ours] = value
+    return made
+
+
+def _factors(file: GGUF) -> Tensor | None:
+    stored = file.tensors.get(FACTORS)
+    found = None if stored is None else stored.read()
+    return None if found is None or isinstance(found, Packed) else found.float()
+
+
+def _check_rotation(file: GGUF, hf: Any) -> None:
+    """Raises InputError if a file has factors of its rotary frequencies other than those of Llama 3."""
+    factors, found = _factors(file), hf.model.rotary_emb.inv_freq
+    if factors is None:
+        return
+    base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(found)) / len(found))
+    if factors.shape != found.shape or not torch.allclose(base / factors, found, rtol=1e-3):
+        raise InputError(
+            f"{file.path}: {FACTORS} has factors that are not those of Llama 3: use the model's safetensors"
+        )
+
+
+def _tensor(file: GGUF, name: str) -> Stored:
+    if name not in file.tensors:
+        raise InputError(f"{file.path} lacks the tensor {name}: {AGAIN}")
+    return file.tensors[name]
+
+
+def _check(file: GGUF, hf: Any) -> None:
+    """Raises InputError unless the file has every weight of the model, in its shape, and no other."""
+    wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
+    found = {module_of(name) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
+    for name, stored in found.items():
+        if name not in wanted:
+            raise InputError(f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}")
+        if stored.shape != wanted[name]:
+            wrong, right = ("x".join(map(str, shape)) for shape in (stored.shape, wanted[name]))
+            raise InputError(f"{file.path}: {stored.name} is {wrong}, but the metadata implies {right}: {AGAIN}")
+    lacking = [n for n in wanted if n not in found and n != "lm_head.weight"]
+    if lacking:
+        raise InputError(f"{file.path} lacks the weights {lacking[0]} and {len(lacking) - 1} others: {AGAIN}")
+
+
+def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+    """Packed matrices by the name of their module, and other tensors, in `dtype`, by the name of the parameter."""
+    packed, plain = {}, {}
+    for stored in file.tensors.values():
+        if stored.name == FACTORS:
+            continue
+        name, weights = module_of(stored.name) or "", stored.read()
+        if config.model_type == "llama" and (found := re.search(r"\.attn_([qk])\.", stored.name)):
+            heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+            weights = permuted(weights, order_of(stored.shape[0], heads))
+        if isinstance(weights, Packed) and len(stored.shape) == 2:
+            packed[name.removesuffix(".weight")] = weights
+        else:
+            values = dequantised(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
+            plain[name] = values.view(stored.shape)
+    return packed, plain
+
+
+def order_of(rows: int, heads: int) -> Tensor:
+    """Where Transformers' rows of queries or keys are in a llama file, which puts rotated pairs beside each other."""
+    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
+
+
+def permuted(weights: Packed | Tensor, order: Tensor) -> Packed | Tensor:
+    if not isinstance(weights, Packed):
+        return weights[order]
+    codes, scale, offset = weights.codes[order], weights.scale[order], weights.offset[order]
+    return Packed(weights.bits, codes, scale, offset, weights.group)
+
+
+def dequantised(weights: Packed, dtype: torch.dtype) -> Tensor:
+    """weights.dequantised() in a dtype, a few rows at a time."""
+    made = torch.empty(weights.shape, dtype=dtype)
+    for begin in range(0, len(made), ROWS):
+        rows = slice(begin, begin + ROWS)
+        part = Packed(weights.bits, weights.codes[rows], weights.scale[rows], weights.offset[rows], weights.group)
+        made[rows] = part.dequantised()
+    return made

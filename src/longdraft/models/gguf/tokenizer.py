@@ -1,0 +1,159 @@
+"""Builds a tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from longdraft.errors import InputError
+from longdraft.models.gguf.file import AGAIN, GGUF
+
+KEY = "tokenizer.ggml."
+CONTROL, USER_DEFINED = 3, 4  # types of tokens
+MAX_TOKEN = 1 << 10  # characters; the pairs of a longer token are not searched
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}"
+QWEN2 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}"
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# How text is split before merges are applied, by the file's tokenizer.ggml.pre.
+WORDS = ("default", "gpt-2", "jina-es", "jina-de", "olmo", "phi-2")  # GPT-2's rule
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # the same, after each digit is split off
+PATTERNS = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "smaug-bpe", "dbrx"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), QWEN2),
+    "tekken": TEKKEN,
+}
+# Here a word that is a token is never split, and begin-of-text is added unless the file states otherwise.
+WHOLE = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+
+
+def build(file: GGUF) -> PreTrainedTokenizerFast:
+    """The file's tokenizer with its special tokens and chat template. Raises InputError."""
+    tokens = _texts(file, "tokens")
+    if tokens is None:
+        raise InputError(f"{file.path} has no tokenizer ({KEY}tokens): use a file with a tokenizer")
+    if len(set(tokens)) != len(tokens):
+        raise InputError(f"{file.path}: its tokenizer has the same token twice: {AGAIN}")
+    kind, pre = file.required(f"{KEY}model", str), file.get(f"{KEY}pre", str, "default")
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if kind not in makers:
+        known = " or ".join(makers)
+        raise InputError(f"{file.path} has a tokenizer of the kind {kind[:40]!r}: use a model with one of {known}")
+    made = makers[kind](file, tokens, pre)
+    _add_special(file, made, tokens)
+    named = {name: _named(file, tokens, name) for name in ("bos", "eos", "unknown", "padding")}
+    ends = _ends(file, named, begins=kind == "llama" or pre in WHOLE)
+    if ends is not None:
+        made.post_processor = ends
+    words = {"unknown": "unk_token", "padding": "pad_token", "bos": "bos_token", "eos": "eos_token"}
+    options: dict[str, Any] = {words[name]: token for name, token in named.items() if token is not None}
+    template = file.get("tokenizer.chat_template", str)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, chat_template=template, clean_up_tokenization_spaces=False, **options
+    )
+
+
+def _texts(file: GGUF, name: str) -> list[str] | None:
+    found = file.get(KEY + name, list)
+    if found is not None and not all(isinstance(text, str) for text in found):
+        raise InputError(f"{file.path}: {KEY}{name} is not a list of texts: {AGAIN}")
+    return found
+
+
+def _numbers(file: GGUF, name: str, count: int) -> list[Any] | None:
+    """One number per token."""
+    found = file.get(KEY + name, np.ndarray)
+    if found is not None and len(found) != count:
+        raise InputError(f"{file.path}: {KEY}{name} has {len(found)} entries for {count} tokens: {AGAIN}")
+    return None if found is None else found.tolist()
+
+
+def _named(file: GGUF, tokens: list[str], name: str) -> str | None:
+    number = file.get(f"{KEY}{name}_token_id", int)
+    if number is not None and not 0 <= number < len(tokens):
+        raise InputError(f"{file.path}: its {name}_token_id is {number}, but it has {len(tokens)} tokens: {AGAIN}")
+    return None if number is None else tokens[number]
+
+
+def _model(file: GGUF, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, **options))
+    except Exception as error:  # it checks that merges make tokens of tokens
+        raise InputError(f"{file.path}: its merges do not fit its tokens ({str(error)[:80]}): {AGAIN}") from None
+
+
+def _merges(file: GGUF) -> list[tuple[str, str]]:
+    pairs = [merge.partition(" ") for merge in _texts(file, "merges") or []]
+    if not all(a and b and " " not in b for a, _, b in pairs):
+        raise InputError(f"{file.path}: {KEY}merges has entries that are not two tokens: {AGAIN}")
+    return [(a, b) for a, _, b in pairs]
+
+
+def _byte_level(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
+    if pre not in WORDS + DIGITS and pre not in PATTERNS:
+        known = ", ".join([*WORDS, *DIGITS, *PATTERNS])
+        raise InputError(f"{file.path} splits text by the unknown rule {pre[:40]!r}: use a model with one of {known}")
+    merges = _merges(file)
+    made = _model(file, tokens, merges, ignore_merges=pre in WHOLE)
+    pattern = PATTERNS.get(pre)
+    split: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    split += [pre_tokenizers.Digits(individual_digits=True)] if pre in DIGITS else []
+    split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    made.pre_tokenizer = pre_tokenizers.Sequence(split)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _sentencepiece(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
+    merges = _merges(file)
+    if not merges:
+        scores = _numbers(file, "scores", len(tokens))
+        if scores is None:
+            raise InputError(f"{file.path} has neither {KEY}merges nor {KEY}scores: {AGAIN}")
+        merges = merges_of(tokens, scores)
+    unknown = _named(file, tokens, "unknown")
+    made = _model(file, tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    space = file.get(f"{KEY}add_space_prefix", bool, True)
+    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if space else "never", split=False)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if space else steps)
+    return made
+
+
+def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """The pairs that make each token out of two others, the best token first, as SentencePiece merges them."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    found = []
+    for token, score in zip(tokens, scores, strict=True):
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token))] if len(token) <= MAX_TOKEN else []
+        known = sorted((ids[a], ids[b], a, b) for a, b in pairs if a in ids and b in ids)
+        found += [(score, len(a), len(b), a, b) for _, _, a, b in known]
+    found.sort(key=lambda pair: pair[:3], reverse=True)
+    return [(a, b) for *_, a, b in found]
+
+
+def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
+    kinds = _numbers(file, "token_type", len(tokens)) or []
+    for add, kind, special in ((made.add_special_tokens, CONTROL, True), (made.add_tokens, USER_DEFINED, False)):
+        of_kind = [token for token, each in zip(tokens, kinds, strict=False) if each == kind]
+        add([AddedToken(token, normalized=False, special=special) for token in of_kind])
+
+
+def _ends(file: GGUF, named: dict[str, str | None], begins: bool) -> Any | None:
+    """What adds the begin- and end-of-text tokens that the file asks for."""
+    first = named["bos"] if file.get(f"{KEY}add_bos_token", bool, begins) else None
+    last = named["eos"] if file.get(f"{KEY}add_eos_token", bool, False) else None
+    if first is None and last is None:
+        return None
+    parts = [*([first] if first else []), "$A", *([last] if last else [])]
+    ids = [(word, file.metadata[f"{KEY}{name}_token_id"]) for name, word in (("bos", first), ("eos", last)) if word]
+    return processors.TemplateProcessing(single=parts, pair=[*parts, "$B:1"], special_tokens=ids)
