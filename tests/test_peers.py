@@ -262,7 +262,7 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
 
 def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
     for given, label in ((gguf, "transformers assisted"), (folder, "llama.cpp draft model")):
-        found, lines = Choice("llama.cpp,transformers", gguf, [given]).find(tiny.target("llama"))
+        _, lines = Choice("llama.cpp,transformers", gguf, [given]).find(tiny.target("llama"))
         assert len(lines) == 1 and lines[0].startswith(f"{label} is left out: its draft model must be a ")
 
 

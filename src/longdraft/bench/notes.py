@@ -53,7 +53,7 @@ def _peers(records: list[Record], plain: list[Record]) -> str:
         part = f"the fastest of ours ({label}) is {top / speed:.2f}x as fast as {best} ({theirs[0]['peer_version']})"
         part += f"; plain decoding {_fastest(plain)[0] / alone:.2f}x as fast as its plain decoding" if alone else ""
         parts.append(f"{part}; the prefill {prefill / median(r['prefill_s'] for r in plain):.2f}x as fast as its own")
-    return ". ".join(parts) + "." if parts else ""
+    return "; and ".join(parts) + "." if parts else ""
 
 
 def _fastest(records: list[Record]) -> tuple[float, str]:
