@@ -75,13 +75,13 @@ def bench(
     chosen, contexts, sampler = parse(methods, option, weights), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
-    others = Choice(peers, peer_model, peer_draft)
-    if others.chosen and (task != "speed" or shape or accept is not None):
-        raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if task == "anchored" and (shape or accept is not None or batch > 1):
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
     if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
         raise InputError("the acceptance with random weights of --shape means nothing: add --accept K")
+    others = Choice(peers, peer_model, peer_draft)
+    if others.chosen and (task != "speed" or shape or accept is not None):
+        raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
