@@ -270,15 +270,23 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
     ("words", "says"),
     [
         ("--peers vllm", "unknown peer 'vllm'"),
-        ("--peers llama.cpp --peer-model nowhere.gguf", "no file at nowhere.gguf"),
-        ("--peers transformers --peer-draft nowhere", "no model at nowhere"),
+        (
+            "--peers llama.cpp --peer-model nowhere.gguf",
+            "cannot read nowhere.gguf (No such file",
+        ),
+        (
+            "--peers transformers --peer-draft nowhere",
+            "cannot read nowhere (No such file",
+        ),
+        ("--peers llama.cpp --peer-model pyproject.toml", "pyproject.toml is not a GGUF file"),
         ("--peer-model x.gguf", "add --peers"),
         ("--peers transformers --task anchored", "leave --task"),
         ("--peers transformers --accept 3", "leave --task, --shape and --accept out"),
         ("--peers transformers --max-new-tokens 1 --context 64", "--max-new-tokens 2 or more"),
     ],
 )
-def test_bad_input_is_one_clear_line(folder, words, says):  # noqa: F811
+def test_bad_input_is_one_clear_line(folder, monkeypatch, words, says):  # noqa: F811
+    monkeypatch.chdir(Path(__file__).parent.parent)
     result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), *words.split())
     assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
 

@@ -33,11 +33,11 @@ class Choice:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
         if not self.chosen and (self.model or self.drafts):
             raise InputError("--peer-model and --peer-draft are for other engines: add --peers llama.cpp,transformers")
-        if self.model is not None and not self.model.is_file():
-            raise InputError(f"no file at {self.model}: give --peer-model a GGUF file")
+        if self.model is not None:
+            _check(self.model, "--peer-model a GGUF file")
         for draft in self.drafts:
-            if not draft.is_file() and not (draft / "config.json").is_file():
-                raise InputError(f"no model at {draft}: give --peer-draft a GGUF file or a folder with config.json")
+            if not (draft / "config.json").is_file():
+                _check(draft, "--peer-draft a GGUF file or a folder with config.json")
 
     def find(self, target: LM) -> tuple[list[Peer], list[str]]:
         """The peers that can run, and a line on each that cannot."""
@@ -95,6 +95,16 @@ def _transformers(choice: Choice, target: LM) -> Kinds:
 PEERS: dict[str, Callable[[Choice, LM], Kinds]] = {"llama.cpp": _llama_cpp, "transformers": _transformers}
 
 
+def _check(file: Path, what: str) -> None:
+    try:
+        with file.open("rb") as f:
+            magic = f.read(4)
+    except OSError as error:
+        raise InputError(f"cannot read {file} ({error.strerror}): give {what}") from None
+    if magic != b"GGUF":
+        raise InputError(f"{file} is not a GGUF file: give {what}")
+
+
 def _given(draft: Path | None, form: str) -> Path:
     if draft is None:
         raise CannotRun(f"its draft model must be a {form}: name it with --peer-draft")
@@ -103,6 +113,6 @@ def _given(draft: Path | None, form: str) -> Path:
 
 def gguf_of(target: LM) -> Path | None:
     """The GGUF file that a model was loaded from."""
-    names = (getattr(target, "gguf", None), target.name, target.hf.name_or_path)
-    files = [Path(str(name)).expanduser() for name in names if str(name).endswith(".gguf")]
+    names = (target.name, target.hf.name_or_path)
+    files = [Path(name).expanduser() for name in names if name.endswith(".gguf")]
     return next((f for f in files if f.is_file()), None)
