@@ -65,7 +65,12 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "load(out + r * D + d + i * V) * keep[r] + (RB > 1 ? 1e-6f : 0);",
         "a row's output alone",
     ),
-    "a number of a head is left out": ("vector_products.h", "int d = 0; d < D; d++)", "int d = 1; d < D; d++)", "scores"),
+    "a number of a head is left out": (
+        "vector_products.h",
+        "int d = 0; d < D; d++)",
+        "int d = 1; d < D; d++)",
+        "scores",
+    ),
     "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
     "the halves of a byte are swapped": ("weights.h", "step < 16)", "step >= 16)", "outputs"),
 }

@@ -15,7 +15,7 @@ def speed_notes(records: list[Record]) -> list[str]:
     if not all(r.get("exact", r["native"]) for r in records):  # older records say only `native`, which means the same
         notes = ["This backend is not bit-exact: equality is not guaranteed, since ties can be decided differently."]
     contexts = {c: [r for r in records if r["context"] == c] for c in sorted({r["context"] for r in records})}
-    for about in (_stock, _bandwidth, _loops, _distinct):
+    for about in (_stock, _peers, _bandwidth, _loops, _distinct):
         found = {
             context: about(same, [r for r in same if r["method"] == "plain"]) for context, same in contexts.items()
         }
@@ -36,6 +36,32 @@ def _stock(records: list[Record], plain: list[Record]) -> str:
         return ""
     speed, best = max((median(speeds), name) for name, speeds in stock.items())
     return f"plain decoding is {median(r['tokens_per_s'] for r in plain) / speed:.2f}x as fast as {best}."
+
+
+def _peers(records: list[Record], plain: list[Record]) -> str:
+    """For each other engine, how the best of ours, plain decoding and the prefill compare with it."""
+    parts = []
+    ours = [r for r in records if "peer" not in r and not r["method"].startswith("hf-")]
+    for name in dict.fromkeys(r["peer"] for r in records if r["method"] == r.get("peer")):
+        theirs = [r for r in records if r["method"] == name]
+        speed, best = _fastest(theirs)
+        alone, _ = _fastest([r for r in theirs if r["options"]["speculation"] == "none"])
+        prefill = min(r["prefill_s"] for r in theirs)
+        if not ours or not plain or not speed:
+            continue
+        top, label = _fastest(ours)
+        part = f"the fastest of ours ({label}) is {top / speed:.2f}x as fast as {best} ({theirs[0]['peer_version']})"
+        part += f"; plain decoding {_fastest(plain)[0] / alone:.2f}x as fast as its plain decoding" if alone else ""
+        parts.append(f"{part}; the prefill {prefill / median(r['prefill_s'] for r in plain):.2f}x as fast as its own")
+    return "; and ".join(parts) + "." if parts else ""
+
+
+def _fastest(records: list[Record]) -> tuple[float, str]:
+    """The largest median of the tokens per second of a label, and the label."""
+    speeds: dict[str, list[float]] = {}
+    for r in records:
+        speeds.setdefault(r["label"], []).append(r["tokens_per_s"])
+    return max(((median(found), label) for label, found in speeds.items()), default=(0.0, ""))
 
 
 def _bandwidth(records: list[Record], plain: list[Record]) -> str:

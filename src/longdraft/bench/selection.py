@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from longdraft.bench.baselines import STOCK, Baseline
 from longdraft.bench.inputs import Text
+from longdraft.bench.peers.base import Peer
+from longdraft.bench.peers.transformers import STOCK, Transformers
 from longdraft.core.options import pair, pairs
 from longdraft.core.sampling import Sampler
 from longdraft.errors import InputError
@@ -13,7 +14,7 @@ from longdraft.methods import CONTROLS, METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 
-Entry = MethodSpec | Baseline
+Entry = MethodSpec | Peer
 
 
 def parse(names: str, options: list[str], weights: DrafterWeights | None = None) -> list[Entry]:
@@ -48,7 +49,7 @@ def _entry(label: str, given: dict[str, str], weights: DrafterWeights) -> Entry:
     if name in STOCK:
         if given:
             raise InputError(f"{name} has no options")
-        return Baseline(name, label)
+        return Transformers(name, name.removeprefix("hf-"))
     if name not in METHODS | CONTROLS:
         raise InputError(f"unknown method {name!r}: choose from {', '.join([*METHODS, *CONTROLS, *STOCK])}")
     return MethodSpec(label, name, given, weights)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from longdraft.bench.baselines import Baseline, Stock
 from longdraft.bench.inputs import Text
+from longdraft.bench.peers.base import CannotRun, Peer, Reading, Work
+from longdraft.bench.peers.choice import left_out
+from longdraft.bench.peers.transformers import STOCK
 from longdraft.bench.selection import Entry, setting
 from longdraft.core import Sampler, match
 from longdraft.drafters import Drafter, Oracle
@@ -27,7 +29,10 @@ WARM = 16  # tokens that each method decodes before anything is timed
 
 @dataclass
 class Speed:
-    """The parameters of one run. entries always include plain decoding, which speedups and equality refer to."""
+    """The parameters of one run. entries always include plain decoding, which speedups and equality refer to.
+
+    left_out: a line on each peer that could not do its part; the run goes on without it.
+    """
 
     target: LM
     tokenizer: Any  # None: records have no text
@@ -40,6 +45,7 @@ class Speed:
     sampler: Sampler
     seed: int
     accept: float | None
+    left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not any(e.name == "plain" for e in self.entries):
@@ -52,8 +58,10 @@ class Speed:
                 e.check(self.target, self.accept if e.speculative else None)
         for text, context in product(self.texts, self.contexts):
             engine.check(self.target, text.prompts(context, self.batch), self.new_tokens, Drafter(), match)
-        if any(isinstance(e, Baseline) for e in self.entries) and (self.new_tokens < 2 or self.sampler.temperature > 0):
-            raise InputError("hf-dynamic and hf-static need --max-new-tokens 2 or more and --temperature 0")
+        if any(isinstance(e, Peer) for e in self.entries) and self.new_tokens < 2:
+            raise InputError("other engines need --max-new-tokens 2 or more")
+        if any(e.name in STOCK for e in self.entries) and self.sampler.temperature > 0:
+            raise InputError("hf-dynamic and hf-static need --temperature 0")
 
     @property
     def steps(self) -> int:
@@ -62,22 +70,21 @@ class Speed:
     def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats."""
         shared = provenance(self.target, self.seed)
-        stock = Stock(self.target) if any(isinstance(e, Baseline) for e in self.entries) else None
         for text, context in product(self.texts, self.contexts):
             tick(f"{text.name} {context}: prefill")
-            cell, done = Cell(self, stock, text, context), []
-            for entry in self.entries:
-                cell.run(entry, max(2 * isinstance(entry, Baseline), min(WARM, self.new_tokens)))
-            for r in range(self.repeat):
-                turn = r % len(self.entries)
-                for entry in self.entries[turn:] + self.entries[:turn]:
+            cell, done = Cell(self, text, context), []
+            try:
+                for r, entry in cell.turns():
                     tick(f"{text.name} {context}: {entry.label} {r + 1}/{self.repeat}")
-                    found = cell.describe(entry, cell.run(entry, self.new_tokens))
-                    done.append(shared | found | {"context": context, "repeat": r})
+                    if (output := cell.run(entry, self.new_tokens)) is None:
+                        continue
+                    done.append(shared | cell.describe(entry, output) | {"context": context, "repeat": r})
                     for d in done:
                         d |= speedups(d, [p for p in done if p["method"] == "plain"])
                     log.append(done[-1])
                     yield done[-1]
+            finally:
+                cell.close()
             log.amend(done)
 
 
@@ -87,14 +94,30 @@ class Cell:
     damage: what a method changed that it must not change, by the method's label; the prompts are then prefilled again.
     """
 
-    def __init__(self, job: Speed, stock: Stock | None, text: Text, context: int):
-        self.job, self.stock, self.text = job, stock, text
+    def __init__(self, job: Speed, text: Text, context: int):
+        self.job, self.text = job, text
         self.damage: dict[str, str] = {}
         self.ours = self._prefill(text.prompts(context, job.batch))
         self.plain = self.ours.rows()
-        kinds = [e.name for e in job.entries if isinstance(e, Baseline)]
-        self.stocked = {k: stock.prefill(k, self.ours.prompts, job.new_tokens) for k in kinds} if stock else {}
+        self.work = Work(job.target, self.ours.prompts, job.new_tokens, job.sampler, job.seed)
+        self.readings: dict[str, Reading] = {}
+        self.entries = list(job.entries)
         self.depths = {e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)}
+        self.differences: dict[str, tuple[list[list[int]], dict[str, Any] | None]] = {}
+
+    def turns(self) -> Iterator[tuple[int, Entry]]:
+        """The entries one after another, in every repeat from another one on; before, each has decoded a little."""
+        for entry in list(self.entries):
+            self.run(entry, max(2 * isinstance(entry, Peer), min(WARM, self.job.new_tokens)))
+        for r in range(self.job.repeat):
+            turn = r % len(self.entries)
+            yield from ((r, entry) for entry in self.entries[turn:] + self.entries[:turn])
+
+    def close(self) -> None:
+        """Free what the peers hold."""
+        for reading in self.readings.values():
+            reading.close()
+        self.work.shared.clear()
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
         job = self.job
@@ -102,14 +125,10 @@ class Cell:
         runs.seal()
         return runs
 
-    def run(self, entry: Entry, limit: int) -> Output:
-        """The new tokens of each row, and what they cost."""
-        if isinstance(entry, Baseline):
-            assert self.stock is not None
-            cache, prefill_s = self.stocked[entry.name]
-            rows, seconds = self.stock.decode(self.ours.prompts, cache, limit)
-            emitted = (limit - 1) * len(rows)  # its prefill gives the first token
-            return Output(rows, Stats(prefill_s=prefill_s, decode_s=seconds, verify_s=seconds, emitted=emitted))
+    def run(self, entry: Entry, limit: int) -> Output | None:
+        """The new tokens of each row, and what they cost; None: a peer could not decode them and is left out."""
+        if isinstance(entry, Peer):
+            return self._run_peer(entry, limit)
         stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
         if accept is not None and entry.speculative:
             drafter = Oracle(entry.build(self.job.target), self.plain, accept)
@@ -121,15 +140,41 @@ class Cell:
             self.ours = self._prefill(self.ours.prompts)
         return Output(rows, stats)
 
+    def _run_peer(self, peer: Peer, limit: int) -> Output | None:
+        if peer not in self.entries:
+            return None
+        try:
+            if peer.label not in self.readings:
+                self.readings[peer.label] = peer.read(self.work)
+            return self.readings[peer.label].decode(limit)
+        except CannotRun as why:
+            self.entries.remove(peer)
+            self.job.left_out.append(f"at {len(self.work.prompts[0])} {left_out(peer.label, why)}")
+            return None
+
+    def _difference(self, entry: Entry, rows: list[list[int]]) -> dict[str, Any] | None:
+        """Where an output leaves plain decoding's. Another engine draws other samples, so only its greedy output is
+        compared, and a repetition of it once.
+        """
+        if not isinstance(entry, Peer):
+            return first_difference(self.ours, self.plain, rows)
+        if self.job.sampler.temperature > 0:
+            return None
+        if entry.label not in self.differences or self.differences[entry.label][0] != rows:
+            self.differences[entry.label] = rows, first_difference(self.ours, self.plain, rows)
+        return self.differences[entry.label][1]
+
     def describe(self, entry: Entry, output: Output) -> dict[str, Any]:
         """The fields of a record for one decoding."""
         job, damage = self.job, self.damage.get(entry.label)
-        difference = first_difference(self.ours, self.plain, output.rows)
+        difference = self._difference(entry, output.rows)
+        comparable = not isinstance(entry, Peer) or job.sampler.temperature == 0
         found = setting("speed", entry, self.text, len(output.rows), job.sampler)
         found["pace"] = entry.pace and job.accept is None
         text_of = job.tokenizer.decode if job.tokenizer else lambda row: ""
         found |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
-        found |= {"equal": difference is None and damage is None, "first_difference": difference}
+        equal = difference is None and damage is None if comparable else None
+        found |= {"equal": equal, "first_difference": difference}
         if damage:
             found["damage"] = damage
         if job.accept is not None:

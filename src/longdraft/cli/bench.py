@@ -50,10 +50,21 @@ def bench(
     option: Annotated[
         list[str], typer.Option("-o", "--option", help="METHOD.KEY=VALUE: an option of a method; may be repeated.")
     ] = [],  # noqa: B006
+    peers: Annotated[
+        str, typer.Option(help="Other engines to compare with, in the same run: llama.cpp,transformers.")
+    ] = "",
+    peer_model: Annotated[
+        Path | None, typer.Option(help="The same model as a GGUF file, for llama.cpp (default: the target's own).")
+    ] = None,
+    peer_draft: Annotated[
+        list[Path],
+        typer.Option(help="A small model for their draft speculation: a GGUF file, or a folder; may be repeated."),
+    ] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
 ) -> None:
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
     from longdraft.bench import inputs, shapes
+    from longdraft.bench.peers.choice import Choice
     from longdraft.bench.selection import parse
     from longdraft.bench.speed import Speed
     from longdraft.bench.steps import Steps
@@ -71,6 +82,9 @@ def bench(
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
     if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
         raise InputError("the acceptance with random weights of --shape means nothing: add --accept K")
+    others = Choice(peers, peer_model, peer_draft)
+    if others.chosen and (task != "speed" or shape or accept is not None):
+        raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
@@ -83,7 +97,11 @@ def bench(
     elif task == "anchored":
         _run(TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds), out)
     else:
-        job = Speed(target, tokenizer, chosen, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
+        found, left_out = others.find(target)
+        for line in left_out:
+            typer.echo(line, err=True)
+        entries = [*chosen, *found]
+        job = Speed(target, tokenizer, entries, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
         _run(job, out)
 
 
@@ -108,6 +126,8 @@ def _run(job: Any, out: Path | None) -> None:
         console.print(rich_table(section))
         for note in section.notes[:-1]:
             console.print(note, highlight=False)
+    for line in getattr(job, "left_out", ()):
+        typer.echo(line, err=True)
     if stopped:
         typer.echo(f"interrupted; the records so far are {'in ' + str(out) if out else 'shown above'}", err=True)
         raise typer.Exit(130)

@@ -1,0 +1,1 @@
+"""Other engines that decode the same prompts in the same run."""

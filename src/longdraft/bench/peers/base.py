@@ -1,0 +1,63 @@
+"""What a benchmark needs of another engine: it reads the prompts once and decodes them any number of times."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from longdraft.core.sampling import Sampler
+from longdraft.engine.measure import Output
+from longdraft.models.lm import LM
+
+
+class CannotRun(Exception):
+    """A peer cannot do what it was asked to; the message is the reason, in one line. The benchmark goes on."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all engines decode at one context: greedily at temperature 0, else sampled from the whole distribution."""
+
+    target: LM
+    prompts: list[list[int]]
+    new_tokens: int
+    sampler: Sampler
+    seed: int
+    shared: dict[Any, Any] = field(default_factory=dict)  # what the peers of one engine use together
+
+
+@dataclass
+class PeerOutput(Output):
+    """own: fields of the record that replace those computed from `stats`."""
+
+    own: dict[str, Any] = field(default_factory=dict)
+
+    def describe(self, *args: Any) -> dict[str, Any]:
+        return super().describe(*args) | self.own
+
+
+class Reading(ABC):
+    """A peer that has read the prompts. Each decode starts from the prompts alone."""
+
+    @abstractmethod
+    def decode(self, limit: int) -> PeerOutput:
+        """Decode `limit` tokens of each row past any end token. Raises CannotRun."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the prompts take."""
+
+
+class Peer(ABC):
+    """An entry of a benchmark beside the methods (MethodSpec). name: the engine; label: what of it, in tables."""
+
+    speculative = pace = False
+
+    def __init__(self, name: str, label: str, version: str, options: dict[str, Any]):
+        self.name, self.label, self.options = name, label, options
+        self.origin = {"peer": "transformers" if name.startswith("hf-") else name, "peer_version": version}
+
+    @abstractmethod
+    def read(self, work: Work) -> Reading:
+        """Read the prompts. Raises CannotRun."""

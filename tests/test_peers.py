@@ -1,0 +1,305 @@
+"""Other engines decode the same prompts in the same run; one that cannot is left out with a line that says why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+from test_bench import bench, folder, run  # noqa: F401
+
+from longdraft.bench import report
+from longdraft.bench.peers.base import CannotRun, Work
+from longdraft.bench.peers.choice import Choice
+from longdraft.bench.peers.llama_cpp import LlamaCpp
+from longdraft.bench.peers.transformers import Transformers, stock
+from longdraft.core.sampling import Sampler
+from longdraft.engine import generate as engine
+from longdraft.engine import record_file as record
+
+KINDS = ["none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple"]
+
+
+class Server:
+    """Stands in for xllamacpp.Server: answers over HTTP with what `tokens` returns for a prompt and a limit."""
+
+    made: list[Server]
+    tokens: Callable[[list[int], int], list[int]]
+    vocab = 256
+
+    def __init__(self, parameters):
+        if not Path(parameters.model.path).is_file():
+            raise RuntimeError("Failed to init server")
+        self.parameters, self.asked = parameters, []
+        self.made.append(self)
+        handler = type("Handler", (Handler,), {"owner": self})
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.listening_address = f"http://127.0.0.1:{self.http.server_port}"
+        Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, body) -> tuple[int, dict]:
+        self.asked.append((path, body))
+        saved = Path(self.parameters.slot_save_path + "prompt")
+        if path == "/v1/models":
+            return 200, {"data": [{"meta": {"n_vocab": self.vocab}}]}
+        if path == "/slots/0?action=save":
+            saved.write_text("keys and values")
+            return 200, {}
+        if path == "/slots/0?action=restore":
+            return (200, {}) if saved.exists() else (404, {})
+        found = type(self).tokens(body["prompt"], body["n_predict"])
+        drafted = {"draft_n": 8, "draft_n_accepted": 5} if body["n_predict"] > 8 else {}
+        return 200, {"tokens": found, "timings": {"prompt_per_second": 100.0, "predicted_per_second": 50.0, **drafted}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    owner: Server
+
+    def do_GET(self):
+        self.do_POST()
+
+    def do_POST(self):
+        text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, found = self.owner.answer(self.path, json.loads(text or "null"))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+    def log_message(self, *a):
+        pass
+
+
+def parameters() -> SimpleNamespace:
+    def threads() -> dict:
+        return {"cpuparams": SimpleNamespace(), "cpuparams_batch": SimpleNamespace()}
+
+    draft = SimpleNamespace(mparams=SimpleNamespace(path=""), **threads())
+    return SimpleNamespace(model=SimpleNamespace(path=""), speculative=SimpleNamespace(draft=draft), **threads())
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A package xllamacpp whose engine decodes as the tiny model does."""
+    Server.made, Server.vocab = [], 256
+    Server.tokens = staticmethod(lambda prompt, limit: [7] * limit)
+    types = {f"COMMON_SPECULATIVE_TYPE_{k.upper().replace('-', '_')}": k for k in KINDS}
+    module = SimpleNamespace(__version__="2026.1", Server=Server, CommonParams=parameters)
+    module.common_speculative_type = SimpleNamespace(**types)
+    module.llama_rope_scaling_type = SimpleNamespace(LLAMA_ROPE_SCALING_TYPE_YARN="yarn")
+    monkeypatch.setitem(sys.modules, "xllamacpp", module)
+    yield module
+    for server in Server.made:
+        server.http.shutdown()
+
+
+@pytest.fixture
+def gguf(tmp_path) -> Path:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    return file
+
+
+def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
+    prompts = tiny.prompts(*[40] * rows, vocab=target.vocab)
+    return Work(target, prompts, 12, Sampler(temperature), seed=3)
+
+
+def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  # noqa: F811
+    out = tmp_path / "records.jsonl"
+    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "2"]
+    peers = ["--peers", "llama.cpp,transformers", "--peer-model", str(gguf)]
+    drafts = ["--peer-draft", str(gguf), "--peer-draft", str(folder)]
+    result = bench(folder, *text, *peers, *drafts, "--methods", "plain,lookup", "--out", str(out))
+    assert result.status == 0, result.err
+    assert "left out" not in result.err
+    found = record.load([out])
+    labels = list(dict.fromkeys(r["label"] for r in found))
+    ngrams = [f"llama.cpp {k}" for k in KINDS[1:5]]
+    assert labels[:2] == ["plain", "lookup"]
+    assert labels[2:] == [
+        "llama.cpp",
+        *ngrams,
+        "llama.cpp draft model",
+        "transformers",
+        "transformers static cache",
+        "transformers prompt lookup",
+        "transformers assisted",
+    ]
+    assert len(found) == 2 * len(labels)  # interleaved: each has its turn in each repeat
+    assert {r["label"] for r in found if r["repeat"] == 0} == set(labels)
+    theirs = [r for r in found if r["method"] == "llama.cpp"]
+    assert {r["peer_version"] for r in theirs} == {"xllamacpp 2026.1"}
+    assert all(r["peer_timings"]["prefill_tokens_per_s"] == 100 for r in theirs)
+    assert all(r["token_ids"] == [7] * 12 and r["equal"] is False and r["tokens_per_s"] > 0 for r in theirs)
+    assert all(r["mean_acceptance_length"] == 12 / 7 and r["peer_timings"]["accepted"] == 5 for r in theirs)
+    hf = [r for r in found if r["method"] == "transformers"]
+    assert all(r["equal"] and r["peer"] == "transformers" and r["speedup"] > 0 for r in hf)
+    shown = report.markdown(report.sections(found))
+    assert "| 64 | llama.cpp ngram-cache |" in shown
+    assert "x as fast as llama.cpp" in shown and "(xllamacpp 2026.1)" in shown and "x as fast as transformers" in shown
+    assert result.status == 0 and run("report", str(out), "--out", str(tmp_path)).status == 0
+
+
+@pytest.mark.parametrize("label", ["transformers", "static", "lookup", "assisted"])
+def test_transformers_gives_plain_decodings_tokens(label):
+    target = tiny.target("llama")
+    options = {"static": {"cache": "static"}, "lookup": {"lookup": 10}, "assisted": {"draft": target}}
+    job = work(target)
+    reading = Transformers(label, **options.get(label, {})).read(job)
+    want = engine.generate(target, job.prompts, max_new_tokens=12, eos=())
+    for _ in range(2):  # the prompt's cache stays as it was
+        found = reading.decode(12)
+        assert found.rows == want
+    assert found.stats.emitted in (11, 12) and found.stats.decode_s > 0
+    assert (found.own.get("mean_acceptance_length", 1) > 1) is (label == "assisted")
+    reading.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"lookup": 10}])
+def test_sampling_by_transformers_follows_its_seed_and_leaves_ours(options):
+    target = tiny.target("llama")
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    reading = Transformers("transformers", **options).read(work(target, temperature=1.0))
+    assert reading.decode(12).rows == reading.decode(12).rows
+    assert reading.decode(12).rows != Transformers("transformers").read(work(target)).decode(12).rows
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_copy_has_the_weights_and_rotations_of_the_model():
+    target = tiny.target("gpt-oss")  # yarn
+    ids = torch.tensor(tiny.prompts(30))
+    with torch.inference_mode():
+        mine, theirs = tiny.eager("gpt-oss")(input_ids=ids).logits, stock(target).hf(input_ids=ids).logits
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_llama_cpp_gets_the_same_work(fake, gguf):
+    target = tiny.target("llama")
+    Server.vocab = target.vocab
+    job = work(target, temperature=0.7)
+    reading = LlamaCpp("llama.cpp", gguf).read(job)
+    reading.decode(12)
+    (server,) = Server.made
+    p = server.parameters
+    assert p.cpuparams.n_threads == p.cpuparams_batch.n_threads == torch.get_num_threads()
+    assert p.n_ctx >= 40 + 12 and p.speculative.types == ["none"]
+    asked = [body for path, body in server.asked if path == "/completion"]
+    assert [body["n_predict"] for body in asked] == [1, 12]
+    assert all(b["prompt"] == job.prompts[0] and b["temperature"] == 0.7 and b["seed"] == 3 for b in asked)
+    assert all(b["samplers"] == ["temperature"] and b["ignore_eos"] for b in asked)
+
+
+def test_a_speculation_that_remembers_outputs_starts_anew_each_time(fake, gguf):
+    target = tiny.target("llama")
+    Server.vocab, job = target.vocab, work(tiny.target("llama"))
+    LlamaCpp("llama.cpp", gguf).read(job)
+    for kind, servers in (("ngram-simple", 1), ("ngram-cache", 3), ("ngram-mod", 3)):
+        Server.made.clear()
+        reading = LlamaCpp(kind, gguf, kind).read(job)
+        for _ in range(3):
+            reading.decode(12)
+        assert len(Server.made) == servers
+        prompts = [body for s in Server.made for path, body in s.asked if path == "/completion"]
+        assert [body["n_predict"] for body in prompts] == [12] * 3  # the prompt is restored, not read again
+        assert all(s.asked[0][0] == "/slots/0?action=restore" for s in Server.made)
+
+
+def test_yarn_is_passed_on(fake, gguf):
+    target = tiny.target("llama")
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
+    job = Work(SimpleNamespace(config=SimpleNamespace(rope_parameters=rope)), work(target).prompts, 4, Sampler(), 0)
+    LlamaCpp("llama.cpp", gguf).start(job, "/tmp")
+    p = Server.made[0].parameters
+    assert (p.rope_scaling_type, p.rope_freq_scale, p.yarn_orig_ctx) == ("yarn", 0.5, 512)
+
+
+def test_what_cannot_run_is_one_line_and_the_run_goes_on(folder, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    out = tmp_path / "records.jsonl"
+    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "8", "--repeat", "1"]
+    words = [*text, "--peers", "llama.cpp,transformers", "--batch", "2", "--methods", "plain", "--out", str(out)]
+    result = bench(folder, *words)
+    assert result.status == 0
+    lines = result.err.splitlines()
+    assert lines[0].startswith("llama.cpp is left out: the package xllamacpp ") and "longdraft[peers]" in lines[0]
+    assert lines[1:] == [
+        "at 64 transformers prompt lookup is left out: its speculation decodes one row only, without --batch"
+    ]
+    assert {r["label"] for r in record.load([out])} == {"plain", "transformers", "transformers static cache"}
+
+
+def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
+    target = tiny.target("llama")
+    _, lines = Choice("llama.cpp").find(target)
+    assert lines == [
+        "llama.cpp is left out: the model is not a GGUF file: name the same model's with --peer-model FILE.gguf"
+    ]
+    del fake.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD
+    found, lines = Choice("llama.cpp", gguf, [gguf.parent / "model.gguf"]).find(target)
+    assert lines == ["llama.cpp ngram-mod is left out: xllamacpp 2026.1 does not offer ngram-mod"]
+    assert [p.label for p in found][-1] == "llama.cpp draft model"
+    with pytest.raises(CannotRun, match="256 tokens, the model 96"):
+        found[0].read(work(target))
+    Server.vocab = 96
+    with pytest.raises(CannotRun, match="one row only"):
+        found[0].read(work(target, rows=2))
+    Server.tokens = staticmethod(lambda prompt, limit: [7])
+    with pytest.raises(CannotRun, match="ended after 1 of 12"):
+        found[0].read(work(target)).decode(12)
+    gguf.unlink()
+    with pytest.raises(CannotRun, match=r"cannot load model\.gguf"):
+        found[0].read(work(target))
+
+
+def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
+    for given, label in ((gguf, "transformers assisted"), (folder, "llama.cpp draft model")):
+        _, lines = Choice("llama.cpp,transformers", gguf, [given]).find(tiny.target("llama"))
+        assert len(lines) == 1 and lines[0].startswith(f"{label} is left out: its draft model must be a ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--peers vllm", "unknown peer 'vllm'"),
+        (
+            "--peers llama.cpp --peer-model nowhere.gguf",
+            "cannot read nowhere.gguf (No such file",
+        ),
+        (
+            "--peers transformers --peer-draft nowhere",
+            "cannot read nowhere (No such file",
+        ),
+        ("--peers llama.cpp --peer-model pyproject.toml", "pyproject.toml is not a GGUF file"),
+        ("--peer-model x.gguf", "add --peers"),
+        ("--peers transformers --task anchored", "leave --task"),
+        ("--peers transformers --accept 3", "leave --task, --shape and --accept out"),
+        ("--peers transformers --max-new-tokens 1 --context 64", "--max-new-tokens 2 or more"),
+    ],
+)
+def test_bad_input_is_one_clear_line(folder, monkeypatch, words, says):  # noqa: F811
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    result = bench(folder, "--prompt-file", str(folder / "prompt.txt"), *words.split())
+    assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed: pip install 'longdraft[peers]'")
+def test_the_installed_package_offers_what_is_used(tmp_path):
+    import xllamacpp
+
+    p = xllamacpp.CommonParams()
+    made = [LlamaCpp(k, tmp_path / "no.gguf", k) for k in KINDS]
+    assert all(peer.options["speculation"] == k for peer, k in zip(made, KINDS, strict=True))
+    names = "n_ctx n_parallel cache_ram_mib fit_params verbosity slot_save_path rope_scaling_type rope_freq_scale"
+    for name in [*names.split(), "yarn_orig_ctx", "yarn_beta_fast", "yarn_beta_slow", "cpuparams", "cpuparams_batch"]:
+        assert hasattr(p, name), name
+    with pytest.raises(CannotRun, match=r"cannot load no\.gguf"):
+        made[0].read(work(tiny.target("llama")))
