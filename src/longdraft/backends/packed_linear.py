@@ -54,14 +54,20 @@ def replace_linears(hf: nn.Module, packed: dict[str, Packed]) -> None:
 def quantise_linears(hf: Any, kind: str) -> None:
     """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
-    Layers whose inputs are no multiple of 32 stay as they are, as do experts that are kept in one tensor. Raises
-    InputError where nothing can be quantised.
+    Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
+    are kept in one tensor. Raises InputError where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
-    linears = {name: m for name, m in hf.named_modules() if isinstance(m, nn.Linear) and m.in_features % GROUP == 0}
-    if not linears.keys() - {name for name, m in linears.items() if m is head}:
+    bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
+    if not any(hf.get_submodule(name) is not head for name in bits):
         raise InputError(f"no layer of this {hf.config.model_type} can be quantised: use its weights as they are")
-    replace_linears(hf, {name: quantised(m.weight, 8 if m is head else BITS[kind]) for name, m in linears.items()})
+    modules = {name: hf.get_submodule(name) for name in bits}
+    finer = {n: m for n, m in modules.items() if not isinstance(m, PackedLinear) or m.bits > bits[n]}
+    replace_linears(hf, {name: quantised(m.weight, bits[name]) for name, m in finer.items()})
+
+
+def _can_be_packed(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | PackedLinear) and module.in_features % GROUP == 0
 
 
 def quantised_copy(hf: Any, kind: str) -> Any:
