@@ -107,8 +107,12 @@ static void team() {
     require(other.passes(10, 0) == 1, "one thread is never reduced");
 }
 
-int main() {
+// With an argument: what depends on how the system divides its processors, which other processes can disturb.
+int main(int count, char**) {
+    if (count > 1) {
+        missing();
+        return 0;
+    }
     for (const int threads : {1, 2, 3, 5}) barrier(threads);
-    missing();
     team();
 }

@@ -98,6 +98,7 @@ def test_records_say_what_was_measured(speed):
         "score": "weights",
         "rows": "mean",
         "reach": 8,
+        "draft_weights": "same",
     }
     assert vegas[0]["score"] == "weights"
     assert vegas[0]["new_tokens"] == [20, 20]
