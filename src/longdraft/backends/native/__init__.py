@@ -52,8 +52,9 @@ class NativeBackend(Backend):
         self.architecture = architecture
         self.step = NativeStep(architecture.hf, architecture.windows)
         self.kernels = native.name_of(self.step.lib)
-        # Without bfloat16 instructions, torch multiplies bfloat16 matrices several times slower than these kernels.
-        self.prefills = self.step.half and not native.runs("bfloat16")
+        # Whether prompts are computed here too: these kernels read them faster than torch does (docs/log.md), except
+        # that the build with matrix tiles has not been measured.
+        self.prefills = self.kernels != "amx"
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
         return (not logits or self.prefills) and is_indexable(view)

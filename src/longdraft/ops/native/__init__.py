@@ -87,7 +87,6 @@ def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
 def runs(kind: str) -> bool:
     """Whether this processor and operating system can run that build, as the probe finds, which any processor can run.
 
-    "bfloat16": whether the processor multiplies bfloat16 numbers.
     LONGDRAFT_CPU=haswell: as on a processor that has AVX2 and nothing above it.
     """
     if os.environ.get("LONGDRAFT_CPU") == "haswell" and kind != "_avx2":

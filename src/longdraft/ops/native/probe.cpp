@@ -54,14 +54,13 @@ static bool amx(const Features& f) {
 }
 #endif
 
-// 1 if the build of this name can run here; or, for "bfloat16", if the processor multiplies bfloat16 numbers.
+// 1 if the build of this name can run here.
 extern "C" int longdraft_runs(const char* build) {
 #ifdef X86
     const Features f = features();
     if (!std::strcmp(build, "_avx2")) return avx2(f);
     if (!std::strcmp(build, "_avx512")) return avx512(f);
     if (!std::strcmp(build, "_amx")) return amx(f);
-    if (!std::strcmp(build, "bfloat16")) return avx512(f) && has(f.more, 1u << 5);
 #endif
 #ifdef __aarch64__
     if (!std::strcmp(build, "_neon")) return 1;
