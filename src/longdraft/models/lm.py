@@ -125,14 +125,14 @@ class LM:
     ) -> list[Captures]:
         """Run tokens [1,N] and commit them to a cache of one row, `chunk` at a time -> what each pass captured.
 
-        Unlike prefill, this uses the backend where it is exact.
+        An exact backend computes it, so the keys are those that decoding these tokens would have written.
         """
         logits = 0 if self.exact and not self.backend.supports(None, 1) else 1
         spec = spec or CaptureSpec()
         return [self._commit(part, cache, Captures(spec), logits) for part in self._split(tokens, chunk, logits)]
 
     def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
-        """Run one row's tokens and commit them to a cache of one row."""
+        """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits."""
         self.check_process()
         for part in self._split(torch.tensor([tokens], device=self.device), chunk, 1):
             self._commit(part, cache, Captures(), 1)
