@@ -71,6 +71,7 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "int d = 1; d < D; d++)",
         "scores",
     ),
+    "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
     "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
     "the halves of a byte are swapped": ("weights.h", "step < 16)", "step >= 16)", "outputs"),
 }

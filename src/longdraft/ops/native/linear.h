@@ -47,8 +47,9 @@ struct VectorLinear {
     static constexpr int64_t FEW = 3 * TALLEST;
     const float* x;
     int64_t T, in;
-    float* floats;  // [16,INPUTS]: weights as floats, where there are many rows
-    vec* total;     // [T,16], where there are many rows
+    float* unpacked;  // what Weights needs
+    float* floats;    // [16,INPUTS]: weights as floats, where there are many rows
+    vec* total;       // [T,16], where there are many rows
     VectorLinear(const float* x, int64_t T, int64_t in, Arena arena) : x(x), T(T), in(in) { memory(arena); }
 
     // Bytes that an object needs.
@@ -60,7 +61,7 @@ struct VectorLinear {
 
     template <typename Sink>
     void outputs(const Linear& f, int64_t first, Sink sink) {
-        const Weights weights(f, first);
+        const Weights weights(f, first, unpacked);
         if (T > FEW)
             many_rows(weights, sink);
         else
@@ -69,6 +70,7 @@ struct VectorLinear {
 
    private:
     void memory(Arena& arena) {
+        unpacked = arena.array<float>(Weights::unpacked(in));
         floats = arena.array<float>(T > FEW ? 16 * INPUTS : 0);
         total = arena.array<vec>(T > FEW ? T * 16 : 0);
     }
@@ -209,7 +211,7 @@ static int64_t linear_bytes(int64_t T, int64_t in) {
     TileLinear::memory(arena, T, in);
     arena.array<float>(TILE * TILE);
 #endif
-    return std::max(arena.bytes(), VectorLinear<Codes<4, 32>>::bytes(T, in));
+    return std::max(arena.bytes(), VectorLinear<Codes<8, 16>>::bytes(T, in));
 }
 
 // As `outputs`. own: memory of this thread, linear_bytes bytes.

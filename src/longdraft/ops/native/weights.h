@@ -17,7 +17,8 @@ struct Numbers {
     const E* rows;
     int64_t stride;
     Numbers(const E* rows, int64_t stride) : rows(rows), stride(stride) {}
-    Numbers(const Linear& f, int64_t first) : Numbers(static_cast<const E*>(f.weight) + first * f.inputs, f.inputs) {}
+    Numbers(const Linear& f, int64_t first, float*) : Numbers(static_cast<const E*>(f.weight) + first * f.inputs, f.inputs) {}
+    static int64_t unpacked(int64_t) { return 0; }
     vec at(int64_t row, int64_t input, int step) const { return load(rows + row * stride + input + step); }
     // Called for every line of a row that is read.
     void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
@@ -31,9 +32,13 @@ struct Codes {
     const uint8_t* codes;
     const float *scale, *offset;
     int64_t groups;
-    Codes(const Linear& f, int64_t first)
-        : codes(static_cast<const uint8_t*>(f.weight) + first * f.inputs * BITS / 8),
-          scale(f.scale + first * f.inputs / GROUP), offset(f.offset + first * f.inputs / GROUP), groups(f.inputs / GROUP) {}
+    // Sixteen rows from `first` on. unpacked: memory for their scales and offsets as floats.
+    Codes(const Linear& f, int64_t first, float* unpacked)
+        : codes(static_cast<const uint8_t*>(f.weight) + first * f.inputs * BITS / 8), groups(f.inputs / GROUP) {
+        scale = floats(f.scale, f.halves, first * groups, unpacked);
+        offset = floats(f.offset, f.halves, first * groups, unpacked + 16 * groups);
+    }
+    static int64_t unpacked(int64_t in) { return 2 * 16 * in / GROUP; }  // numbers
 
     vec at(int64_t row, int64_t input, int step) const {
         const int64_t group = row * groups + input / GROUP;
@@ -47,6 +52,15 @@ struct Codes {
     }
 
    private:
+    const float* floats(const void* from, int64_t halves, int64_t first, float* to) const {
+        if (!halves) return static_cast<const float*>(from) + first;
+        const half* numbers = static_cast<const half*>(from) + first;
+        for (int64_t i = 0; i < 16 * groups; i += V) {
+            if (i % 32 == 0) __builtin_prefetch(numbers + i + 16 * groups, 0, 2);
+            store(to + i, load(numbers + i));
+        }
+        return to;
+    }
     static vec signed_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
         return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
