@@ -16,7 +16,8 @@ class Packed:
     """A matrix [outputs,inputs] whose entries are code * scale + offset, computed in float32 with one rounding.
 
     codes: of 8 bits int8 [outputs,inputs]; of 4 bits uint8 [outputs,inputs/2], where byte i of the 16 bytes of a group
-    holds entry i in its low and entry i+16 in its high half. scale, offset: [outputs,inputs/group], both float32 or both float16.
+    holds entry i in its low and entry i+16 in its high half. scale, offset: [outputs,inputs/group], both float32 or
+    both float16.
     """
 
     bits: int
