@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -42,9 +43,9 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
-def replace_linears(hf: nn.Module, packed: dict[str, Packed]) -> None:
+def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
-    for name, weights in packed.items():
+    for name, weights in packed:
         parent, _, leaf = name.rpartition(".")
         module = hf.get_submodule(parent)
         setattr(module, leaf, PackedLinear(weights, getattr(module, leaf).bias))
@@ -55,15 +56,15 @@ def quantise_linears(hf: Any, kind: str) -> None:
     """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
     Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
-    are kept in one tensor. Raises InputError where a model has nothing to quantise.
+    are kept in one tensor. One layer after the other, so that memory never holds two whole models. Raises InputError
+    where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
     bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
     if not any(hf.get_submodule(name) is not head for name in bits):
         raise InputError(f"no layer of this {hf.config.model_type} can be quantised: use its weights as they are")
-    modules = {name: hf.get_submodule(name) for name in bits}
-    finer = {n: m for n, m in modules.items() if not isinstance(m, PackedLinear) or m.bits > bits[n]}
-    replace_linears(hf, {name: quantised(m.weight, bits[name]) for name, m in finer.items()})
+    finer = [n for n, b in bits.items() if getattr(hf.get_submodule(n), "bits", 32) > b]
+    replace_linears(hf, ((name, quantised(hf.get_submodule(name).weight, bits[name])) for name in finer))
 
 
 def _can_be_packed(module: nn.Module) -> bool:

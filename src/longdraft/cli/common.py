@@ -34,18 +34,27 @@ Rope = Annotated[
         help="Extend rotary positions without training: yarn:2 or linear:2 allows twice the context.",
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|int4",
+        help="Quantise the linear layers on loading: the quantised model is the target (default: as stored).",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 
-def load_target(model: str, dtype: str, threads: int | None = None, rope: str | None = None) -> tuple[Any, Any]:
+def load_target(
+    model: str, dtype: str, threads: int | None = None, rope: str | None = None, weights: str | None = None
+) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
     from longdraft.models.loading import load, quiet
 
     quiet(threads)
-    loaded = load(model, dtype, rope=rope)
+    loaded = load(model, dtype, rope=rope, weights=weights)
     if loaded[0].note:
         print(f"longdraft: note: {loaded[0].note}", file=sys.stderr)
     settle()
