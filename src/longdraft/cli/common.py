@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 MAX_SEED = 1 << 62
+PATIENCE = 2.0  # seconds before a prompt that is being read shows its progress
 
 Model = Annotated[
     str, typer.Option("-m", "--model", help="The target: 'bundled', 'smollm2', a folder, a .gguf file, or a Hub id.")
@@ -69,6 +70,34 @@ def settle() -> None:
 
     pin()
     gc.freeze()
+
+
+@contextmanager
+def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
+    """A progress bar of prompts' tokens on standard error, shown once it has taken PATIENCE seconds -> what to call
+    with tokens that have been read. Silent unless standard error is a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda tokens: None
+        return
+    from threading import Timer
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [TextColumn("reading the prompt"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=sum(len(p) - 1 for p in prompts))
+    soon = Timer(PATIENCE, bar.start)  # it also shows when the first of the prompt's parts takes that long
+    soon.daemon = True
+    soon.start()
+    try:
+        yield lambda tokens: bar.advance(task, tokens)
+    finally:
+        soon.cancel()
+        soon.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager

@@ -45,10 +45,11 @@ def demo(
     how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"
     console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library:")
     console.print(f"  {', '.join(files)}")
-    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Prefilling the prompt ...", end=" ", soft_wrap=True)
-    session = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=())
+    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}.", soft_wrap=True)
+    with common.reading([ids]) as tick:
+        session = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=(), report=tick)
     session.seal()
-    console.print(f"{session.prefill_s:.1f} s")
+    console.print(f"Reading the prompt took {session.prefill_s:.1f} s.")
 
     console.print(f"[{DRAFTED}]This colour[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
     found: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -133,11 +134,18 @@ class LM:
         spec = spec or CaptureSpec()
         return [self._commit(part, cache, Captures(spec), logits) for part in self._split(tokens, chunk, logits)]
 
-    def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
-        """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits."""
+    def prefill(
+        self, tokens: list[int], cache: KVCache, chunk: int = 1024, report: Callable[[int], None] | None = None
+    ) -> None:
+        """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits.
+
+        report: called after every chunk with its number of tokens.
+        """
         self.check_process()
         for part in self._split(torch.tensor([tokens], device=self.device), chunk, 1):
             self._commit(part, cache, Captures(), 1)
+            if report is not None:
+                report(part.shape[1])
 
     def _split(self, tokens: Tensor, chunk: int, logits: int) -> list[Tensor]:
         """Tokens [1,N] in parts of at most `chunk`, each for one call of the backend."""
