@@ -14,6 +14,7 @@ from longdraft.errors import InputError
 from longdraft.ops.packed import GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
+SCALES = 8  # bytes of a group's scale and offset
 
 
 class PackedLinear(nn.Module):
@@ -60,11 +61,25 @@ def quantise_linears(hf: Any, kind: str) -> None:
     where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
-    bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
-    if not any(hf.get_submodule(name) is not head for name in bits):
+    if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
         raise InputError(f"no layer of this {hf.config.model_type} can be quantised: use its weights as they are")
-    finer = [n for n, b in bits.items() if getattr(hf.get_submodule(n), "bits", 32) > b]
-    replace_linears(hf, ((name, quantised(hf.get_submodule(name).weight, bits[name])) for name in finer))
+    bits = _finer(hf, kind)
+    replace_linears(hf, ((name, quantised(hf.get_submodule(name).weight, b)) for name, b in bits.items()))
+
+
+def bytes_saved(hf: Any, kind: str) -> float:
+    """How many bytes of weights fewer a step reads after `quantise_linears`; computed from shapes."""
+    layers = {name: hf.get_submodule(name) for name in _finer(hf, kind)}
+    now = sum(p.nbytes for m in layers.values() for p in m.parameters() if p is not m.bias)
+    groups = {name: m.in_features * m.out_features / GROUP for name, m in layers.items()}
+    return now - sum(groups[name] * (GROUP * b / 8 + SCALES) for name, b in _finer(hf, kind).items())
+
+
+def _finer(hf: Any, kind: str) -> dict[str, int]:
+    """The names of linear layers that have more bits than `kind` gives them, with those bits."""
+    head = hf.get_output_embeddings()
+    bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
+    return {name: b for name, b in bits.items() if getattr(hf.get_submodule(name), "bits", 32) > b}
 
 
 def _can_be_packed(module: nn.Module) -> bool:

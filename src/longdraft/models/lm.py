@@ -15,7 +15,7 @@ from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
-from longdraft.backends.packed_linear import quantised_copy
+from longdraft.backends.packed_linear import bytes_saved, quantised_copy
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
@@ -76,6 +76,10 @@ class LM:
             if kind not in self._copies:
                 self._copies[kind] = LM(quantised_copy(self.hf, kind), f"{self.name} in {kind}")
             return self._copies[kind]
+
+    def saving(self, kind: str) -> float:
+        """The share of `nbytes` that a quantised copy does not read; nothing is copied to find out."""
+        return bytes_saved(self.hf, kind) / self.nbytes()
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
         self.check_process()
