@@ -6,20 +6,28 @@
 #include "interface.h"
 #include "simd.h"
 
+// Weights are read once, from memory, and computing with a few rows takes about as long: prefetched, both happen at once.
+constexpr int64_t AHEAD = 8192;  // bytes: what memory delivers in a few times its latency
+static inline void prefetch_after(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 2); }
+
 template <typename E>
 struct Numbers {
-    static constexpr int STEP = V;
+    static constexpr int STEP = V, LINE = 64 / sizeof(E);  // inputs of a cache line
+    static constexpr bool UNPACKED = false;
     const E* rows;
     int64_t stride;
     Numbers(const E* rows, int64_t stride) : rows(rows), stride(stride) {}
     Numbers(const Linear& f, int64_t first) : Numbers(static_cast<const E*>(f.weight) + first * f.inputs, f.inputs) {}
     vec at(int64_t row, int64_t input, int step) const { return load(rows + row * stride + input + step); }
+    // Called for every line of a row that is read.
+    void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
 };
 
 // Codes of BITS bits in groups of STEP inputs, each code * scale + offset.
 template <int BITS, int GROUP>
 struct Codes {
-    static constexpr int STEP = GROUP;
+    static constexpr int STEP = GROUP, LINE = 512 / BITS;
+    static constexpr bool UNPACKED = true;
     const uint8_t* codes;
     const float *scale, *offset;
     int64_t groups;
@@ -32,6 +40,10 @@ struct Codes {
         const uint8_t* from = codes + group * (GROUP * BITS / 8);
         const vec code = BITS == 8 ? signed_bytes(from + step) : nibbles(from + step % 16, step < 16);
         return fused(code, splat(scale[group]), splat(offset[group]));
+    }
+    void prefetch(int64_t row, int64_t input) const {
+        const int64_t group = row * groups + input / GROUP;
+        prefetch_after(codes + group * (GROUP * BITS / 8));
     }
 
    private:
