@@ -8,7 +8,7 @@ import tiny
 import torch
 
 from longdraft import load
-from longdraft.models.loading import align_weights, pages
+from longdraft.models.alignment import align_weights, pages
 
 LINE = 64  # bytes of a line of the processor's cache
 

@@ -9,10 +9,13 @@ from pydantic import Field
 from longdraft.core.options import Depth, Nodes, NotNegative, Positive, Share, Widths
 from longdraft.drafters import Drafter, Reuse, SelfDrafter, Sequential
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import slot_bytes, weights_of
 from longdraft.views import Full, Guided, Quest, RandomSlots, SinkWindow, SnapKV
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
+WORTH = 0.25  # the least share of its bytes of weights that a copy must save to be made for `auto`
+KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantised copy
 
 
@@ -104,6 +107,19 @@ def vegas_reuse(
     """Vegas, with the `topk` commonest n-grams that began with its first token added below that token."""
     drafter = vegas(target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights)
     return Sequential(drafter, Reuse(n, topk))
+
+
+def by_a_copy(target: LM) -> list[Drafter]:
+    """Drafts by an int4 copy for `auto`: at most one drafter, because a copy takes memory.
+
+    None where it saves too little or the kernels that read packed weights do not compute the target. Where the keys
+    are few against the copy's weights it reads all of them, as quantspec does, and beyond that the best ones.
+    """
+    if target.backend.name != "native" or target.saving("int4") < WORTH:
+        return []
+    copy = target.quantised("int4")
+    slots = int(KEYS * weights_of(copy).shared / slot_bytes(copy))
+    return [SelfDrafter(target, Guided(min_budget=max(slots, 256)), [1] * 7, copy)]
 
 
 def random_picks(
