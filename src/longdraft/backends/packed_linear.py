@@ -14,7 +14,7 @@ from longdraft.errors import InputError
 from longdraft.ops.packed import GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
-SCALES = 8  # bytes of a group's scale and offset
+SCALES = 4  # bytes of a group's scale and offset, as halves
 
 
 class PackedLinear(nn.Module):

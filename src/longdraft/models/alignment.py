@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
@@ -22,12 +23,12 @@ def pages(size: int) -> Tensor:
 
 
 @torch.no_grad()
-def align_weights(model: nn.Module) -> None:
-    """Move a CPU model's parameters next to each other, each to the start of a cache line; tied weights stay tied.
+def align_weights(weights: Iterable[nn.Parameter]) -> None:
+    """Move a CPU model's parameters next to each other, each to the start of a cache line.
 
     This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into a line.
     """
-    parameters = [p for p in model.parameters() if p.device.type == "cpu"]
+    parameters = [p for p in weights if p.device.type == "cpu"]
     sizes = [-(-p.numel() * p.element_size() // LINE) * LINE for p in parameters]
     if not sum(sizes):
         return

@@ -20,6 +20,7 @@ from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
+from longdraft.models.alignment import align_weights
 
 
 class LM:
@@ -74,7 +75,9 @@ class LM:
         """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
         with self.lock:
             if kind not in self._copies:
-                self._copies[kind] = LM(quantised_copy(self.hf, kind), f"{self.name} in {kind}")
+                copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
+                align_weights(p for p in copy.parameters() if id(p) not in shared)
+                self._copies[kind] = LM(copy, f"{self.name} in {kind}")
             return self._copies[kind]
 
     def saving(self, kind: str) -> float:

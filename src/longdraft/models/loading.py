@@ -96,7 +96,7 @@ def load_lm(
     stored = None if weights is None else digest(hf)
     if weights is not None:
         quantise_linears(hf, weights)
-    align_weights(hf)
+    align_weights(hf.parameters())
     lm = LM(hf, name, None if scaling is None else str(scaling), weights)
     lm.note, lm.stored = note, stored
     return lm
