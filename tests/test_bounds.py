@@ -203,7 +203,7 @@ class Call:
         self.states = torch.zeros(2, 2, 3, 64)
         self.tail_start = torch.tensor([4, 0])
         k, v = (x[:, :2].contiguous() for x in cache.read(0, 0))
-        self.kv, none = (k, v), native.Selected(None, None, 0, 0)
+        self.kv, none = (k, v), native.Selected(None, None, 0, 0, 0)
         self.selected = (native.Selected * 6)(*[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
         p = native.Pass(
             2, 3, 0, *[x.data_ptr() for x in (self.tokens, self.depth, self.length, self.position, self.mask)]
@@ -281,7 +281,7 @@ WRONG_TYPES = {
     "a field that does not exist": lambda c: setattr(c.p, "token", None),
     "a tensor in a field": lambda c: setattr(c.p, "tokens", c.tokens),
     "a list in a field": lambda c: setattr(c.p, "selected", [None]),
-    "a field too many": lambda c: native.Selected(None, None, 0, 0, 0),
+    "a field too many": lambda c: native.Selected(None, None, 0, 0, 0, 0),
 }
 
 

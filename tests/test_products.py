@@ -72,7 +72,7 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "scores",
     ),
     "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
-    "the halves of a byte are swapped": ("weights.h", "step < 16)", "step >= 16)", "outputs"),
+    "the halves of a byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "outputs"),
 }
 
 

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "coded_keys.h"
 #include "kept_scores.h"
 #include "paths.h"
 #include "tile_products.h"
@@ -31,6 +32,14 @@ class LayerAttention {
     Arena arena;
     ScoreSink* sinks;  // [R], of the slots that are being read
 
+    // Keys and values of a chunk whose codes are read.
+    struct CodedMemory {
+        E *k, *v;
+        KeysMemory<P> keys;
+        CodedMemory(Arena& arena, int64_t R)
+            : k(arena.array<E>(CHUNK * 16 * ND)), v(arena.array<E>(CHUNK * 16 * ND)), keys(arena, R) {}
+    };
+
     // A block of the keys of a pair of row and key head.
     struct Unit {
         int64_t pair, row, head, block;
@@ -43,11 +52,12 @@ class LayerAttention {
 
     // Bytes that a thread needs.
     static int64_t bytes(int64_t R, int64_t G, int64_t scratch) {
-        Arena sinks, keys, paths;
+        Arena sinks, keys, paths, coded;
         sinks.array<ScoreSink>(R);
         KeysMemory<P> of_keys(keys, R);
         PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
-        return sinks.bytes() + std::max(keys.bytes(), paths.bytes());  // of the two, one is used at a time
+        CodedMemory of_codes(coded, R);
+        return sinks.bytes() + std::max({keys.bytes(), paths.bytes(), coded.bytes()});  // one of them is used at a time
     }
 
     void run() {
@@ -78,9 +88,28 @@ class LayerAttention {
 
     void selected(const Unit& unit) {
         const Selected& from = x.selected(unit.row);
+        if (from.bits) return from.bits == 8 ? coded<8>(unit, from) : coded<4>(unit, from);
         const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * D;
         const E *k = static_cast<const E*>(from.k) + skip, *v = static_cast<const E*>(from.v) + skip;
         add(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr);
+    }
+
+    template <int BITS>
+    void coded(const Unit& unit, const Selected& from) {
+        constexpr int64_t bytes = coded_bytes(16 * ND, BITS);
+        Arena rest = arena;
+        const CodedMemory t(rest, R);
+        const Queries q = queries(unit);
+        P products(q, t.keys.products);
+        const int64_t begin = unit.block * BLOCK, end = std::min(begin + BLOCK, from.count);
+        for (int64_t c = begin; c < end; c += CHUNK) {
+            const int64_t n = std::min(CHUNK, end - c), skip = (unit.head * from.stride + c) * bytes, next = skip + CHUNK * bytes;
+            const char *k = static_cast<const char*>(from.k), *v = static_cast<const char*>(from.v);
+            decode<BITS, 16 * ND>(k + skip, n, t.k);
+            decode<BITS, 16 * ND>(v + skip, n, t.v);
+            Prefetch prefetch(k + next, v + next, CHUNK * bytes, P::steps(R) + R * ROW);
+            attend_chunk<E, ND>(q, products, t.k, t.v, n, -1, 0, unit.partial, nullptr, t.keys, prefetch);
+        }
     }
 
     // A block of the cache's slots, from where the view or the window begins. In a verify pass, the part that holds scratch nodes
