@@ -251,6 +251,7 @@ SPOILT = {
     "selected": ("selected", lambda c: setattr(c.selected[2], "count", 3)),
     "picked below": ("selected", lambda c: setattr(c.selected[2], "count", -1)),
     "picked nowhere": ("selected", lambda c: setattr(c.selected[2], "v", None)),
+    "codes of 3 bits": ("selected", lambda c: setattr(c.selected[2], "bits", 3)),
     "tail_start": ("selected", lambda c: c.tail_start.fill_(-1)),
     "kept": ("scores", lambda c: c.keep[1].fill_(3)),
     "kept below": ("scores", lambda c: c.keep[1].fill_(-1)),

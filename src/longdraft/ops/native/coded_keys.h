@@ -13,13 +13,11 @@ template <>
 struct CodedBlock<8> {
     bf16 scale;
     uint8_t codes[CODED];  // signed
-    static bf16 offset_of(const CodedBlock&) { return {0}; }
 };
 template <>
 struct CodedBlock<4> {
     bf16 scale, offset;
     uint8_t codes[CODED / 2];  // byte i: number i in the low half, number i + 16 in the high half
-    static bf16 offset_of(const CodedBlock& b) { return b.offset; }
 };
 static_assert(sizeof(CodedBlock<8>) == 34 && sizeof(CodedBlock<4>) == 20, "as BYTES in ops/coded.py");
 
@@ -85,14 +83,14 @@ static inline void encode(const E* x, int64_t D, void* to) {
     }
 }
 
-// n slots of codes -> x [n,D].
-template <int BITS, int D, typename E>
-static inline void decode(const void* from, int64_t n, E* x) {
-    const CodedBlock<BITS>* block = static_cast<const CodedBlock<BITS>*>(from);
-    for (int64_t j = 0; j < n; j++)
-        for (int d = 0; d < D; d += CODED, block++) {
-            const vec scale = splat(number(block->scale)), offset = splat(number(CodedBlock<BITS>::offset_of(*block)));
-            for (int i = 0; i < CODED && d + i < D; i += V)
-                store(x + j * D + d + i, fused(codes_at<BITS>(block->codes, i), scale, offset));
-        }
+// V numbers of a block, from `step` on.
+static inline vec coded_at(const CodedBlock<8>& block, int step) {
+    return signed_bytes(block.codes + step) * splat(number(block.scale));
+}
+static inline vec coded_at(const CodedBlock<4>& block, int step) {
+    float first;  // four bytes: the scale, then the offset
+    std::memcpy(&first, &block, sizeof first);
+    const uvec both = as<uvec>(splat(first));
+    const vec scale = as<vec>(both << 16), offset = as<vec>(both & 0xffff0000u);
+    return fused(nibbles(block.codes + step % 16, step < 16), scale, offset);
 }

@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "attention.h"
-#include "coded_keys.h"
+#include "coded_products.h"
 #include "kept_scores.h"
 #include "paths.h"
 #include "tile_products.h"
@@ -32,14 +32,6 @@ class LayerAttention {
     Arena arena;
     ScoreSink* sinks;  // [R], of the slots that are being read
 
-    // Keys and values of a chunk whose codes are read.
-    struct CodedMemory {
-        E *k, *v;
-        KeysMemory<P> keys;
-        CodedMemory(Arena& arena, int64_t R)
-            : k(arena.array<E>(CHUNK * 16 * ND)), v(arena.array<E>(CHUNK * 16 * ND)), keys(arena, R) {}
-    };
-
     // A block of the keys of a pair of row and key head.
     struct Unit {
         int64_t pair, row, head, block;
@@ -56,7 +48,7 @@ class LayerAttention {
         sinks.array<ScoreSink>(R);
         KeysMemory<P> of_keys(keys, R);
         PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
-        CodedMemory of_codes(coded, R);
+        KeysMemory<CodedVectors<8, ND>> of_codes(coded, R);  // of 4 bits they need less
         return sinks.bytes() + std::max({keys.bytes(), paths.bytes(), coded.bytes()});  // one of them is used at a time
     }
 
@@ -96,20 +88,13 @@ class LayerAttention {
 
     template <int BITS>
     void coded(const Unit& unit, const Selected& from) {
-        constexpr int64_t bytes = coded_bytes(16 * ND, BITS);
+        using Block = CodedBlock<BITS>;
+        using Coded = CodedVectors<BITS, ND>;
+        const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * coded_blocks(D);
+        const Block *k = static_cast<const Block*>(from.k) + skip, *v = static_cast<const Block*>(from.v) + skip;
         Arena rest = arena;
-        const CodedMemory t(rest, R);
-        const Queries q = queries(unit);
-        P products(q, t.keys.products);
-        const int64_t begin = unit.block * BLOCK, end = std::min(begin + BLOCK, from.count);
-        for (int64_t c = begin; c < end; c += CHUNK) {
-            const int64_t n = std::min(CHUNK, end - c), skip = (unit.head * from.stride + c) * bytes, next = skip + CHUNK * bytes;
-            const char *k = static_cast<const char*>(from.k), *v = static_cast<const char*>(from.v);
-            decode<BITS, 16 * ND>(k + skip, n, t.k);
-            decode<BITS, 16 * ND>(v + skip, n, t.v);
-            Prefetch prefetch(k + next, v + next, CHUNK * bytes, P::steps(R) + R * ROW);
-            attend_chunk<E, ND>(q, products, t.k, t.v, n, -1, 0, unit.partial, nullptr, t.keys, prefetch);
-        }
+        attend_keys<Coded>(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr,
+                           KeysMemory<Coded>(rest, R));
     }
 
     // A block of the cache's slots, from where the view or the window begins. In a verify pass, the part that holds scratch nodes
@@ -132,7 +117,7 @@ class LayerAttention {
 
     void add(const Queries& q, const E* k, const E* v, int64_t n, int64_t first, Partial partial, const ScoreSink* sinks) {
         Arena rest = arena;
-        attend_keys<E, ND, P>(q, k, v, n, first, partial, sinks, KeysMemory<P>(rest, R));
+        attend_keys<P>(q, k, v, n, first, partial, sinks, KeysMemory<P>(rest, R));
     }
 
     // Points the rows whose scores are kept to their places from this slot on; null where no scores are kept.
