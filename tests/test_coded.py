@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import tiny
 import torch
@@ -78,7 +80,8 @@ def test_the_kernel_writes_these_bytes(dim, dtype, bits):
         for x, codes in zip((k, v), found, strict=True):
             want = {bytes(c) for c in coded.encode(x[1, slots], bits).numpy()}
             assert {bytes(c) for c in codes[1].numpy()} == want
-    assert all(torch.equal(copy.taken(x, slots), c) for x, c in zip((k, v), refill([(Compact(bits), k, v, slots)])[0]))
+    once = refill([(Compact(bits), k, v, slots)])[0]
+    assert all(torch.equal(copy.taken(x, slots), c) for x, c in zip((k, v), once, strict=True))
 
 
 def test_a_swapped_byte_would_be_noticed(monkeypatch):
@@ -216,7 +219,7 @@ def test_codes_of_a_row_are_kept_until_it_changes():
             seen.append(view)
         cache.length += torch.tensor([1, 2])
     assert [v.starts for v in seen] == [[80, 32], [80, 48], [96, 48], [96, 64]]
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in pairwise(seen):
         for key in ((0, 0), (2, 0), (0, 1), (2, 1)):
             same = before.starts[key[1]] == after.starts[key[1]]
             assert (after.copied[key] is before.copied[key]) == same
