@@ -35,17 +35,18 @@ static inline bf16 nearest_bf16(float x) {
 static inline vec vmin(vec a, vec b) { return a < b ? a : b; }
 static inline float least(vec x) { return folded(x, vmin)[0]; }
 
-// The codes of x * inverse, from low to high, as integers of V elements. Added to this number, a float has no bits behind the
-// point, and its last byte is the nearest integer.
-static inline ivec nearest_codes(vec x, float inverse, float low, float high) {
+// The integers nearest to x * inverse, from low to high, in the lower half of each element. Added to this number, a float has no
+// bits behind the point, and its last bits are the integer.
+static inline ivec nearest_integers(vec x, float inverse, float low, float high) {
     constexpr float BIG = 12582912.0f;
     const vec y = fused(x, splat(inverse), splat(BIG));
-    return as<ivec>(vmin(vmax(y, splat(BIG + low)), splat(BIG + high))) & 255;
+    return as<ivec>(vmin(vmax(y, splat(BIG + low)), splat(BIG + high)));
 }
 
+// The last byte of each element.
 static inline void store_bytes(uint8_t* p, ivec x) {
     typedef uint8_t bytes __attribute__((vector_size(V)));
-    const bytes b = __builtin_convertvector(x, bytes);
+    const bytes b = __builtin_convertvector(x & 255, bytes);
     std::memcpy(p, &b, sizeof b);
 }
 
@@ -56,19 +57,19 @@ static inline void encode_block(const vec* x, CodedBlock<8>& to) {
     for (int i = 0; i < CODED / V; i++) top = vmax(top, vmax(x[i], -x[i]));
     to.scale = scale_of(greatest(top), 127);
     const float inverse = 1 / number(to.scale);
-    for (int i = 0; i < CODED / V; i++) store_bytes(to.codes + i * V, nearest_codes(x[i], inverse, -127, 127));
+    for (int i = 0; i < CODED / V; i++) store_bytes(to.codes + i * V, nearest_integers(x[i], inverse, -127, 127));
 }
 
 static inline void encode_block(const vec* x, CodedBlock<4>& to) {
-    vec low = x[0], high = x[0];
-    for (int i = 1; i < CODED / V; i++) low = vmin(low, x[i]), high = vmax(high, x[i]);
-    to.offset = nearest_bf16(least(low) + 0.0f);
+    vec bottom = x[0], top = x[0];
+    for (int i = 1; i < CODED / V; i++) bottom = vmin(bottom, x[i]), top = vmax(top, x[i]);
+    to.offset = nearest_bf16(least(bottom) + 0.0f);
     const float offset = number(to.offset);
-    to.scale = scale_of(greatest(high) - offset, 15);
+    to.scale = scale_of(greatest(top) - offset, 15);
     const float inverse = 1 / number(to.scale);
     for (int i = 0; i < 16 / V; i++) {
-        const ivec even = nearest_codes(x[i] - offset, inverse, 0, 15);
-        store_bytes(to.codes + i * V, even | nearest_codes(x[i + 16 / V] - offset, inverse, 0, 15) << 4);
+        const ivec low = nearest_integers(x[i] - offset, inverse, 0, 15) & 15;
+        store_bytes(to.codes + i * V, low | nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) << 4);
     }
 }
 
@@ -83,14 +84,16 @@ static inline void encode(const E* x, int64_t D, void* to) {
     }
 }
 
-// V numbers of a block, from `step` on.
-static inline vec coded_at(const CodedBlock<8>& block, int step) {
-    return signed_bytes(block.codes + step) * splat(number(block.scale));
+// The first four bytes of a block in every element: its scale is the lower half. (A float is broadcast from memory.)
+template <int BITS>
+static inline uvec head_of(const CodedBlock<BITS>& b) {
+    float head;
+    std::memcpy(&head, &b, sizeof head);
+    return as<uvec>(splat(head));
 }
-static inline vec coded_at(const CodedBlock<4>& block, int step) {
-    float first;  // four bytes: the scale, then the offset
-    std::memcpy(&first, &block, sizeof first);
-    const uvec both = as<uvec>(splat(first));
-    const vec scale = as<vec>(both << 16), offset = as<vec>(both & 0xffff0000u);
-    return fused(nibbles(block.codes + step % 16, step < 16), scale, offset);
+template <int BITS>
+static inline vec scale_in(const CodedBlock<BITS>& b) {
+    return as<vec>(head_of(b) << 16);
 }
+static inline vec offset_in(const CodedBlock<8>&) { return splat(0); }
+static inline vec offset_in(const CodedBlock<4>& b) { return as<vec>(head_of(b) & 0xffff0000u); }

@@ -54,6 +54,7 @@ ONE_COPY static void score_block(const float* q, const float* panel, int64_t n, 
 // n slots as vectors of floats, as those of weights.h.
 template <typename E, int D>
 struct Slots {
+    static constexpr int BESIDE = SUMS;  // vectors of sums that fit into registers beside what `at` needs
     const E* first;
     vec at(int64_t slot, int64_t number, int step) const { return load(first + slot * D + number + step); }
 };
@@ -62,7 +63,7 @@ struct Slots {
 template <int D, int RB, typename Values>
 ONE_COPY static void value_block(const float* weights, const float* keep, const Values& v, int64_t n, float* out,
                                  Prefetch& prefetch) {
-    constexpr int N = vectors_beside(RB, D / V, 8);
+    constexpr int N = vectors_beside(RB, D / V, 8, Values::BESIDE);
     for (int d = 0; d < D; d += N * V) {
         vec sum[RB][N];
         for (int r = 0; r < RB; r++)
