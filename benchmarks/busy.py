@@ -119,6 +119,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-m", "--model", default="bundled")
     parser.add_argument("--rope", help="as for longdraft bench")
+    parser.add_argument("--weights", help="as for longdraft bench")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--repeat", type=int, default=5, help="windows of each kind")
@@ -133,7 +134,7 @@ def main(words: list[str] | None = None) -> int:
     quiet(2)
     before = os.getloadavg()[0]
     try:
-        target, tokenizer = load(given.model, given.dtype, rope=given.rope)
+        target, tokenizer = load(given.model, given.dtype, rope=given.rope, weights=given.weights)
         [text] = texts(["book"], [], tokenizer)
         log, session = RecordFile(given.out), DecodeSession(target, text.prompts(given.context, 1), max(ROWS), eos=())
     except InputError as error:

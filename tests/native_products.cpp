@@ -169,16 +169,52 @@ template <typename E>
 static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
     const auto x = numbers<float>(T * in), bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
     const auto w = numbers<E>(outputs * in);
-    const Linear f = {w.data(), bias.data(), outputs, in, 0, 0, nullptr, nullptr};
+    const Linear f = {w.data(), bias.data(), outputs, in, 0, 0, nullptr, nullptr, 0};
     each_row_alone<E>(f, x, before, T, add, [&](int64_t o, int64_t i) { return double(value(w[o * in + i])); });
 }
 
-static void packed_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits, int64_t group) {
+static void every_half() {
+    for (uint32_t first = 0; first < 1 << 16; first += V) {
+        half from[V];
+        for (int i = 0; i < V; i++) from[i] = {static_cast<uint16_t>(first + i)};
+        const vec found = load(from);
+        for (int i = 0; i < V; i++) {
+            const int bits = from[i].bits, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+            if (exponent == 31) continue;
+            const double size = exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24);
+            const float exact = bits >> 15 ? -size : size;
+            require(std::memcmp(&exact, reinterpret_cast<const float*>(&found) + i, 4) == 0, "a half", bits, 0, 0);
+        }
+    }
+}
+
+static float rounded(float x) {  // to a half, of normal size
+    uint32_t w;
+    std::memcpy(&w, &x, sizeof w);
+    w &= ~0x1fffu;
+    std::memcpy(&x, &w, sizeof x);
+    return x;
+}
+
+static half as_half(float x) {
+    uint32_t w;
+    std::memcpy(&w, &x, sizeof w);
+    return {static_cast<uint16_t>(w >> 16 & 0x8000 | ((w >> 13 & 0x3ffff) - (112 << 10)) & 0x7fff)};
+}
+
+static void packed_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits, int64_t group, bool halves) {
     const auto x = numbers<float>(T * in), before = numbers<float>(T * outputs);
-    const auto scale = numbers<float>(outputs * in / group), offset = numbers<float>(outputs * in / group);
+    auto scale = numbers<float>(outputs * in / group), offset = numbers<float>(outputs * in / group);
+    std::vector<half> half_scale, half_offset;
+    for (size_t i = 0; halves && i < scale.size(); i++) {
+        scale[i] = rounded(scale[i] + std::copysign(0.01f, scale[i])), offset[i] = i % 7 ? rounded(offset[i]) : 0;
+        if (std::fabs(offset[i]) < 0x1p-14f) offset[i] = 0;
+        half_scale.push_back(as_half(scale[i])), half_offset.push_back(offset[i] == 0 ? half{0} : as_half(offset[i]));
+    }
     std::vector<uint8_t> codes(outputs * in * bits / 8);
     for (uint8_t& c : codes) c = randomness();
-    const Linear f = {codes.data(), nullptr, outputs, in, bits, group, scale.data(), offset.data()};
+    const Linear f = {codes.data(), nullptr, outputs, in, bits, group, halves ? (void*)half_scale.data() : scale.data(),
+                      halves ? (void*)half_offset.data() : offset.data(), halves};
     each_row_alone<float>(f, x, before, T, false, [&](int64_t o, int64_t i) {
         const int64_t g = (o * in + i) / group, at = i % group;
         const uint8_t* from = &codes[g * group * bits / 8];
@@ -197,20 +233,23 @@ static void each_size() {
 template <typename E>
 static void each_type() {
     each_size<E, 1>(), each_size<E, 2>(), each_size<E, 4>(), each_size<E, 6>(), each_size<E, 8>(), each_size<E, 16>();
-    for (int64_t T = 1; T <= 2 * TALLEST + 3; T++) linear_outputs<E>(T, 80, 16 + 32 * (T % 2) + T % 3, T % 2);
+    for (int64_t T = 1; T <= 3 * TALLEST + 3; T++) linear_outputs<E>(T, 80, 16 + 32 * (T % 2) + T % 3, T % 2);
     linear_outputs<E>(130, 48, 96, false);
 }
 
 int main() {
     shuffles();
     exponentials();
+    every_half();
     each_type<float>();
     each_type<bf16>();
     for (const int64_t T : {1, 2, 3, 8, 13, 40})
         for (const int64_t in : {32, 96, 288}) {
-            packed_outputs(T, in, 49, 4, 32);
-            packed_outputs(T, in, 49, 8, 32);
-            packed_outputs(T, in, 49, 8, 16);
+            for (const bool halves : {false, true}) {
+                packed_outputs(T, in, 49, 4, 32, halves);
+                packed_outputs(T, in, 49, 8, 32, halves);
+                packed_outputs(T, in, 49, 8, 16, halves);
+            }
         }
     each_code<1>(), each_code<2>(), each_code<4>(), each_code<6>(), each_code<8>(), each_code<16>();
     std::printf("vectors of %d floats\n", V);

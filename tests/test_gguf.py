@@ -29,7 +29,7 @@ from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.blocks import TYPES
 from longdraft.models.lm import fingerprint
 from longdraft.models.loading import load_lm, token_ids
-from longdraft.ops.packed import Packed
+from longdraft.ops.packed import Packed, quantised
 
 VOCAB = 262
 KINDS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -174,7 +174,9 @@ def test_what_reads_weights_copes_with_packed_ones(tmp_path):
     lm = load_lm(str(saved(tmp_path, quantised="Q4_1")), "float32")
     other = load_lm(str(saved(tmp_path, quantised="Q4_0")), "float32")
     assert fingerprint(lm)["digest"] != fingerprint(other)["digest"]
-    assert head_size(lm) == VOCAB * 2 * (16 + 8)  # of 64 inputs: two groups of 16 bytes, a scale and an offset
+    assert head_size(lm) == VOCAB * 2 * (
+        16 + 4
+    )  # of 64 inputs: two groups of 16 bytes, a scale and an offset in halves
     assert weights_of(lm).shared == lm.nbytes()
     found = provenance(lm, 0)
     assert found["dtype"] == "float32" and len(found["weights_sha256"]) == 64
@@ -515,3 +517,23 @@ def test_tokens_of_smollm2_equal_those_of_transformers(smollm2):
         for control in (False, True):
             assert token_ids(tokenizer, text, control) == token_ids(theirs, text, control)
     assert [tokenizer.decode(i) for i in token_ids(tokenizer, "  12")] == ["  ", "1", "2"]
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(2, "float16"), (3, "float16"), (8, "float16"), (12, "float32")])
+def test_scales_are_halves_only_where_that_changes_nothing(number, dtype):
+    kind = TYPES[number]
+    data = torch.frombuffer(bytearray(files.blocks(kind.name, (3, 2 * kind.entries))), dtype=torch.uint8)
+    packed = kind.unpack(data.view(3, 2, kind.size))
+    assert isinstance(packed, Packed) and packed.scale.dtype == packed.offset.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e7])
+def test_weights_of_any_size_are_quantised_to_the_nearest_code(bits, size):
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(bits)) * size
+    weight[0, :32] = 0
+    packed = quantised(weight, bits)
+    assert packed.scale.dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
+    step = packed.scale.float().repeat_interleave(32, 1)
+    assert ((packed.dequantised() - weight).abs() <= 0.51 * step).all()
+    assert torch.equal(packed.dequantised()[0, :32], weight[0, :32])

@@ -71,6 +71,7 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "int d = 1; d < D; d++)",
         "scores",
     ),
+    "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
     "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
     "a code is written to the other half of its byte": (
         "coded_keys.h",
@@ -78,7 +79,12 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) | low << 4",
         "codes",
     ),
-    "the offset of a key's codes is left out": ("coded_products.h", "if (BITS == 4)", "if (BITS == 2)", "scores of codes"),
+    "the offset of a key's codes is left out": (
+        "coded_products.h",
+        "if (BITS == 4)",
+        "if (BITS == 2)",
+        "scores of codes",
+    ),
     "the offset of a value's codes is left out": (
         "coded_products.h",
         "scale_in(block), offset_in(block))",

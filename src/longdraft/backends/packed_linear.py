@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -13,6 +14,7 @@ from longdraft.errors import InputError
 from longdraft.ops.packed import GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
+SCALES = 4  # bytes of a group's scale and offset, as halves
 
 
 class PackedLinear(nn.Module):
@@ -42,9 +44,9 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
-def replace_linears(hf: nn.Module, packed: dict[str, Packed]) -> None:
+def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
-    for name, weights in packed.items():
+    for name, weights in packed:
         parent, _, leaf = name.rpartition(".")
         module = hf.get_submodule(parent)
         setattr(module, leaf, PackedLinear(weights, getattr(module, leaf).bias))
@@ -55,15 +57,29 @@ def quantise_linears(hf: Any, kind: str) -> None:
     """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
     Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
-    are kept in one tensor. Raises InputError where a model has nothing to quantise.
+    are kept in one tensor. One layer after the other, so that memory never holds two whole models. Raises InputError
+    where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
-    bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
-    if not any(hf.get_submodule(name) is not head for name in bits):
+    if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
         raise InputError(f"no layer of this {hf.config.model_type} can be quantised: use its weights as they are")
-    modules = {name: hf.get_submodule(name) for name in bits}
-    finer = {n: m for n, m in modules.items() if not isinstance(m, PackedLinear) or m.bits > bits[n]}
-    replace_linears(hf, {name: quantised(m.weight, bits[name]) for name, m in finer.items()})
+    bits = _finer(hf, kind)
+    replace_linears(hf, ((name, quantised(hf.get_submodule(name).weight, b)) for name, b in bits.items()))
+
+
+def bytes_saved(hf: Any, kind: str) -> float:
+    """How many bytes of weights fewer a step reads after `quantise_linears`; computed from shapes."""
+    layers = {name: hf.get_submodule(name) for name in _finer(hf, kind)}
+    now = sum(p.nbytes for m in layers.values() for p in m.parameters() if p is not m.bias)
+    groups = {name: m.in_features * m.out_features / GROUP for name, m in layers.items()}
+    return now - sum(groups[name] * (GROUP * b / 8 + SCALES) for name, b in _finer(hf, kind).items())
+
+
+def _finer(hf: Any, kind: str) -> dict[str, int]:
+    """The names of linear layers that have more bits than `kind` gives them, with those bits."""
+    head = hf.get_output_embeddings()
+    bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
+    return {name: b for name, b in bits.items() if getattr(hf.get_submodule(name), "bits", 32) > b}
 
 
 def _can_be_packed(module: nn.Module) -> bool:

@@ -27,6 +27,7 @@ def audit(
     ] = 2048,
     dtype: common.Dtype = "float32",
     rope: common.Rope = None,
+    weights: common.Weights = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -66,7 +67,7 @@ def audit(
     )
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
-    target, tokenizer = common.load_target(model, dtype, threads, rope)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights)
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
@@ -82,6 +83,7 @@ def audit(
         "model": shared["model"],
         "weights_sha256": shared["weights_sha256"],
         "rope": target.rope,
+        "weights": target.weights,
         "dtype": dtype,
         **about,
     }

@@ -43,6 +43,7 @@ def bench(
     temperature: common.Temperature = 0.0,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
+    weights: common.Weights = None,
     drafter: common.Drafter = None,
     random_drafter: common.RandomDrafter = False,
     any_target: common.AnyTarget = False,
@@ -72,12 +73,14 @@ def bench(
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
 
-    weights = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
-    chosen, contexts, sampler = parse(methods, option, weights), _contexts(context), Sampler(temperature)
+    drafters = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
+    chosen, contexts, sampler = parse(methods, option, drafters), _contexts(context), Sampler(temperature)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
     if shape and rope:
         raise InputError("--rope extends a model's trained positions, and --shape has no trained model: leave one out")
+    if shape and weights:
+        raise InputError("--weights quantises a model as it is loaded, and --shape loads none: leave one out")
     if task == "anchored" and (shape or accept is not None or batch > 1):
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
     if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
@@ -90,7 +93,7 @@ def bench(
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
         common.settle()
     else:
-        target, tokenizer = common.load_target(model, dtype, rope=rope)
+        target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
     if task == "steps":
         _run(Steps(target, texts, contexts, repeat, seed), out)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 MAX_SEED = 1 << 62
+PATIENCE = 2.0  # seconds before a prompt that is being read shows its progress
 
 Model = Annotated[
     str, typer.Option("-m", "--model", help="The target: 'bundled', 'smollm2', a folder, a .gguf file, or a Hub id.")
@@ -34,18 +35,27 @@ Rope = Annotated[
         help="Extend rotary positions without training: yarn:2 or linear:2 allows twice the context.",
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|int4",
+        help="Quantise the linear layers on loading: the quantised model is the target (default: as stored).",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 
-def load_target(model: str, dtype: str, threads: int | None = None, rope: str | None = None) -> tuple[Any, Any]:
+def load_target(
+    model: str, dtype: str, threads: int | None = None, rope: str | None = None, weights: str | None = None
+) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
     from longdraft.models.loading import load, quiet
 
     quiet(threads)
-    loaded = load(model, dtype, rope=rope)
+    loaded = load(model, dtype, rope=rope, weights=weights)
     if loaded[0].note:
         print(f"longdraft: note: {loaded[0].note}", file=sys.stderr)
     settle()
@@ -60,6 +70,34 @@ def settle() -> None:
 
     pin()
     gc.freeze()
+
+
+@contextmanager
+def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
+    """A progress bar of prompts' tokens on standard error, shown once it has taken PATIENCE seconds -> what to call
+    with tokens that have been read. Silent unless standard error is a terminal.
+    """
+    if not sys.stderr.isatty():
+        yield lambda tokens: None
+        return
+    from threading import Timer
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [TextColumn("reading the prompt"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=sum(len(p) - 1 for p in prompts))
+    soon = Timer(PATIENCE, bar.start)  # it also shows when the first of the prompt's parts takes that long
+    soon.daemon = True
+    soon.start()
+    try:
+        yield lambda tokens: bar.advance(task, tokens)
+    finally:
+        soon.cancel()
+        soon.join()
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager

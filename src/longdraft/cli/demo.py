@@ -18,6 +18,7 @@ def demo(
     max_new_tokens: common.NewTokens = 256,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
+    weights: common.Weights = None,
     temperature: common.Temperature = 0.0,
     seed: common.Seed = 0,
     threads: common.Threads = None,
@@ -38,16 +39,17 @@ def demo(
     from longdraft.methods import build
 
     console, sampler = Console(highlight=False), Sampler(temperature)
-    target, tokenizer = common.load_target(model, dtype, threads, rope)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights)
     ids, files = stdlib_prompt(tokenizer, context)
     check(target, [ids], max_new_tokens, Drafter(), match)
     how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"
     console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library:")
     console.print(f"  {', '.join(files)}")
-    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}. Prefilling the prompt ...", end=" ", soft_wrap=True)
-    session = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=())
+    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}.", soft_wrap=True)
+    with common.reading([ids]) as tick:
+        session = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=(), report=tick)
     session.seal()
-    console.print(f"{session.prefill_s:.1f} s")
+    console.print(f"Reading the prompt took {session.prefill_s:.1f} s.")
 
     console.print(f"[{DRAFTED}]This colour[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
     found: dict[str, Any] = {}

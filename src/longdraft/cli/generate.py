@@ -24,6 +24,7 @@ def generate(
     max_new_tokens: common.NewTokens = 256,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
+    weights: common.Weights = None,
     temperature: common.Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")] = 1.0,
@@ -69,7 +70,7 @@ def generate(
     spec = MethodSpec(
         method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
     )
-    target, tokenizer = common.load_target(model, dtype, threads, rope)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, spec, sampler, seed, accept)
     printer = None if as_json else Printer(tokenizer, texts)

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from longdraft.cli import common
 from longdraft.cli.prompts import Prompt
 from longdraft.cli.show import Detokenizer, text_of
 from longdraft.core.sampling import Sampler
@@ -67,7 +68,8 @@ class Job:
         For a comparison, plain decoding finishes before the method starts to warm up: a faulty drafter that changes the
         prompt's keys and values must not affect the output that it is compared with.
         """
-        session = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos)
+        with common.reading(prompts) as tick:
+            session = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos, tick)
         main, plain, interrupted = Output([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:

@@ -83,6 +83,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         out: Annotated[Path, typer.Option(help="Folder for the finished drafter.")],
         model: common.Model = "bundled",
         rope: common.Rope = None,
+        weights: common.Weights = None,
         work: o.Work = None,
         text: o.Text = [],  # noqa: B006
         environment: o.Environment = None,
@@ -99,7 +100,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
     ) -> None:
         quiet(run.threads or None)
         team = joined()
-        lm, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None, rope)
+        lm, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None, rope, weights)
         if shared:
             spread(lm, team)
         frozen, folder = Frozen(lm), work or out.with_name(out.name + ".run")

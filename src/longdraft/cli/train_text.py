@@ -34,11 +34,12 @@ def write_text(
     seed: o.Seed = 0,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
+    weights: common.Weights = None,
     threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, to train drafters on its own output. A second run continues the file."""
     quiet(threads or None)
-    target, tokenizer = load(model, dtype, rope=rope)
+    target, tokenizer = load(model, dtype, rope=rope, weights=weights)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
     sampler, before = Sampler(temperature), _lines(out)

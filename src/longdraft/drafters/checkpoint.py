@@ -25,6 +25,7 @@ from longdraft.models.loading import HUB_ID, reachable
 from longdraft.version import __version__
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
+VARIES = ("digest", "rope", "weights", "stored")  # what targets of the same sizes may differ in
 LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
 
@@ -159,19 +160,28 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bool) -> None:
     """Raises InputError if the drafter was trained for a target of other sizes, or (not any_target) other weights
-    or rotations."""
+    or rotations.
+
+    Weights are compared as they are stored: quantising them moves a target's choices little, so a drafter for the
+    model drafts for its quantised forms too.
+    """
     trained, given = config["longdraft"]["target"], fingerprint(target)
     try:
         verifier = config["speculators_config"]["verifier"]["name_or_path"] or "another target"
     except (LookupError, TypeError):
         verifier = "another target"
-    odd = next((k for k in given if k not in ("digest", "rope") and trained.get(k) != given[k]), None)
+    odd = next((k for k in given if k not in VARIES and trained.get(k) != given[k]), None)
     if odd is not None:
         was = f"{folder} was trained for {verifier}, whose {odd} is {trained.get(odd)}"
         raise InputError(f"{was}; here it is {given[odd]}: give a drafter that was trained for this target")
-    others = [k for k in ("digest", "rope") if trained.get(k) != given.get(k)]
-    if others and not any_target:
-        what = "weights" if "digest" in others else "rotary positions"
+    same_weights = _stored(trained) == _stored(given)
+    if not (any_target or (same_weights and trained.get("rope") == given.get("rope"))):
+        what = "rotary positions" if same_weights else "weights"
         was = f"{folder} was trained for {verifier}, whose {what} are not this target's"
         how = "give a drafter that was trained for this target, or add --any-target"
         raise InputError(f"{was}: {how} (the output stays correct, but drafts may be accepted less often)")
+
+
+def _stored(target: dict[str, Any]) -> Any:
+    """The digest of a fingerprint's weights before any quantising."""
+    return target.get("stored", target.get("digest"))

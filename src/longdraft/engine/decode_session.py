@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -48,7 +48,7 @@ class DecodeSession:
     """Every decode starts from the prompts alone: the slots after them, which earlier decodes wrote, are scratch.
 
     A drafter that changes a committed slot would spoil all later decodes, plain ones included; after `seal`, `altered`
-    detects this. Raises InputError for bad arguments before any work.
+    detects this. report: see LM.prefill. Raises InputError for bad arguments before any work.
     """
 
     def __init__(
@@ -59,12 +59,13 @@ class DecodeSession:
         sampler: Sampler | None = None,
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
+        report: Callable[[int], None] | None = None,
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
         self.sampler, self.seed, self.eos = (sampler or Sampler()).under(target.rules()), seed, eos
         begin = clock(target.device)
-        self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos).cache
+        self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos, report).cache
         self.prefill_s = clock(target.device) - begin
         self._start = self.cache.length.clone()
         self._sealed: list[Tensor] | None = None

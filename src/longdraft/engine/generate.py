@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -110,12 +110,13 @@ def prefill(
     sampler: Sampler,
     seed: int,
     eos: tuple[int, ...] | None = None,
+    report: Callable[[int], None] | None = None,
 ) -> Sequences:
-    """Write all prompt tokens but the last to a new cache; the last one is the first root."""
+    """Write all prompt tokens but the last to a new cache; the last one is the first root. report: see LM.prefill."""
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
     seqs = target.sequences(prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
-        target.prefill(prompt[:-1], cache.row(b))
+        target.prefill(prompt[:-1], cache.row(b), report=report)
     return seqs
 
 

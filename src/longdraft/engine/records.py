@@ -51,6 +51,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "model": relative(lm.name),
         "weights_sha256": weights_sha256(lm),
         "rope": lm.rope,
+        "weights": lm.weights,
         "dtype": str(lm.dtype).removeprefix("torch."),
         "backend": lm.backend.name,
         "native": lm.backend.name == "native",

@@ -9,23 +9,26 @@ from pydantic import Field
 from longdraft.core.options import Depth, Nodes, NotNegative, Positive, Share, Widths
 from longdraft.drafters import Drafter, Reuse, SelfDrafter, Sequential
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import slot_bytes, weights_of
 from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, SinkWindow, SnapKV
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
+WORTH = 0.25  # the least share of its bytes of weights that a copy must save to be made for `auto`
+KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantised copy
-Keys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them
+DraftKeys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them
 
 
 def _copy(target: LM, draft_weights: Weights) -> LM | None:
     return None if draft_weights == "same" else target.quantised(draft_weights)
 
 
-def _keys(policy: Policy, draft_kv: Keys) -> Policy:
+def _keys(policy: Policy, draft_kv: DraftKeys) -> Policy:
     return policy if draft_kv == "same" else Coded(policy, 4 if draft_kv == "int4" else 8)
 
 
-def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: Keys = "int4") -> Drafter:
+def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4") -> Drafter:
     """A copy of the target with quantised weights drafts gamma tokens and reads codes of every key and value.
 
     The latest 64 to 127 committed slots are read as the target keeps them.
@@ -40,7 +43,7 @@ def magicdec_stream(
     keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     draft_weights: Weights = "same",
-    draft_kv: Keys = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of the context."""
     policy = SinkWindow(sink, keep_ratio, min_budget)
@@ -53,7 +56,7 @@ def magicdec_snapkv(
     keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     draft_weights: Weights = "same",
-    draft_kv: Keys = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the part of the prompt that the prompt's last queries attended to."""
     policy = SnapKV(keep_ratio, min_budget)
@@ -81,7 +84,7 @@ def vegas(
     rows: Literal["mean", "ends"] = "mean",
     reach: NotNegative = 8,
     draft_weights: Weights = "same",
-    draft_kv: Keys = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the slots that the last verification's queries scored highest.
 
@@ -98,7 +101,7 @@ def vegas_tree(
     min_budget: Positive = 256,
     score: Score = "weights",
     draft_weights: Weights = "same",
-    draft_kv: Keys = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """Like vegas, but drafts a tree with `widths` nodes per depth."""
     policy = Guided(keep_ratio, min_budget, score)
@@ -114,11 +117,24 @@ def vegas_reuse(
     n: NGram = 4,
     topk: Nodes = 8,
     draft_weights: Weights = "same",
-    draft_kv: Keys = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """Vegas, with the `topk` commonest n-grams that began with its first token added below that token."""
     drafter = vegas(target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights, draft_kv=draft_kv)
     return Sequential(drafter, Reuse(n, topk))
+
+
+def by_a_copy(target: LM) -> list[Drafter]:
+    """Drafts by an int4 copy for `auto`: at most one drafter, because a copy takes memory.
+
+    None where it saves too little or the kernels that read packed weights do not compute the target. Where the keys
+    are few against the copy's weights it reads all of them, as quantspec does, and beyond that the best ones.
+    """
+    if target.backend.name != "native" or target.saving("int4") < WORTH:
+        return []
+    copy = target.quantised("int4")
+    slots = int(KEYS * weights_of(copy).shared / slot_bytes(copy))
+    return [SelfDrafter(target, Guided(min_budget=max(slots, 256)), [1] * 7, copy)]
 
 
 def random_picks(

@@ -12,7 +12,7 @@ from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.errors import InputError
 from longdraft.methods.model_free import suffix
-from longdraft.methods.self_speculative import NGram, Score, vegas, vegas_reuse
+from longdraft.methods.self_speculative import NGram, Score, by_a_copy, vegas, vegas_reuse
 from longdraft.methods.small_models import budgetdraft
 from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
@@ -97,6 +97,9 @@ TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
-    """Tries each method that has its drafter weights for `rounds` decoding steps and continues with the fastest."""
+    """Tries drafts by an int4 copy, methods that have their drafter weights, and vegas, vegas-reuse and suffix.
+
+    Each is tried for `rounds` decoding steps, and the fastest continues.
+    """
     trained = [build(target, weights[kind], **given) for kind, (build, given) in TRAINED.items() if kind in weights]
-    return Auto([*trained, vegas(target), vegas_reuse(target), suffix(target)], rounds)
+    return Auto([*by_a_copy(target), *trained, vegas(target), vegas_reuse(target), suffix(target)], rounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -14,11 +15,12 @@ from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
-from longdraft.backends.packed_linear import quantised_copy
+from longdraft.backends.packed_linear import bytes_saved, quantised_copy
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
+from longdraft.models.alignment import align_weights
 
 
 class LM:
@@ -26,12 +28,13 @@ class LM:
 
     `backend` may be replaced, for example by `eager`, which computes the passes that the backend does not support.
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
+    weights: "int8" or "int4" if its linear layers were quantised when it was loaded; None: as stored.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
     """
 
-    def __init__(self, hf: Any, name: str = "", rope: str | None = None):
-        self.hf, self.name, self.rope = hf.eval(), name, rope
+    def __init__(self, hf: Any, name: str = "", rope: str | None = None, weights: str | None = None):
+        self.hf, self.name, self.rope, self.weights = hf.eval(), name, rope, weights
         self.lock, self._process = threading.RLock(), os.getpid()
         a = self.architecture = Architecture(hf)
         self.config, self.windows, self.experts = a.config, a.windows, a.experts
@@ -41,6 +44,7 @@ class LM:
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
         self.note: str | None = None  # what a user should know about how it was loaded
+        self.stored: str | None = None  # the digest of its weights before they were quantised, if they were
         self._copies: dict[str, LM] = {}
         self.known: dict[str, Any] | None = None  # its fingerprint, once the weights cannot be read any more
 
@@ -71,8 +75,14 @@ class LM:
         """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
         with self.lock:
             if kind not in self._copies:
-                self._copies[kind] = LM(quantised_copy(self.hf, kind), f"{self.name} in {kind}")
+                copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
+                align_weights(p for p in copy.parameters() if id(p) not in shared)
+                self._copies[kind] = LM(copy, f"{self.name} in {kind}")
             return self._copies[kind]
+
+    def saving(self, kind: str) -> float:
+        """The share of `nbytes` that a quantised copy does not read; nothing is copied to find out."""
+        return bytes_saved(self.hf, kind) / self.nbytes()
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
         self.check_process()
@@ -131,11 +141,18 @@ class LM:
         spec = spec or CaptureSpec()
         return [self._commit(part, cache, Captures(spec), logits) for part in self._split(tokens, chunk, logits)]
 
-    def prefill(self, tokens: list[int], cache: KVCache, chunk: int = 1024) -> None:
-        """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits."""
+    def prefill(
+        self, tokens: list[int], cache: KVCache, chunk: int = 1024, report: Callable[[int], None] | None = None
+    ) -> None:
+        """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits.
+
+        report: called after every chunk with its number of tokens.
+        """
         self.check_process()
         for part in self._split(torch.tensor([tokens], device=self.device), chunk, 1):
             self._commit(part, cache, Captures(), 1)
+            if report is not None:
+                report(part.shape[1])
 
     def _split(self, tokens: Tensor, chunk: int, logits: int) -> list[Tensor]:
         """Tokens [1,N] in parts of at most `chunk`, each for one call of the backend."""
@@ -173,17 +190,24 @@ SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ betwe
 
 
 def fingerprint(target: LM) -> dict[str, Any]:
-    """Identifies a drafter's target by its sizes, a digest of a sample of every weight, and its `rope` if it has one.
+    """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
 
-    Weights are read as bfloat16, so the digest does not depend on the dtype in which the target was loaded.
+    Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
+    `stored`, by which drafters know it.
     """
     if target.known is not None:
         return target.known
-    c, digest = target.config, sha256()
-    for name, p in sorted(target.hf.named_parameters()):
+    c = target.config
+    found = {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": digest(target.hf)}
+    chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored}
+    return found | {k: v for k, v in chosen.items() if v is not None}
+
+
+def digest(hf: Any) -> str:
+    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of loading."""
+    found = sha256()
+    for name, p in sorted(hf.named_parameters()):
         some = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)].to("cpu", torch.bfloat16)
-        digest.update(f"{name} {list(p.shape)} ".encode())
-        digest.update(some.view(torch.int16).numpy().tobytes())
-    sizes = {k: getattr(c, k, None) for k in SIZES}
-    rope = {} if target.rope is None else {"rope": target.rope}
-    return {"model_type": c.model_type, **sizes, "digest": digest.hexdigest()[:32], **rope}
+        found.update(f"{name} {list(p.shape)} ".encode())
+        found.update(some.view(torch.int16).numpy().tobytes())
+    return found.hexdigest()[:32]

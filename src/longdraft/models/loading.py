@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import re
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,25 +13,25 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
+from longdraft.backends.packed_linear import BITS, quantise_linears
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models import fetch
+from longdraft.models.alignment import align_weights
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
-from longdraft.models.lm import LM
+from longdraft.models.lm import LM, digest
 from longdraft.models.rope import Rope
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = "give 'bundled', a folder with config.json and *.safetensors, a .gguf file, or a Hub id like org/name"
@@ -43,16 +41,21 @@ TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
 
 def load(
-    name: str = "bundled", dtype: str = "bfloat16", device: str | None = None, rope: str | None = None
+    name: str = "bundled",
+    dtype: str = "bfloat16",
+    device: str | None = None,
+    rope: str | None = None,
+    weights: str | None = None,
 ) -> tuple[LM, Any]:
     """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
 
     Only a Hub id uses the network.
 
     rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
+    weights: "int8" or "int4" quantises the linear layers, which makes another model: the target is that one.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
-    lm = load_lm(name, dtype, device, rope)
+    lm = load_lm(name, dtype, device, rope, weights)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     tokenizer = _tokenizer(name, lm)
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
@@ -72,19 +75,30 @@ def _tokenizer(name: str, lm: LM) -> Any:
     return _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
 
 
-def load_lm(name: str, dtype: str = "bfloat16", device: str | None = None, rope: str | None = None) -> LM:
+def load_lm(
+    name: str,
+    dtype: str = "bfloat16",
+    device: str | None = None,
+    rope: str | None = None,
+    weights: str | None = None,
+) -> LM:
     """A model without its tokenizer. Raises InputError."""
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
+    if weights is not None and weights not in BITS:
+        raise InputError(f"weights is {weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
     hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling), None)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if hf.config.model_type not in TESTED:
         _try(name, lambda: probe(hf))
-    align_weights(hf)
-    lm = LM(hf, name, rope=None if scaling is None else str(scaling))
-    lm.note = note
+    stored = None if weights is None else digest(hf)
+    if weights is not None:
+        quantise_linears(hf, weights)
+    align_weights(hf.parameters())
+    lm = LM(hf, name, None if scaling is None else str(scaling), weights)
+    lm.note, lm.stored = note, stored
     return lm
 
 
@@ -149,31 +163,6 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None) -> Any:
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
     return hf
-
-
-def pages(size: int) -> Tensor:
-    """`size` bytes that start at a huge page boundary, in huge pages where the system has them."""
-    area = mmap.mmap(-1, size + PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # this kernel has none
-            area.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(area, dtype=torch.uint8)
-    return whole[-whole.data_ptr() % PAGE :][:size]
-
-
-@torch.no_grad()
-def align_weights(model: nn.Module) -> None:
-    """Move a CPU model's parameters next to each other, each to the start of a cache line; tied weights stay tied.
-
-    This saves 15 to 20% of a draft step of the bundled target, whose file starts them 40 bytes into a line.
-    """
-    parameters = [p for p in model.parameters() if p.device.type == "cpu"]
-    sizes = [-(-p.numel() * p.element_size() // LINE) * LINE for p in parameters]
-    if not sum(sizes):
-        return
-    for p, place in zip(parameters, pages(sum(sizes)).split(sizes), strict=True):
-        mine = place[: p.numel() * p.element_size()].view(p.dtype).view(p.shape)
-        p.data = mine.copy_(p.data)
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:

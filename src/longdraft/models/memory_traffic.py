@@ -74,6 +74,13 @@ def keys_read(
     return total
 
 
+def slot_bytes(model: LM) -> int:
+    """Bytes of one slot's keys and values in all layers, of a model that the native backend computes."""
+    layers = [layer.self_attn for layer in model.hf.model.layers]
+    heads = model.config.num_key_value_heads
+    return sum(2 * heads * attention.head_dim * model.dtype.itemsize for attention in layers)
+
+
 def bytes_read(
     model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = None, codes: InCodes | None = None
 ) -> float:

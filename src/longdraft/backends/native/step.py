@@ -40,8 +40,9 @@ class Pins:
         if isinstance(module, PackedLinear):
             p, bias = module.packed, self.float(module.bias)
             return native.Linear(
-                self.raw(p.codes), bias, *p.shape, p.bits, p.group, self.raw(p.scale), self.raw(p.offset)
-            )
+                self.raw(p.codes), bias, *p.shape, p.bits, p.group, self.raw(p.scale), self.raw(p.offset),
+                p.scale.dtype == torch.float16,
+            )  # fmt: skip
         return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
 
 

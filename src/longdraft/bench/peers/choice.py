@@ -68,6 +68,8 @@ Kinds = Iterator[tuple[str, Callable[[str], Peer]]]
 
 def _llama_cpp(choice: Choice, target: LM) -> Kinds:
     package()
+    if target.weights and not choice.model:
+        raise CannotRun(f"the target is quantised by --weights {target.weights}: name a GGUF file with --peer-model")
     file = choice.model or gguf_of(target)
     if file is None:
         raise CannotRun("the model is not a GGUF file: name the same model's with --peer-model FILE.gguf")

@@ -9,9 +9,10 @@ from longdraft.drafters.adaptive.cost_model import CostModel, median, ranks
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
 from longdraft.drafters.base import Combined, Drafter
 
-# PROBE and OFF are set by benchmarks/adaptive_simulation.py (docs/log.md); the others were not varied there.
+# PROBE, OFF and GLANCE are set by benchmarks/adaptive_simulation.py (docs/log.md); the others were not varied there.
 PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
-OFF = 8  # drafting stays off for this many times what it has cost so far, in plain steps
+GLANCE = 1  # tokens drafted to test whether drafting that was turned off is worth a probe
+OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
 HOPELESS = 4  # longer if even fully accepted drafts would not pay: nothing but a change of costs could help
 MOST = 256  # plain steps: the largest cost that counts, so that drafting is tried again in the end
 RECHECK = 64  # drafting steps between measurements of a plain step or of another width
@@ -22,7 +23,8 @@ class AdaptiveDraft(Combined):
     """Adapts the inner drafter's depth and width to measured speed and turns drafting off while it does not pay.
 
     Only past steps are considered. The first steps measure drafts of PROBE tokens and plain steps. While drafting is
-    off, plain steps capture nothing, and a probe is drafted now and then. While it is on, a plain step or another width
+    off, plain steps capture nothing, and GLANCE tokens are drafted now and then, which lead to a probe if the target
+    accepts some. The less drafts promise, the longer it stays off. While it is on, a plain step or another width
     is measured now and then. costs (default: costs_for the target): what a step costs.
     """
 
@@ -36,9 +38,11 @@ class AdaptiveDraft(Combined):
         first = self.probe if self.inner.is_chain else 1  # a deep tree could cost many plain steps
         probes = [(first, UNBOUNDED), (self.probe, 1)]
         self.plan = [(PLAIN, 1), (PLAIN, 1), (CAPTURE, 1), *probes]  # depths and widths of the next steps
-        self.off = 0  # plain steps until the next probe
+        self.off = 0  # plain steps until the next glance
+        self.pause = 0  # steps for which drafting was last turned off; no later pause is shorter until it is on again
         self.debt = 0.0  # what drafting has cost so far beyond plain decoding of the same tokens
         self.drafting = 0  # drafting steps so far
+        self.glancing = False  # whether the next draft is a glance
         self.asked: int | None = None  # depth of the current step; None: it is not measured
         self.costs = self.given
         super().start(seqs)
@@ -75,12 +79,15 @@ class AdaptiveDraft(Combined):
             return (1 if depth == self.probe and not self.model.could_pay(depth, width) else depth), width
         _, depth, width = self.model.best()
         if depth:
+            self.pause = 0
             return self._recheck(depth, width)
         narrow = 1 if self.model.widest > 1 else UNBOUNDED
         longer = 1 if self.model.could_pay(self.probe, narrow) else HOPELESS
-        self.off = ceil(OFF * longer * max(self.debt, 1.0)) - 1
+        longer = max(longer, self.model.promise() ** -2)
+        self.pause = max(self.pause, ceil(OFF * longer * max(self.debt, 1.0)))
+        self.off = self.pause - 1
         self.model.halve()
-        self.plan = [(CAPTURE, 1), (self.probe, narrow)]
+        self.plan, self.glancing = [(CAPTURE, 1), (GLANCE, narrow)], True
         return PLAIN, UNBOUNDED
 
     def _recheck(self, depth: int, width: int) -> tuple[int, int]:
@@ -112,6 +119,9 @@ class AdaptiveDraft(Combined):
             if self.width == UNBOUNDED:
                 self.model.widest = max(self.model.widest, tree.widest)
             self.model.add(self.depth, self.width, found, cost)
+            if self.glancing and tokens > 1 and self.depth < self.probe:
+                self.plan.insert(0, (self.probe, self.width))
+            self.glancing = False
         if self.model.plain and self.asked != PLAIN:
             self.debt = min(max(self.debt + cost / median(self.model.plain) - tokens, 0.0), MOST)
         if self.asked > 0 and not self.depth and self.debt < 1:

@@ -95,13 +95,22 @@ class CostModel:
         """The highest expected rate (tokens per unit of cost), with its depth and width; (rate, 0, ...) is no draft."""
         if not self.plain:
             return 0.0, 0, UNBOUNDED
-        found = [(1 / median(self.plain), 0, UNBOUNDED)]
+        found = [(1 / median(self.plain), 0, UNBOUNDED), *self._drafts()]
+        return max(found, key=lambda shape: (shape[0], -shape[1]))
+
+    def promise(self) -> float:
+        """The highest rate that a draft promises, in plain decoding's; 1 if none was tried."""
+        return max((rate for rate, *_ in self._drafts()), default=1 / median(self.plain)) * median(self.plain)
+
+    def _drafts(self) -> list[tuple[float, int, int]]:
+        """Expected rate, depth and width of every draft, up to twice the greatest depth tried."""
+        found = []
         deepest = min(2 * max((d for depths in self.costs.values() for d in depths), default=0), self.max_depth)
         for width in self.widths if deepest else []:
             fixed, level = self.line(width)
             tokens = self.tokens(deepest, width)
             found += [(tokens[depth] / (fixed + level * depth), depth, width) for depth in range(1, deepest + 1)]
-        return max(found, key=lambda shape: (shape[0], -shape[1]))
+        return found
 
 
 def median(costs: deque[float]) -> float:

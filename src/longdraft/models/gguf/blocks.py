@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longdraft.ops.packed import Packed
+from longdraft.ops.packed import Packed, in_halves
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -42,7 +42,7 @@ def _packed(bits: int, codes: Tensor, scale: Tensor, offset: Tensor | None = Non
     rows = len(codes)
     scale = scale.reshape(rows, -1).contiguous()
     offset = torch.zeros_like(scale) if offset is None else offset.reshape(rows, -1).contiguous()
-    return Packed(bits, codes.reshape(rows, -1).contiguous(), scale, offset, group)
+    return Packed(bits, codes.reshape(rows, -1).contiguous(), *in_halves(scale, offset), group)
 
 
 def _plain(kind: torch.dtype) -> Callable[[Tensor], Tensor]:

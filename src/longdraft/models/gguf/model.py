@@ -62,7 +62,7 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
         hf.model.embed_tokens.weight = nn.Parameter(dequantised(table, dtype), requires_grad=False)
     if config.tie_word_embeddings:
         hf.lm_head.weight = hf.model.embed_tokens.weight
-    replace_linears(hf, packed)
+    replace_linears(hf, packed.items())
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
     _check_rotation(file, hf)
     hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=end_ids(file) or None)

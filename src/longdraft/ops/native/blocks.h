@@ -7,17 +7,17 @@
 constexpr int64_t TALLEST = SUMS / 2;  // rows of a block, which has at least two vectors of each
 
 // Calls block(std::integral_constant<int, rows>, first row) for blocks of about equal height that cover R rows.
-template <int N = TALLEST, typename Block>
+template <int N, typename Block>
 static inline void with_height(int64_t height, int64_t first, Block block) {
     if (height == N) return block(std::integral_constant<int, N>(), first);
     if constexpr (N > 1) with_height<N - 1>(height, first, block);
 }
-template <typename Block>
+template <int MOST = TALLEST, typename Block>
 static inline void in_blocks(int64_t R, Block block) {
-    const int64_t count = (R + TALLEST - 1) / TALLEST;
+    const int64_t count = (R + MOST - 1) / MOST;
     for (int64_t i = 0; i < count; i++) {
         const int64_t first = R * i / count;
-        with_height(R * (i + 1) / count - first, first, block);
+        with_height<MOST>(R * (i + 1) / count - first, first, block);
     }
 }
 

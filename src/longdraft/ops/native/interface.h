@@ -34,8 +34,9 @@ struct Linear {
     int64_t outputs, inputs;
     int64_t bits;          // of a code, 4 or 8 (ops/packed.py); 0: the weights are E
     int64_t group;         // inputs that share a scale: 32, or 16 of 8 bits
-    const float* scale;    // [outputs,inputs/group]
-    const float* offset;   // [outputs,inputs/group]
+    const void* scale;     // float [outputs,inputs/group]; or IEEE halves, where `halves` is 1
+    const void* offset;    // as scale
+    int64_t halves;
 };
 
 struct Layer {

@@ -19,17 +19,21 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
 // Element e of a vector adds the products of inputs e, e + V, ...
 template <int RB, typename Weights>
 ONE_COPY static void add_sixteen(const float* x, int64_t stride, const Weights& weights, int64_t begin, int64_t n, vec* total) {
-    constexpr int N = vectors_beside(RB, 16, 8);
+    // Codes are unpacked in registers of their own. More than four rows of weights at once are read more slowly.
+    constexpr int N = vectors_beside(RB, 16, Weights::UNPACKED && RB > 1 && SUMS < 16 ? 2 : 4);
     for (int o = 0; o < 16; o += N) {
         vec sum[RB][N];
         for (int r = 0; r < RB; r++)
             for (int i = 0; i < N; i++) sum[r][i] = total[r * 16 + o + i];
-        for (int64_t in = 0; in < n; in += Weights::STEP)
+        for (int64_t in = 0; in < n; in += Weights::STEP) {
+            if (in % Weights::LINE == 0)
+                for (int i = 0; i < N; i++) weights.prefetch(o + i, begin + in);
 #pragma GCC unroll 8
             for (int step = 0; step < Weights::STEP; step += V)
                 add_products(
                     sum, [&](int r) { return load(x + r * stride + in + step); },
                     [&](int i) { return weights.at(o + i, begin + in, step); });
+        }
         for (int r = 0; r < RB; r++)
             for (int i = 0; i < N; i++) total[r * 16 + o + i] = sum[r][i];
     }
@@ -40,11 +44,12 @@ template <typename Weights>
 struct VectorLinear {
     static constexpr int64_t INPUTS = 256;  // whose weights stay in the first-level cache while all of many rows use them
     // More rows than these use weights that are converted once for all of them.
-    static constexpr int64_t FEW = Weights::STEP == V ? 2 * TALLEST : 2;
+    static constexpr int64_t FEW = 3 * TALLEST;
     const float* x;
     int64_t T, in;
-    float* floats;  // [16,INPUTS]: weights as floats, where there are many rows
-    vec* total;     // [T,16], where there are many rows
+    float* unpacked;  // what Weights needs
+    float* floats;    // [16,INPUTS]: weights as floats, where there are many rows
+    vec* total;       // [T,16], where there are many rows
     VectorLinear(const float* x, int64_t T, int64_t in, Arena arena) : x(x), T(T), in(in) { memory(arena); }
 
     // Bytes that an object needs.
@@ -56,7 +61,7 @@ struct VectorLinear {
 
     template <typename Sink>
     void outputs(const Linear& f, int64_t first, Sink sink) {
-        const Weights weights(f, first);
+        const Weights weights(f, first, unpacked);
         if (T > FEW)
             many_rows(weights, sink);
         else
@@ -65,13 +70,14 @@ struct VectorLinear {
 
    private:
     void memory(Arena& arena) {
+        unpacked = arena.array<float>(Weights::unpacked(in));
         floats = arena.array<float>(T > FEW ? 16 * INPUTS : 0);
         total = arena.array<vec>(T > FEW ? T * 16 : 0);
     }
 
     template <typename Sink>
     void few_rows(const Weights& weights, Sink sink) {
-        in_blocks(T, [&](auto rows, int64_t t) {
+        in_blocks<Weights::UNPACKED && SUMS < 16 ? TALLEST - 1 : TALLEST>(T, [&](auto rows, int64_t t) {
             constexpr int RB = decltype(rows)::value;
             vec all[RB * 16] = {};
             add_sixteen<RB>(x + t * in, in, weights, 0, in, all);
@@ -85,10 +91,12 @@ struct VectorLinear {
         for (int64_t i = 0; i < in; i += INPUTS) {
             const int64_t n = std::min(INPUTS, in - i);
             for (int64_t o = 0; o < 16; o++)
-                for (int64_t e = 0; e < n; e += Weights::STEP)
+                for (int64_t e = 0; e < n; e += Weights::STEP) {
+                    if (e % Weights::LINE == 0) weights.prefetch(o, i + e);
 #pragma GCC unroll 8
                     for (int step = 0; step < Weights::STEP; step += V)
                         store(floats + o * INPUTS + e + step, weights.at(o, i + e, step));
+                }
             const Numbers<float> panel(floats, INPUTS);
             in_blocks(T, [&](auto rows, int64_t t) {
                 add_sixteen<decltype(rows)::value>(x + t * in + i, in, panel, 0, n, total + t * 16);
@@ -203,7 +211,7 @@ static int64_t linear_bytes(int64_t T, int64_t in) {
     TileLinear::memory(arena, T, in);
     arena.array<float>(TILE * TILE);
 #endif
-    return std::max(arena.bytes(), VectorLinear<Codes<4, 32>>::bytes(T, in));
+    return std::max(arena.bytes(), VectorLinear<Codes<8, 16>>::bytes(T, in));
 }
 
 // As `outputs`. own: memory of this thread, linear_bytes bytes.

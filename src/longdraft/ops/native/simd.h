@@ -37,6 +37,9 @@ typedef uint16_t hvec __attribute__((vector_size(2 * V)));
 struct bf16 {
     uint16_t bits;
 };
+struct half {
+    uint16_t bits;
+};
 
 template <typename To, typename From>
 static inline To as(From x) {
@@ -85,6 +88,15 @@ static inline vec load(const bf16* p) {
     std::memcpy(&h, p, sizeof h);
     return as<vec>(__builtin_convertvector(h, uvec) << 16);
 #endif
+}
+
+// IEEE halves, which must be finite.
+static inline vec load(const half* p) {
+    hvec h;
+    std::memcpy(&h, p, sizeof h);
+    const uvec w = __builtin_convertvector(h, uvec);
+    const vec size = as<vec>((w & 0x7fff) << 13) * 0x1p112f;  // whose exponent is smaller by 112 than a float's
+    return as<vec>(as<uvec>(size) | (w & 0x8000) << 16);
 }
 
 static inline void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }

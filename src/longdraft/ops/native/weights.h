@@ -6,30 +6,58 @@
 #include "codes.h"
 #include "interface.h"
 
+// Weights are read once, from memory, and computing with a few rows takes about as long: prefetched, both happen at once.
+constexpr int64_t AHEAD = 8192;  // bytes: what memory delivers in a few times its latency
+static inline void prefetch_after(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 2); }
+
 template <typename E>
 struct Numbers {
-    static constexpr int STEP = V;
+    static constexpr int STEP = V, LINE = 64 / sizeof(E);  // inputs of a cache line
+    static constexpr bool UNPACKED = false;
     const E* rows;
     int64_t stride;
     Numbers(const E* rows, int64_t stride) : rows(rows), stride(stride) {}
-    Numbers(const Linear& f, int64_t first) : Numbers(static_cast<const E*>(f.weight) + first * f.inputs, f.inputs) {}
+    Numbers(const Linear& f, int64_t first, float*) : Numbers(static_cast<const E*>(f.weight) + first * f.inputs, f.inputs) {}
+    static int64_t unpacked(int64_t) { return 0; }
     vec at(int64_t row, int64_t input, int step) const { return load(rows + row * stride + input + step); }
+    // Called for every line of a row that is read.
+    void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
 };
 
 // Codes of BITS bits in groups of STEP inputs, each code * scale + offset.
 template <int BITS, int GROUP>
 struct Codes {
-    static constexpr int STEP = GROUP;
+    static constexpr int STEP = GROUP, LINE = 512 / BITS;
+    static constexpr bool UNPACKED = true;
     const uint8_t* codes;
     const float *scale, *offset;
     int64_t groups;
-    Codes(const Linear& f, int64_t first)
-        : codes(static_cast<const uint8_t*>(f.weight) + first * f.inputs * BITS / 8),
-          scale(f.scale + first * f.inputs / GROUP), offset(f.offset + first * f.inputs / GROUP), groups(f.inputs / GROUP) {}
+    // Sixteen rows from `first` on. unpacked: memory for their scales and offsets as floats.
+    Codes(const Linear& f, int64_t first, float* unpacked)
+        : codes(static_cast<const uint8_t*>(f.weight) + first * f.inputs * BITS / 8), groups(f.inputs / GROUP) {
+        scale = floats(f.scale, f.halves, first * groups, unpacked);
+        offset = floats(f.offset, f.halves, first * groups, unpacked + 16 * groups);
+    }
+    static int64_t unpacked(int64_t in) { return 2 * 16 * in / GROUP; }  // numbers
 
     vec at(int64_t row, int64_t input, int step) const {
         const int64_t group = row * groups + input / GROUP;
         const uint8_t* from = codes + group * (GROUP * BITS / 8);
         return fused(codes_at<BITS>(from, step), splat(scale[group]), splat(offset[group]));
+    }
+    void prefetch(int64_t row, int64_t input) const {
+        const int64_t group = row * groups + input / GROUP;
+        prefetch_after(codes + group * (GROUP * BITS / 8));
+    }
+
+   private:
+    const float* floats(const void* from, int64_t halves, int64_t first, float* to) const {
+        if (!halves) return static_cast<const float*>(from) + first;
+        const half* numbers = static_cast<const half*>(from) + first;
+        for (int64_t i = 0; i < 16 * groups; i += V) {
+            if (i % 32 == 0) __builtin_prefetch(numbers + i + 16 * groups, 0, 2);
+            store(to + i, load(numbers + i));
+        }
+        return to;
     }
 };

@@ -1,0 +1,74 @@
+"""What `auto` tries, and that it stays lossless."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from longdraft import Sampler, build, generate
+from longdraft.drafters import Auto, SelfDrafter
+from longdraft.methods.self_speculative import by_a_copy
+from longdraft.models.lm import LM
+from longdraft.models.loading import load_lm
+from longdraft.models.memory_traffic import keys_read, slot_bytes
+from longdraft.ops import native
+
+NATIVE = pytest.mark.skipif(native.library() is None, reason="packed weights are fast on the native backend alone")
+
+
+def lm_of(**sizes) -> LM:
+    return LM(LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)))
+
+
+@NATIVE
+def test_a_copy_is_tried_first():
+    lm = lm_of()
+    auto = build("auto", lm)
+    assert isinstance(auto, Auto)
+    first, *others = [d.inner for d in auto.drafters]
+    assert isinstance(first, SelfDrafter) and first.model is lm.quantised("int4")
+    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm._copies) == ["int4"]
+
+
+@NATIVE
+def test_the_saving_is_what_the_copy_saves():
+    for tied in (False, True):
+        lm = lm_of(tie_word_embeddings=tied)
+        for kind in ("int8", "int4"):
+            copy = lm.quantised(kind)
+            assert lm.saving(kind) == pytest.approx(1 - copy.nbytes() / lm.nbytes())
+            assert copy.saving(kind) == 0
+
+
+@pytest.mark.parametrize("kind", ["int4", "eager", "odd"])
+def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
+    if kind == "int4":
+        tiny.stock("llama").save_pretrained(tmp_path)
+        lm = load_lm(str(tmp_path), "float32", "cpu", weights="int4")
+    else:
+        odd = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
+        lm = lm_of(**odd if kind == "odd" else {})
+        lm.backend = lm.eager if kind == "eager" else lm.backend
+    assert by_a_copy(lm) == [] and not lm._copies
+    assert len(build("auto", lm).drafters) == 3
+
+
+@NATIVE
+def test_all_keys_are_read_while_they_are_few_beside_the_weights():
+    """Its least number of slots holds a quarter of the bytes of the copy's weights."""
+    small, large = lm_of(), lm_of(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    cache = small.new_cache(1, 40)
+    small.prefill(list(range(3, 43)), cache)
+    assert 40 * slot_bytes(small) == keys_read(small, cache)
+    floors = [by_a_copy(lm)[0].policy.min_budget for lm in (small, large)]
+    assert floors[0] == 256 and floors[1] > 1000
+    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int4").nbytes() / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-bf16"])
+def test_it_is_lossless(name, sampler):
+    lm = tiny.target(name)
+    rows, options = tiny.prompts(70, 31), {"max_new_tokens": 96, "sampler": sampler, "seed": 5}
+    assert generate(lm, rows, build("auto", lm, rounds=4), **options) == generate(lm, rows, **options)
