@@ -167,7 +167,14 @@ static void each_row_alone(const Linear& f, const std::vector<float>& x, const s
 
 template <typename E>
 static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
-    const auto x = numbers<float>(T * in), bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
+    auto x = numbers<float>(T * in);
+#ifdef PAIRS
+    for (float& e : x) {  // which these kernels would round to bf16
+        bf16 to;
+        put(to, e), e = value(to);
+    }
+#endif
+    const auto bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
     const auto w = numbers<E>(outputs * in);
     const Linear f = {w.data(), bias.data(), outputs, in, 0, 0, nullptr, nullptr, 0};
     each_row_alone<E>(f, x, before, T, add, [&](int64_t o, int64_t i) { return double(value(w[o * in + i])); });
@@ -233,7 +240,10 @@ static void each_size() {
 template <typename E>
 static void each_type() {
     each_size<E, 1>(), each_size<E, 2>(), each_size<E, 4>(), each_size<E, 6>(), each_size<E, 8>(), each_size<E, 16>();
-    for (int64_t T = 1; T <= 3 * TALLEST + 3; T++) linear_outputs<E>(T, 80, 16 + 32 * (T % 2) + T % 3, T % 2);
+    for (int64_t T = 1; T <= 3 * TALLEST + 3; T++) {
+        linear_outputs<E>(T, 80, 16 + 32 * (T % 2) + T % 3, T % 2);
+        linear_outputs<E>(T, 96, 18, T % 2);
+    }
     linear_outputs<E>(130, 48, 96, false);
 }
 

@@ -22,6 +22,7 @@ FLAGS = Path("/proc/cpuinfo")
 ASKED = {
     "_avx2": {"avx2", "fma"},
     "_avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "_avx512bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
     "_amx": {"avx512f", "avx512_bf16", "amx_tile", "amx_bf16"},
 }
 
@@ -81,7 +82,7 @@ def test_a_build_that_the_processor_lacks_is_never_loaded(kind, monkeypatch):
 
 @pytest.mark.parametrize(
     ("choice", "names"),
-    [("avx512", "does not offer AVX-512"), ("amx", "does not offer AMX"), ("avx1024", "choose amx, avx512, avx2")],
+    [("avx512", "does not offer AVX-512"), ("amx", "does not offer AMX"), ("avx1024", "choose amx, avx512bf16, avx512, avx2")],
 )
 def test_a_build_that_cannot_run_is_an_error(choice, names, monkeypatch):
     monkeypatch.setenv("LONGDRAFT_CPU", "haswell")

@@ -13,7 +13,8 @@ from longdraft.ops import native
 
 SOURCES = Path(native.__file__).parent
 PROGRAM = Path(__file__).parent / "native_products.cpp"
-X86 = {"_avx2": ["-mavx2", "-mfma"], "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]}
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+X86 = {"_avx2": ["-mavx2", "-mfma"], "_avx512": AVX512, "_avx512bf16": [*AVX512, "-mavx512bf16"]}
 
 
 def needs(compiler: str, kind: str = "_avx2") -> None:
@@ -35,7 +36,7 @@ def run(*command: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("kind", "width"), [("_avx2", 8), ("_avx512", 16)])
+@pytest.mark.parametrize(("kind", "width"), [("_avx2", 8), ("_avx512", 16), ("_avx512bf16", 16)])
 def test_every_row_is_right_and_independent_of_the_others(kind, width, tmp_path):
     needs("g++", kind)
     assert run(build("g++", X86[kind], tmp_path)) == (0, f"vectors of {width} floats\n")

@@ -32,17 +32,17 @@ constexpr int vectors_beside(int rows, int n, int most, int sums = SUMS) {
 template <int RB, int N, typename Row, typename Column>
 static inline void add_products(vec (&sum)[RB][N], Row row, Column column) {
     if constexpr (RB < N) {
-        vec rows[RB];
+        decltype(row(0)) rows[RB];
         for (int r = 0; r < RB; r++) rows[r] = row(r);
         for (int n = 0; n < N; n++) {
-            const vec x = column(n);
+            const auto x = column(n);
             for (int r = 0; r < RB; r++) sum[r][n] = fused(rows[r], x, sum[r][n]);
         }
     } else {
-        vec columns[N];
+        decltype(column(0)) columns[N];
         for (int n = 0; n < N; n++) columns[n] = column(n);
         for (int r = 0; r < RB; r++) {
-            const vec x = row(r);
+            const auto x = row(r);
             for (int n = 0; n < N; n++) sum[r][n] = fused(x, columns[n], sum[r][n]);
         }
     }

@@ -18,7 +18,7 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
 // total [RB,16] += products of RB rows of x, stride apart, with sixteen rows of weights, over inputs [begin, begin + n).
 // Element e of a vector adds the products of inputs e, e + V, ...
 template <int RB, typename Weights>
-ONE_COPY static void add_sixteen(const float* x, int64_t stride, const Weights& weights, int64_t begin, int64_t n, vec* total) {
+ONE_COPY static void add_sixteen(const typename Weights::Input* x, int64_t stride, const Weights& weights, int64_t begin, int64_t n, vec* total) {
     // Codes are unpacked in registers of their own. More than four rows of weights at once are read more slowly.
     constexpr int N = vectors_beside(RB, 16, Weights::UNPACKED && RB > 1 && SUMS < 16 ? 2 : 4);
     for (int o = 0; o < 16; o += N) {
@@ -29,14 +29,33 @@ ONE_COPY static void add_sixteen(const float* x, int64_t stride, const Weights& 
             if (in % Weights::LINE == 0)
                 for (int i = 0; i < N; i++) weights.prefetch(o + i, begin + in);
 #pragma GCC unroll 8
-            for (int step = 0; step < Weights::STEP; step += V)
+            for (int step = 0; step < Weights::STEP; step += Weights::WIDE)
                 add_products(
-                    sum, [&](int r) { return load(x + r * stride + in + step); },
+                    sum, [&](int r) { return Weights::input(x + r * stride + in + step); },
                     [&](int i) { return weights.at(o + i, begin + in, step); });
         }
         for (int r = 0; r < RB; r++)
             for (int i = 0; i < N; i++) total[r * 16 + o + i] = sum[r][i];
     }
+}
+
+// sink(t, y) takes the sixteen outputs of row t, whose vectors are added up.
+template <typename Sink>
+static void finish(const vec* all, int64_t t, Sink sink) {
+    alignas(64) float y[16];
+    for (int o = 0; o < 16; o += V) store(y + o, sums(all + o));
+    sink(t, y);
+}
+
+// Sixteen outputs of every row: x [T,in] times sixteen rows of weights, which are unpacked anew for every block of rows.
+template <typename Weights, typename Sink>
+static void by_blocks(const Weights& weights, const typename Weights::Input* x, int64_t T, int64_t in, Sink sink) {
+    in_blocks<Weights::UNPACKED && SUMS < 16 ? TALLEST - 1 : TALLEST>(T, [&](auto rows, int64_t t) {
+        constexpr int RB = decltype(rows)::value;
+        vec all[RB * 16] = {};
+        add_sixteen<RB>(x + t * in, in, weights, 0, in, all);
+        for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
+    });
 }
 
 // Sixteen outputs of every row: x [T,in] times sixteen rows of weights, in float. sink(t, y) takes those of row t.
@@ -65,7 +84,7 @@ struct VectorLinear {
         if (T > FEW)
             many_rows(weights, sink);
         else
-            few_rows(weights, sink);
+            by_blocks(weights, x, T, in, sink);
     }
 
    private:
@@ -73,16 +92,6 @@ struct VectorLinear {
         unpacked = arena.array<float>(Weights::unpacked(in));
         floats = arena.array<float>(T > FEW ? 16 * INPUTS : 0);
         total = arena.array<vec>(T > FEW ? T * 16 : 0);
-    }
-
-    template <typename Sink>
-    void few_rows(const Weights& weights, Sink sink) {
-        in_blocks<Weights::UNPACKED && SUMS < 16 ? TALLEST - 1 : TALLEST>(T, [&](auto rows, int64_t t) {
-            constexpr int RB = decltype(rows)::value;
-            vec all[RB * 16] = {};
-            add_sixteen<RB>(x + t * in, in, weights, 0, in, all);
-            for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
-        });
     }
 
     template <typename Sink>
@@ -104,14 +113,22 @@ struct VectorLinear {
         }
         for (int64_t t = 0; t < T; t++) finish(total + t * 16, t, sink);
     }
+};
 
+#ifdef PAIRS
+// The same with weights of bf16: x is rounded to bf16, in memory of T * in numbers.
+struct PairLinear {
+    int64_t T, in;
+    bf16* x;
+    PairLinear(const float* from, int64_t T, int64_t in, Arena arena) : T(T), in(in), x(arena.array<bf16>(T * in)) {
+        for (int64_t i = 0; i < T * in; i += V) store(x + i, load(from + i));
+    }
     template <typename Sink>
-    static void finish(const vec* all, int64_t t, Sink sink) {
-        alignas(64) float y[16];
-        for (int o = 0; o < 16; o += V) store(y + o, sums(all + o));
-        sink(t, y);
+    void outputs(const Linear& f, int64_t first, Sink sink) {
+        by_blocks(Pairs(f, first), x, T, in, sink);
     }
 };
+#endif
 
 #ifdef __AMX_BF16__
 // The same with matrix tiles: x is rounded to bf16.
@@ -211,6 +228,9 @@ static int64_t linear_bytes(int64_t T, int64_t in) {
     TileLinear::memory(arena, T, in);
     arena.array<float>(TILE * TILE);
 #endif
+#ifdef PAIRS
+    arena.array<bf16>(T * in);
+#endif
     return std::max(arena.bytes(), VectorLinear<Codes<8, 16>>::bytes(T, in));
 }
 
@@ -224,6 +244,10 @@ static void linear(const Linear& f, const float* x, int64_t T, float* y, bool ad
 #ifdef __AMX_BF16__
     if constexpr (sizeof(E) == 2)
         if (f.inputs % 32 == 0) return outputs(f, TileLinear(x, T, f.inputs, arena), y, add);
+#endif
+#ifdef PAIRS
+    if constexpr (sizeof(E) == 2)
+        if (f.inputs % 32 == 0) return outputs(f, PairLinear(x, T, f.inputs, arena), y, add);
 #endif
     outputs(f, VectorLinear<Numbers<E>>(x, T, f.inputs, arena), y, add);
 }

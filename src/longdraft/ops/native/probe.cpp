@@ -43,9 +43,11 @@ static bool avx2(const Features& f) {
 static bool avx512(const Features& f) {
     return avx2(f) && has(f.saved, 0xe6) && has(f.extended, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31);
 }
+// -mavx512bf16 besides
+static bool avx512bf16(const Features& f) { return avx512(f) && has(f.more, 1u << 5); }
 // -mavx512bf16 -mamx-bf16 -mamx-tile; on Linux a process must request the tile registers
 static bool amx(const Features& f) {
-    if (!avx512(f) || !has(f.saved, 0x60000) || !has(f.more, 1u << 5) || !has(f.amx, 1u << 22 | 1u << 24)) return false;
+    if (!avx512bf16(f) || !has(f.saved, 0x60000) || !has(f.amx, 1u << 22 | 1u << 24)) return false;
 #ifdef __linux__
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
@@ -60,6 +62,7 @@ extern "C" int longdraft_runs(const char* build) {
     const Features f = features();
     if (!std::strcmp(build, "_avx2")) return avx2(f);
     if (!std::strcmp(build, "_avx512")) return avx512(f);
+    if (!std::strcmp(build, "_avx512bf16")) return avx512bf16(f);
     if (!std::strcmp(build, "_amx")) return amx(f);
 #endif
 #ifdef __aarch64__

@@ -14,6 +14,9 @@ template <typename E>
 struct Numbers {
     static constexpr int STEP = V, LINE = 64 / sizeof(E);  // inputs of a cache line
     static constexpr bool UNPACKED = false;
+    using Input = float;
+    static constexpr int WIDE = V;  // inputs of a vector
+    static vec input(const float* x) { return load(x); }
     const E* rows;
     int64_t stride;
     Numbers(const E* rows, int64_t stride) : rows(rows), stride(stride) {}
@@ -24,11 +27,35 @@ struct Numbers {
     void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
 };
 
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)  // with AMX there are tiles
+#define PAIRS
+// Numbers of bf16, multiplied with inputs of bf16 in pairs: element e of a vector adds the products of two inputs.
+struct pairs {
+    __m512bh numbers;
+};
+static inline vec fused(pairs a, pairs b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, a.numbers, b.numbers); }
+
+struct Pairs {
+    static constexpr int STEP = 32, LINE = 32, WIDE = 32;
+    static constexpr bool UNPACKED = false;
+    using Input = bf16;
+    const bf16* rows;
+    int64_t stride;
+    Pairs(const Linear& f, int64_t first) : rows(static_cast<const bf16*>(f.weight) + first * f.inputs), stride(f.inputs) {}
+    static pairs input(const bf16* x) { return as<pairs>(_mm512_loadu_si512(x)); }
+    pairs at(int64_t row, int64_t input, int) const { return Pairs::input(rows + row * stride + input); }
+    void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
+};
+#endif
+
 // Codes of BITS bits in groups of STEP inputs, each code * scale + offset.
 template <int BITS, int GROUP>
 struct Codes {
     static constexpr int STEP = GROUP, LINE = 512 / BITS;
     static constexpr bool UNPACKED = true;
+    using Input = float;
+    static constexpr int WIDE = V;
+    static vec input(const float* x) { return load(x); }
     const uint8_t* codes;
     const float *scale, *offset;
     int64_t groups;
