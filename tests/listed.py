@@ -26,7 +26,7 @@ from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.drafters.kinds import KINDS
 from longdraft.methods import find
 from longdraft.models.lm import LM
-from longdraft.views import Chunks, Full, Guided, Partial, Quest, Retrieval, SinkWindow
+from longdraft.views import Chunks, Coded, Full, Guided, Partial, Quest, Retrieval, SinkWindow
 
 SMALL = {"gamma": 4, "min_budget": 16}  # a view of 16 slots leaves out most of a prompt of 70
 WIDTHS = [3, 4, 4]
@@ -102,6 +102,11 @@ COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "auto": lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6),
     "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
     "vegas tree by an int8 copy": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"),
+    "vegas with int4 keys": lambda t: make("vegas", t, **SMALL, draft_kv="int4"),
+    "vegas tree with int8 keys": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_kv="int8"),
+    "snapkv with int4 keys": lambda t: make("magicdec-snapkv", t, **SMALL, draft_kv="int4"),
+    "window with int8 keys": lambda t: SelfDrafter(t, Coded(SinkWindow(4, 0.07, 40), 8, recent=5), [1] * 4),
+    "every key in 4 bits": lambda t: SelfDrafter(t, Coded(Full(), 4, recent=8), [1] * 3),
     "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
 }
 

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "coded_products.h"
 #include "linear.h"
 #include "vector_products.h"
 
@@ -13,8 +14,8 @@ bool request_must_fail() { return false; }
 static std::mt19937 randomness(1);
 static float any() { return std::uniform_real_distribution<float>(-1, 1)(randomness); }
 
-static float value(float x) { return x; }
-static float value(bf16 x) { return as<float>(static_cast<uint32_t>(x.bits) << 16); }
+static float value(float x) { return number(x); }
+static float value(bf16 x) { return number(x); }
 static void put(float& to, float x) { to = x; }
 static void put(bf16& to, float x) { to = bf16{static_cast<uint16_t>(as<uint32_t>(x) >> 16)}; }
 
@@ -91,6 +92,56 @@ static void attention(int64_t R, int64_t n) {
             require(near(out[r * D + d], exact), "values", r, d, n);
         }
     }
+}
+
+// Number d of a slot of codes.
+static double decoded(const CodedBlock<8>* slot, int64_t d) {
+    return double(number(slot[d / 32].scale)) * static_cast<int8_t>(slot[d / 32].codes[d % 32]);
+}
+static double decoded(const CodedBlock<4>* slot, int64_t d) {
+    const CodedBlock<4>& block = slot[d / 32];
+    const int byte = block.codes[d % 16], code = d % 32 < 16 ? byte & 15 : byte >> 4;
+    return double(number(block.scale)) * code + number(block.offset);
+}
+
+// Codes of n slots, and products with them.
+template <int BITS, int ND>
+static void coded(int64_t R, int64_t n) {
+    constexpr int64_t D = 16 * ND, KEY = coded_blocks(D);
+    const auto x = numbers<float>(n * D), q = numbers<float>(R * D), before = numbers<float>(R * D), keep = numbers<float>(R);
+    std::vector<CodedBlock<BITS>> codes(n * KEY);
+    for (int64_t j = 0; j < n; j++) {
+        encode<BITS>(&x[j * D], D, &codes[j * KEY]);
+        for (int64_t d = 0; d < D; d++) {
+            const double step = number(codes[j * KEY + d / 32].scale), error = decoded(&codes[j * KEY], d) - x[j * D + d];
+            require(std::fabs(error) <= step * 0.51 + (BITS == 4 ? 0.004 : 0), "codes", j, d, n);
+        }
+    }
+    std::vector<float> scores(R * CHUNK), out = before, weights = numbers<float>(R * CHUNK), memory(CodedVectors<BITS, ND>::floats(R));
+    Prefetch none;
+    Queries rows = {};
+    rows.q = q.data(), rows.R = R;
+    CodedVectors<BITS, ND> products(rows, memory.data());
+    products.scores(codes.data(), n, scores.data(), none);
+    products.values(weights.data(), keep.data(), codes.data(), n, out.data(), none);
+    for (int64_t r = 0; r < R; r++) {
+        for (int64_t j = 0; j < n; j++) {
+            double exact = 0;
+            for (int64_t d = 0; d < D; d++) exact += double(q[r * D + d]) * decoded(&codes[j * KEY], d);
+            require(std::fabs(scores[r * CHUNK + j] - exact) <= 1.6e-5 * D + 1e-4, "scores of codes", r, j, n);
+        }
+        for (int64_t d = 0; d < D; d++) {
+            double exact = double(before[r * D + d]) * keep[r];
+            for (int64_t j = 0; j < n; j++) exact += double(weights[r * CHUNK + j]) * decoded(&codes[j * KEY], d);
+            require(near(out[r * D + d], exact), "values of codes", r, d, n);
+        }
+    }
+}
+
+template <int ND>
+static void each_code() {
+    for (int64_t R = 1; R <= TALLEST + 1; R++) coded<4, ND>(R, 37), coded<8, ND>(R, 37);
+    for (const int64_t n : {1, 15, 16, 31, 200, 256}) coded<4, ND>(3, n), coded<8, ND>(3, n);
 }
 
 // Products with f of all rows, and of each row alone; weight(o, i) is the weight of output o and input i.
@@ -210,5 +261,6 @@ int main() {
                 packed_outputs(T, in, 49, 8, 16, halves);
             }
         }
+    each_code<1>(), each_code<2>(), each_code<4>(), each_code<6>(), each_code<8>(), each_code<16>();
     std::printf("vectors of %d floats\n", V);
 }

@@ -203,7 +203,7 @@ class Call:
         self.states = torch.zeros(2, 2, 3, 64)
         self.tail_start = torch.tensor([4, 0])
         k, v = (x[:, :2].contiguous() for x in cache.read(0, 0))
-        self.kv, none = (k, v), native.Selected(None, None, 0, 0)
+        self.kv, none = (k, v), native.Selected(None, None, 0, 0, 0)
         self.selected = (native.Selected * 6)(*[native.Selected(k.data_ptr(), v.data_ptr(), 2, 2), none] * 3)
         p = native.Pass(
             2, 3, 0, *[x.data_ptr() for x in (self.tokens, self.depth, self.length, self.position, self.mask)]
@@ -251,6 +251,7 @@ SPOILT = {
     "selected": ("selected", lambda c: setattr(c.selected[2], "count", 3)),
     "picked below": ("selected", lambda c: setattr(c.selected[2], "count", -1)),
     "picked nowhere": ("selected", lambda c: setattr(c.selected[2], "v", None)),
+    "codes of 3 bits": ("selected", lambda c: setattr(c.selected[2], "bits", 3)),
     "tail_start": ("selected", lambda c: c.tail_start.fill_(-1)),
     "kept": ("scores", lambda c: c.keep[1].fill_(3)),
     "kept below": ("scores", lambda c: c.keep[1].fill_(-1)),
@@ -281,7 +282,7 @@ WRONG_TYPES = {
     "a field that does not exist": lambda c: setattr(c.p, "token", None),
     "a tensor in a field": lambda c: setattr(c.p, "tokens", c.tokens),
     "a list in a field": lambda c: setattr(c.p, "selected", [None]),
-    "a field too many": lambda c: native.Selected(None, None, 0, 0, 0),
+    "a field too many": lambda c: native.Selected(None, None, 0, 0, 0, 0),
 }
 
 

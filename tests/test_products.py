@@ -74,7 +74,25 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
     ),
     "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
     "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
-    "the halves of a byte are swapped": ("weights.h", "step < 16)", "step >= 16)", "outputs"),
+    "a code is written to the other half of its byte": (
+        "coded_keys.h",
+        "low | nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) << 4",
+        "nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) | low << 4",
+        "codes",
+    ),
+    "the offset of a key's codes is left out": (
+        "coded_products.h",
+        "if (BITS == 4)",
+        "if (BITS == 2)",
+        "scores of codes",
+    ),
+    "the offset of a value's codes is left out": (
+        "coded_products.h",
+        "scale_in(block), offset_in(block))",
+        "scale_in(block), splat(0))",
+        "values of codes",
+    ),
+    "the halves of a byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "outputs"),
 }
 
 

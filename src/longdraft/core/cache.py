@@ -173,6 +173,11 @@ class KVView(Protocol):
     indexable: ClassVar[bool]
     tail_start: Tensor
 
+    @property
+    def bits(self) -> int:
+        """Of a number of a selected key or value as the pass reads it; 0: as it is in the cache."""
+        ...
+
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
     ) -> list[Segment]:

@@ -8,14 +8,14 @@ from functools import partial
 from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.drafters.base import UnderView, beam
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import bytes_read
+from longdraft.models.memory_traffic import InCodes, bytes_read
 from longdraft.views.base import Policy
 
 
 class SelfDrafter(UnderView):
     """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
 
-    copy: a quantised copy of the target that drafts in its place (QuantSpec sec. 4, with all keys as they are).
+    copy: a quantised copy of the target that drafts in its place (QuantSpec sec. 4).
     """
 
     has_draft_probs = True
@@ -25,7 +25,8 @@ class SelfDrafter(UnderView):
         self.model = copy or target
 
     def reads(self, seqs: Sequences, depth: int) -> float:
-        return depth * bytes_read(self.model, seqs.cache, seen=self.policy.seen)
+        codes = InCodes(self.policy.coded, self.policy.bits)
+        return depth * bytes_read(self.model, seqs.cache, seen=self.policy.seen, codes=codes)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)

@@ -10,22 +10,30 @@ from longdraft.core.options import Depth, Nodes, NotNegative, Positive, Share, W
 from longdraft.drafters import Drafter, Reuse, SelfDrafter, Sequential
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import slot_bytes, weights_of
-from longdraft.views import Full, Guided, Quest, RandomSlots, SinkWindow, SnapKV
+from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, SinkWindow, SnapKV
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
 WORTH = 0.25  # the least share of its bytes of weights that a copy must save to be made for `auto`
 KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantised copy
+DraftKeys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them
 
 
 def _copy(target: LM, draft_weights: Weights) -> LM | None:
     return None if draft_weights == "same" else target.quantised(draft_weights)
 
 
-def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4") -> Drafter:
-    """A copy of the target with quantised weights drafts gamma tokens and reads every key, as the target keeps them."""
-    return SelfDrafter(target, Full(), [1] * gamma, _copy(target, draft_weights))
+def _keys(policy: Policy, draft_kv: DraftKeys) -> Policy:
+    return policy if draft_kv == "same" else Coded(policy, 4 if draft_kv == "int4" else 8)
+
+
+def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4") -> Drafter:
+    """A copy of the target with quantised weights drafts gamma tokens and reads codes of every key and value.
+
+    The latest 64 to 127 committed slots are read as the target keeps them.
+    """
+    return SelfDrafter(target, _keys(Full(), draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_stream(
@@ -35,9 +43,11 @@ def magicdec_stream(
     keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     draft_weights: Weights = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of the context."""
-    return SelfDrafter(target, SinkWindow(sink, keep_ratio, min_budget), [1] * gamma, _copy(target, draft_weights))
+    policy = SinkWindow(sink, keep_ratio, min_budget)
+    return SelfDrafter(target, _keys(policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_snapkv(
@@ -46,9 +56,11 @@ def magicdec_snapkv(
     keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     draft_weights: Weights = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the part of the prompt that the prompt's last queries attended to."""
-    return SelfDrafter(target, SnapKV(keep_ratio, min_budget), [1] * gamma, _copy(target, draft_weights))
+    policy = SnapKV(keep_ratio, min_budget)
+    return SelfDrafter(target, _keys(policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_quest(
@@ -72,13 +84,14 @@ def vegas(
     rows: Literal["mean", "ends"] = "mean",
     reach: NotNegative = 8,
     draft_weights: Weights = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the slots that the last verification's queries scored highest.
 
     As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
     """
     policy = Guided(keep_ratio, min_budget, score, rows, reach)
-    return SelfDrafter(target, policy, [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def vegas_tree(
@@ -88,10 +101,11 @@ def vegas_tree(
     min_budget: Positive = 256,
     score: Score = "weights",
     draft_weights: Weights = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """Like vegas, but drafts a tree with `widths` nodes per depth."""
     policy = Guided(keep_ratio, min_budget, score)
-    return SelfDrafter(target, policy, list(widths), _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(policy, draft_kv), list(widths), _copy(target, draft_weights))
 
 
 def vegas_reuse(
@@ -103,9 +117,10 @@ def vegas_reuse(
     n: NGram = 4,
     topk: Nodes = 8,
     draft_weights: Weights = "same",
+    draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """Vegas, with the `topk` commonest n-grams that began with its first token added below that token."""
-    drafter = vegas(target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights)
+    drafter = vegas(target, gamma, keep_ratio, min_budget, score, draft_weights=draft_weights, draft_kv=draft_kv)
     return Sequential(drafter, Reuse(n, topk))
 
 

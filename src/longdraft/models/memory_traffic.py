@@ -10,6 +10,7 @@ from torch import nn
 
 from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
+from longdraft.ops import coded
 
 Seen = Callable[[list[int]], list[int]]  # committed slots of each row -> how many of them a pass reads
 
@@ -41,17 +42,35 @@ def weights_of(model: LM) -> Weights:
     return _WEIGHTS[model]
 
 
-def keys_read(model: LM, cache: KVCache, seen: Seen | None = None, layers: Iterable[int] | None = None) -> int:
+@dataclass(frozen=True)
+class InCodes:
+    """How many of each row's committed slots a pass reads as codes of so many bits (ops/coded.py)."""
+
+    slots: Seen
+    bits: int
+
+
+def keys_read(
+    model: LM,
+    cache: KVCache,
+    seen: Seen | None = None,
+    layers: Iterable[int] | None = None,
+    codes: InCodes | None = None,
+) -> int:
     """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a view.
 
-    A sliding-window layer reads its window under any view.
+    codes: of the slots that are seen, those that are read as codes. A sliding-window layer reads its window under any
+    view.
     """
     lengths, total = cache.length.tolist(), 0
-    shown = lengths if seen is None else seen(lengths)
+    shown = sum(lengths if seen is None else seen(lengths))
+    in_codes = 0 if codes is None or not codes.bits else sum(codes.slots(lengths))
     for layer in cache.layers if layers is None else layers:
-        window = model.windows.get(layer)
-        slots = sum(shown) if window is None else sum(min(n, window) for n in lengths)
-        total += slots * sum(x.shape[0] * x.shape[2] * x.element_size() for x in cache.read(layer, 0))
+        window, pair = model.windows.get(layer), cache.read(layer, 0)
+        full = shown - in_codes if window is None else sum(min(n, window) for n in lengths)
+        total += full * sum(x.shape[0] * x.shape[2] * x.element_size() for x in pair)
+        if in_codes and codes is not None and window is None:
+            total += in_codes * sum(x.shape[0] * coded.width(x.shape[2], codes.bits) for x in pair)
     return total
 
 
@@ -62,9 +81,11 @@ def slot_bytes(model: LM) -> int:
     return sum(2 * heads * attention.head_dim * model.dtype.itemsize for attention in layers)
 
 
-def bytes_read(model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = None) -> float:
+def bytes_read(
+    model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = None, codes: InCodes | None = None
+) -> float:
     """Bytes that a pass over `nodes` nodes per row reads: the weights once, and each row's keys once."""
-    return weights_of(model).read(nodes * len(cache.length)) + keys_read(model, cache, seen)
+    return weights_of(model).read(nodes * len(cache.length)) + keys_read(model, cache, seen, codes=codes)
 
 
 def size_of(module: nn.Module) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longdraft.ops import cpu, noise
+from longdraft.ops import coded, cpu, noise
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.select import Compact, choose, refill, take
@@ -30,6 +30,7 @@ __all__ = [
     "Segment",
     "attend",
     "choose",
+    "coded",
     "draw",
     "gumbel",
     "refill",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longdraft.ops import native
+from longdraft.ops import coded, native
 
 
 def spread(scores: Tensor, reach: int, share: float) -> Tensor:
@@ -56,30 +56,35 @@ def take(x: Tensor, slots: Tensor) -> Tensor:
     return out
 
 
-SPARE = 64  # slots by which a compact copy may grow before it is allocated again
+def room_for(slots: int) -> int:
+    """Slots that a compact copy is allocated for, so that one that grows is seldom allocated again."""
+    return slots + max(64, slots // 8)
 
 
 class Compact:
     """Keys and values of selected slots side by side, in any order; a new selection copies only the slots it adds.
 
+    bits: 4 or 8 for codes of the numbers (ops/coded.py), uint8 [K,P,width]; 0: the numbers as they are, [K,P,D].
     The contents of a slot must not change between selections.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bits: int = 0) -> None:
+        self.bits = bits
         self._slots = self._places = torch.empty(0, dtype=torch.long)  # the slots held, ascending, and their positions
         self._k = self._v = torch.empty(0, 0, 0)
 
     def change(self, k: Tensor, v: Tensor, slots: Tensor) -> tuple[native.Copy, Tensor, Tensor]:
         """The kernel's job, and the slots and positions to `hold` once it is done."""
         (K, S, D), n, size = k.shape, len(slots), k.element_size()
-        if self._k.shape[::2] != (K, D) or self._k.shape[1] < n or self._k.dtype != k.dtype:
-            self._k, self._v = (x.new_empty(K, n + SPARE, D) for x in (k, v))
+        width, dtype = (coded.width(D, self.bits), torch.uint8) if self.bits else (D, k.dtype)
+        if self._k.shape[::2] != (K, width) or self._k.shape[1] < n or self._k.dtype != dtype:
+            self._k, self._v = (x.new_empty(K, room_for(n), width, dtype=dtype) for x in (k, v))
             self._slots = self._places = slots[:0]
         slots, places = slots.contiguous(), torch.empty_like(slots)
         job = native.Copy(
-            k.data_ptr(), v.data_ptr(), K, S, k.stride(0) * size, D * size, slots.data_ptr(), n,
-            self._slots.data_ptr(), self._places.data_ptr(), len(self._slots),
-            self._k.data_ptr(), self._v.data_ptr(), self._k.shape[1], self._k.stride(0) * size, places.data_ptr(),
+            k.data_ptr(), v.data_ptr(), K, S, k.stride(0) * size, D * size, self.bits, k.dtype == torch.bfloat16,
+            slots.data_ptr(), n, self._slots.data_ptr(), self._places.data_ptr(), len(self._slots), self._k.data_ptr(),
+            self._v.data_ptr(), self._k.shape[1], self._k.stride(0) * self._k.element_size(), places.data_ptr(),
         )  # fmt: skip
         return job, slots, places
 
@@ -92,19 +97,27 @@ class Compact:
         self._slots, self._places = slots, places
         return self._k[:, : len(slots)], self._v[:, : len(slots)]
 
+    def taken(self, x: Tensor, slots: Tensor) -> Tensor:
+        """What the kernel would copy of x [K,S,D], by torch."""
+        return coded.encode(take(x, slots), self.bits) if self.bits else take(x, slots)
+
+    def can_encode(self, x: Tensor) -> bool:
+        """Whether the kernel can write what this copy holds."""
+        return not self.bits or (x.dtype in (torch.float32, torch.bfloat16) and x.shape[2] % 16 == 0)
+
 
 def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """For each (copy, k, v [K,S,D], ascending slots [P], or [K,P] for each head): the keys and values [K,P,D].
+    """For each (copy, k, v [K,S,D], ascending slots [P], or [K,P] for each head): what the copy holds of them.
 
     They are valid until the copy is filled again. One kernel call copies all, where possible.
     """
 
-    def fits(k: Tensor, v: Tensor, slots: Tensor) -> bool:
+    def fits(copy: Compact, k: Tensor, v: Tensor, slots: Tensor) -> bool:
         same = k.shape == v.shape and k.stride() == v.stride() and k.stride()[1:] == (k.shape[2], 1)
-        return lib is not None and slots.dim() == 1 and k.is_cpu and same
+        return lib is not None and slots.dim() == 1 and k.is_cpu and same and copy.can_encode(k)
 
     lib = native.library()
-    jobs = [copy.change(*what) if fits(*what) else None for copy, *what in requests]
+    jobs = [copy.change(*what) if fits(copy, *what) else None for copy, *what in requests]
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
         try:
@@ -114,6 +127,6 @@ def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[t
                 copy.forget()
             raise
     return [
-        copy.hold(*job[1:]) if job else (take(k, slots), take(v, slots))
+        copy.hold(*job[1:]) if job else (copy.taken(k, slots), copy.taken(v, slots))
         for (copy, k, v, slots), job in zip(requests, jobs, strict=True)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from longdraft.views.base import Full, Policy, View
+from longdraft.views.coded import Coded
 from longdraft.views.guided import Guided, RandomSlots
 from longdraft.views.partial import Partial
 from longdraft.views.prompt_selection import Chunks, SnapKV
@@ -12,6 +13,7 @@ from longdraft.views.sink_window import SinkWindow
 
 __all__ = [
     "Chunks",
+    "Coded",
     "Full",
     "Guided",
     "Partial",

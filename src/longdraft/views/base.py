@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, without
 from longdraft.models.lm import LM
-from longdraft.ops import Compact, Segment, refill
+from longdraft.ops import Compact, Segment, coded, refill
 
 T = TypeVar("T")
 ByLayerAndRow = dict[tuple[int, int], T]
@@ -26,6 +26,7 @@ class View:
     The selected keys and values are copied side by side, once per layer and row, when a draft first reads them.
     copies: the buffers, which a view may take over from the view before it, and which only one of them may read.
     copied: what this view has copied into them; None where nothing is selected.
+    bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: the numbers as they are.
     """
 
     indexable: ClassVar[bool] = True
@@ -34,28 +35,36 @@ class View:
     layers: dict[int, int] | None = None
     copies: ByLayerAndRow[Compact] = field(default_factory=dict)
     copied: ByLayerAndRow[tuple[Tensor, Tensor] | None] = field(default_factory=dict)
-    _tail_start: list[int] = field(init=False)
-    _counts: list[int] = field(init=False)
+    bits: int = 0
+    starts: list[int] = field(init=False)  # tail_start
+    counts: list[int] = field(init=False)  # of each row's selected slots
 
     def __post_init__(self) -> None:
-        self._tail_start = self.tail_start.tolist()
+        self.starts = self.tail_start.tolist()
         one = self.indices[0] if self.indices.dim() == 3 else self.indices[0, :, 0]
-        self._counts = (one >= 0).sum(-1).tolist()
+        self.counts = (one >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if nothing is selected."""
+        """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if nothing is selected.
+
+        Codes are decoded at each call.
+        """
         if (layer, b) not in self.copied:
             self.copy([(layer, b, k, v)])
-        return self.copied[layer, b]
+        found = self.copied[layer, b]
+        if found is None or not self.bits:
+            return found
+        keys, values = (coded.decode(x, self.bits, y.shape[2], y.dtype) for x, y in zip(found, (k, v), strict=True))
+        return keys, values
 
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
         """`compact` for many (layer, row, k, v), in one kernel call where possible."""
         keys, requests = [], []
         for layer, b, k, v in rows:
-            if self._counts[b]:
-                slots = self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self._counts[b]]
+            if self.counts[b]:
+                slots = self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self.counts[b]]
                 keys.append((layer, b))
-                requests.append((self.copies.setdefault((layer, b), Compact()), k, v, slots))
+                requests.append((self.copies.setdefault((layer, b), Compact(self.bits)), k, v, slots))
         copies = dict(zip(keys, refill(requests), strict=True))
         self.copied.update({(layer, b): copies.get((layer, b)) for layer, b, *_ in rows})
 
@@ -63,17 +72,18 @@ class View:
         """The view after row `row` has left and the last row has taken its place; the copies are kept."""
         indices, tail_start = without(self.indices.transpose(0, 1), row).transpose(0, 1), without(self.tail_start, row)
         copies = without_row(self.copies, row, len(tail_start))
-        return View(indices, tail_start, self.layers, copies, without_row(self.copied, row, len(tail_start)))
+        copied = without_row(self.copied, row, len(tail_start))
+        return View(indices, tail_start, self.layers, copies, copied, self.bits)
 
     def seen(self, lengths: list[int]) -> list[int]:
         """How many of each row's `lengths` committed slots it shows."""
-        return [count + n - at for count, n, at in zip(self._counts, lengths, self._tail_start, strict=True)]
+        return [count + n - at for count, n, at in zip(self.counts, lengths, self.starts, strict=True)]
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
     ) -> list[Segment]:
         """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not used."""
-        at, selected = self._tail_start[b], self.compact(layer, b, k, v)
+        at, selected = self.starts[b], self.compact(layer, b, k, v)
         tail = Segment(k[:, at:end], v[:, at:end], visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
@@ -90,6 +100,7 @@ class Policy:
     """
 
     _view: View | None = None
+    bits: int = 0  # of a number of a key that a view selects; 0: as it is in the cache
 
     def captures(self) -> CaptureSpec:
         """What the next verify pass must keep for `update`."""
@@ -116,6 +127,10 @@ class Policy:
     def seen(self, lengths: list[int]) -> list[int]:
         """About how many of each row's `lengths` committed slots the view shows, for estimates of a draft's cost."""
         return lengths if self._view is None else self._view.seen(lengths)
+
+    def coded(self, lengths: list[int]) -> list[int]:
+        """How many of the slots that are `seen` are read as codes of so many bits."""
+        return [0] * len(lengths)
 
     def view(self, cache: KVCache) -> KVView | None:
         """The view for the next draft; None shows everything."""

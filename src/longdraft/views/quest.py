@@ -50,6 +50,7 @@ class QuestView:
     """
 
     indexable: ClassVar[bool] = False
+    bits: ClassVar[int] = 0
     tail_start: Tensor
     counts: list[int]
     selected: list[int]

@@ -51,6 +51,10 @@ class CudaBackend(Backend):
         self.pool = torch.cuda.graph_pool_handle() if architecture.hf.device.type == "cuda" else None
         self._selected: tuple[Any, Tensor, int, list[int]] | None = None
 
+    def supports(self, view: Any, logits: int = 0) -> bool:
+        """Not views of codes: there are no kernels for them."""
+        return super().supports(view, logits) and not getattr(view, "bits", 0)
+
     def forward(self, tree: Tree, cache: KVCache, start: int, view: Any, captured: Captures, logits: int = 0) -> Tensor:
         model, lengths = self.architecture, cache.length.tolist()
         position = model.position(tree, start, cache)

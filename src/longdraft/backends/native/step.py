@@ -12,7 +12,7 @@ from torch import Tensor
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.backends.stock import projections
 from longdraft.core import Captures, ChainDraws, KVCache, Tree
-from longdraft.ops import native
+from longdraft.ops import coded, native
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
@@ -159,13 +159,16 @@ class NativeStep:
         missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
         if missing:
             view.copy([(layer, b, *cache.read(layer, b)) for layer, b in missing])
+        width, dtype = (coded.width(self.dim, view.bits), torch.uint8) if view.bits else (self.dim, self.dtype)
         for k, v in filter(None, (view.copied[place] for place in missing)):
-            same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == self.dtype
-            if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, self.dim, self.dim, 1):
+            same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == dtype
+            if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, width, width, 1):
                 raise ValueError(f"a view copied keys as {tuple(k.shape)} of {k.dtype}: not this model's")
-        return [self._place(view.copied.get(place)) for place in where]
 
-    def _place(self, pair: tuple[Tensor, Tensor] | None) -> native.Selected:
-        if pair is None:
-            return native.Selected()
-        return native.Selected(*[x.data_ptr() for x in pair], pair[0].shape[1], pair[0].stride(0) // self.dim)
+        def of(pair: tuple[Tensor, Tensor] | None) -> native.Selected:
+            if pair is None:
+                return native.Selected()
+            k, v = pair
+            return native.Selected(k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // width, view.bits)
+
+        return [of(view.copied.get(place)) for place in where]

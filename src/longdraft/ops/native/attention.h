@@ -122,20 +122,21 @@ struct KeysMemory {
         : scores(arena.array<float>(R * CHUNK)), keep(arena.array<float>(R)), products(arena.array<float>(Products::floats(R))) {}
 };
 
-// Adds n keys k, v [n,D] to a partial result. They lie at slots first and on, a multiple of CHUNK after those before; first < 0:
-// selected keys, which every row sees. sinks, if given, has one for each row, for these keys.
-template <typename E, int ND, typename Products>
+// Adds n keys k, v to a partial result, each `Products::KEY` elements wide. They lie at slots first and on, a multiple of CHUNK
+// after those before; first < 0: selected keys, which every row sees. sinks, if given, has one for each row, for these keys.
+template <typename Products, typename E>
 static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Partial partial,
                         const ScoreSink* sinks, const KeysMemory<Products>& memory) {
-    constexpr int D = 16 * ND;
+    constexpr int64_t KEY = Products::KEY;
     const int64_t R = x.R;
     float *scores = memory.scores, *keep = memory.keep;
     Products products(x, memory.products);
     for (int64_t c = 0; c < n; c += CHUNK) {
         const int64_t len = n - c < CHUNK ? n - c : CHUNK, padded = (len + 15) / 16 * 16;
         const bool masked = first >= 0 && (x.window || first + c + len > x.length);
-        Prefetch prefetch(k + (c + CHUNK) * D, v + (c + CHUNK) * D, CHUNK * D * sizeof(E), Products::steps(R) + R * ROW);
-        products.scores(k + c * D, len, scores, prefetch);
+        const int64_t next = (c + CHUNK) * KEY;
+        Prefetch prefetch(k + next, v + next, CHUNK * KEY * sizeof(E), Products::steps(R) + R * ROW);
+        products.scores(k + c * KEY, len, scores, prefetch);
         for (int64_t r = 0; r < R; r++) {
             float* row = scores + r * CHUNK;
             for (int64_t j = len; j < padded; j++) row[j] = NONE;
@@ -143,6 +144,6 @@ static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int
             const ScoreSink sink = sinks ? sinks[r] : ScoreSink{};
             keep[r] = softmax_kept(row, len, c / CHUNK, sink, partial.max[r], partial.sum[r], prefetch);
         }
-        products.values(scores, keep, v + c * D, len, partial.out, prefetch);
+        products.values(scores, keep, v + c * KEY, len, partial.out, prefetch);
     }
 }

@@ -35,6 +35,7 @@ static int64_t slots_needed(const Pass& p, LayerKind kind, int64_t length, int64
 }
 
 static bool fits(const Selected& from) {
+    if (from.bits && from.bits != 4 && from.bits != 8) return false;
     return in_range(from.count, 0, MANY) && (!from.count || (from.k && from.v && in_range(from.stride, from.count, MANY)));
 }
 

@@ -69,9 +69,10 @@ struct LayerCache {
 
 // Keys and values that a view has copied together for a row of a layer.
 struct Selected {
-    const void* k;  // E [K,count,D], with `stride` slots from one head to the next
+    const void* k;  // E [K,count,D], with `stride` slots from one head to the next; or codes of the D numbers (coded_keys.h)
     const void* v;
     int64_t count, stride;
+    int64_t bits;  // of a code, 4 or 8; 0: the numbers are E
 };
 
 // One forward pass over W nodes of a tree in every row. Its scratch nodes are the `start` nodes that earlier passes have
@@ -123,12 +124,14 @@ struct Copy {
     const void* k;  // [heads,size,slot_bytes], with `stride` bytes from one head to the next
     const void* v;
     int64_t heads, size, stride, slot_bytes;
+    int64_t bits;  // 4 or 8: a slot is a multiple of 16 numbers, and the copy has codes of them (coded_keys.h); 0: as it is
+    int64_t half;  // 1: those numbers are bf16; 0: float. Not read where bits is 0
     const int64_t* wanted;  // [count] slots
     int64_t count;
     const int64_t* held;     // [held_count]: the slots that the copy holds now
     const int64_t* held_at;  // [held_count]: the place of each
     int64_t held_count;
-    void* out_k;  // [heads,room,slot_bytes], with `out_stride` bytes from one head to the next
+    void* out_k;  // [heads,room,slot_bytes, or bytes of its codes], with `out_stride` bytes from one head to the next
     void* out_v;
     int64_t room, out_stride;
     int64_t* place;  // [count], written: the place of each wanted slot

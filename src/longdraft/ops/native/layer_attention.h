@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "coded_products.h"
 #include "kept_scores.h"
 #include "paths.h"
 #include "tile_products.h"
@@ -43,11 +44,12 @@ class LayerAttention {
 
     // Bytes that a thread needs.
     static int64_t bytes(int64_t R, int64_t G, int64_t scratch) {
-        Arena sinks, keys, paths;
+        Arena sinks, keys, paths, coded;
         sinks.array<ScoreSink>(R);
         KeysMemory<P> of_keys(keys, R);
         PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
-        return sinks.bytes() + std::max(keys.bytes(), paths.bytes());  // of the two, one is used at a time
+        KeysMemory<CodedVectors<8, ND>> of_codes(coded, R);  // of 4 bits they need less
+        return sinks.bytes() + std::max({keys.bytes(), paths.bytes(), coded.bytes()});  // one of them is used at a time
     }
 
     void run() {
@@ -78,9 +80,21 @@ class LayerAttention {
 
     void selected(const Unit& unit) {
         const Selected& from = x.selected(unit.row);
+        if (from.bits) return from.bits == 8 ? coded<8>(unit, from) : coded<4>(unit, from);
         const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * D;
         const E *k = static_cast<const E*>(from.k) + skip, *v = static_cast<const E*>(from.v) + skip;
         add(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr);
+    }
+
+    template <int BITS>
+    void coded(const Unit& unit, const Selected& from) {
+        using Block = CodedBlock<BITS>;
+        using Coded = CodedVectors<BITS, ND>;
+        const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * coded_blocks(D);
+        const Block *k = static_cast<const Block*>(from.k) + skip, *v = static_cast<const Block*>(from.v) + skip;
+        Arena rest = arena;
+        attend_keys<Coded>(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr,
+                           KeysMemory<Coded>(rest, R));
     }
 
     // A block of the cache's slots, from where the view or the window begins. In a verify pass, the part that holds scratch nodes
@@ -103,7 +117,7 @@ class LayerAttention {
 
     void add(const Queries& q, const E* k, const E* v, int64_t n, int64_t first, Partial partial, const ScoreSink* sinks) {
         Arena rest = arena;
-        attend_keys<E, ND, P>(q, k, v, n, first, partial, sinks, KeysMemory<P>(rest, R));
+        attend_keys<P>(q, k, v, n, first, partial, sinks, KeysMemory<P>(rest, R));
     }
 
     // Points the rows whose scores are kept to their places from this slot on; null where no scores are kept.

@@ -52,6 +52,7 @@ static constexpr Entry table[] = {
     STRUCT(LayerCache), FIELD(LayerCache, k), FIELD(LayerCache, v), FIELD(LayerCache, slots),
 
     STRUCT(Selected), FIELD(Selected, k), FIELD(Selected, v), FIELD(Selected, count), FIELD(Selected, stride),
+    FIELD(Selected, bits),
 
     STRUCT(Pass), FIELD(Pass, rows), FIELD(Pass, nodes), FIELD(Pass, start), FIELD(Pass, tokens), FIELD(Pass, depth),
     FIELD(Pass, length), FIELD(Pass, position), FIELD(Pass, mask), FIELD(Pass, cache), FIELD(Pass, tail_start),
@@ -64,9 +65,9 @@ static constexpr Entry table[] = {
     FIELD(Chain, reach), FIELD(Chain, drawn),
 
     STRUCT(Copy), FIELD(Copy, k), FIELD(Copy, v), FIELD(Copy, heads), FIELD(Copy, size), FIELD(Copy, stride),
-    FIELD(Copy, slot_bytes), FIELD(Copy, wanted), FIELD(Copy, count), FIELD(Copy, held), FIELD(Copy, held_at),
-    FIELD(Copy, held_count), FIELD(Copy, out_k), FIELD(Copy, out_v), FIELD(Copy, room), FIELD(Copy, out_stride),
-    FIELD(Copy, place),
+    FIELD(Copy, slot_bytes), FIELD(Copy, bits), FIELD(Copy, half), FIELD(Copy, wanted), FIELD(Copy, count),
+    FIELD(Copy, held), FIELD(Copy, held_at), FIELD(Copy, held_count), FIELD(Copy, out_k), FIELD(Copy, out_v),
+    FIELD(Copy, room), FIELD(Copy, out_stride), FIELD(Copy, place),
 
     STRUCT(Entry), FIELD(Entry, name), FIELD(Entry, number), FIELD(Entry, kind),
 

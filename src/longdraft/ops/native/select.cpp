@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 
+#include "coded_keys.h"
 #include "guard.h"
 #include "memory.h"
 #include "openmp.h"
@@ -118,7 +119,16 @@ struct HeadCopy {
 
 static int64_t most_free(const Copy& c) { return std::max(c.count, c.held_count); }
 
+static int64_t number_bytes(const Copy& c) { return c.half ? sizeof(bf16) : sizeof(float); }
+
+static int64_t out_bytes(const Copy& c) {
+    return c.bits ? coded_bytes(c.slot_bytes / number_bytes(c), c.bits) : c.slot_bytes;
+}
+
+static bool codes_fit(const Copy& c) { return (c.bits == 4 || c.bits == 8) && c.slot_bytes % (16 * number_bytes(c)) == 0; }
+
 static bool sizes_fit(const Copy& c) {
+    if (c.bits && !codes_fit(c)) return false;
     return in_range(c.count, 0, std::min(c.room, c.size)) && in_range(c.held_count, 0, c.room) && in_range(c.heads, 1, MANY) &&
            in_range(c.slot_bytes, 1, MANY);
 }
@@ -165,21 +175,29 @@ static bool make_plan(const Copy& c, Plan& plan) {
     return true;
 }
 
+// Copies a slot, or writes its codes.
+static void put(const Copy& c, char* to, const char* from) {
+    const int64_t D = c.slot_bytes / number_bytes(c);
+    if (!c.bits) return void(std::memcpy(to, from, c.slot_bytes));
+    const auto write = [&](const auto* x) { return c.bits == 8 ? encode<8>(x, D, to) : encode<4>(x, D, to); };
+    return c.half ? write(reinterpret_cast<const bf16*>(from)) : write(reinterpret_cast<const float*>(from));
+}
+
 // The slots of a head lie far apart, so many are prefetched at a time.
 static void carry_out(const HeadCopy& unit) {
     constexpr int64_t AHEAD = 24;
     const Copy& c = *unit.copy;
     const Move* moves = unit.plan->moves;
-    const int64_t count = unit.plan->count, bytes = c.slot_bytes;
+    const int64_t count = unit.plan->count, bytes = c.slot_bytes, out = out_bytes(c);
     const char* from = static_cast<const char*>(unit.value ? c.v : c.k) + unit.head * c.stride;
     char* to = static_cast<char*>(unit.value ? c.out_v : c.out_k) + unit.head * c.out_stride;
     for (int64_t j = 0; j < count; j++) {
         if (j + AHEAD < count)
             for (int64_t b = 0; b < bytes; b += 64) {
                 __builtin_prefetch(from + moves[j + AHEAD].from * bytes + b, 0, 2);
-                __builtin_prefetch(to + moves[j + AHEAD].to * bytes + b, 1, 2);
+                __builtin_prefetch(to + moves[j + AHEAD].to * out + b, 1, 2);
             }
-        std::memcpy(to + moves[j].to * bytes, from + moves[j].from * bytes, bytes);
+        put(c, to + moves[j].to * out, from + moves[j].from * bytes);
     }
 }
 

@@ -9,7 +9,7 @@
 
 template <int ND>
 struct Tiles {
-    static constexpr int64_t D = 16 * ND, PAIRS = CHUNK / 2;
+    static constexpr int64_t D = 16 * ND, KEY = D, PAIRS = CHUNK / 2;
     using Setup = Shapes;
     static int64_t groups(int64_t R) { return (R + TILE - 1) / TILE; }
     // That an object needs: queries, weights, scores by key, values by pairs, the last keys of a block.

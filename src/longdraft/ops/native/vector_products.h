@@ -51,10 +51,19 @@ ONE_COPY static void score_block(const float* q, const float* panel, int64_t n, 
     }
 }
 
+// n slots as vectors of floats, as those of weights.h.
+template <typename E, int D>
+struct Slots {
+    static constexpr int BESIDE = SUMS;  // vectors of sums that fit into registers beside what `at` needs
+    const E* first;
+    vec at(int64_t slot, int64_t number, int step) const { return load(first + slot * D + number + step); }
+};
+
 // out [RB,D] = out * keep + weights [RB,CHUNK] v [n,D]. A sum adds the values in their order.
-template <typename E, int D, int RB>
-ONE_COPY static void value_block(const float* weights, const float* keep, const E* v, int64_t n, float* out, Prefetch& prefetch) {
-    constexpr int N = vectors_beside(RB, D / V, 8);
+template <int D, int RB, typename Values>
+ONE_COPY static void value_block(const float* weights, const float* keep, const Values& v, int64_t n, float* out,
+                                 Prefetch& prefetch) {
+    constexpr int N = vectors_beside(RB, D / V, 8, Values::BESIDE);
     for (int d = 0; d < D; d += N * V) {
         vec sum[RB][N];
         for (int r = 0; r < RB; r++)
@@ -62,7 +71,7 @@ ONE_COPY static void value_block(const float* weights, const float* keep, const 
         for (int64_t j = 0; j < n; j++) {
             if (d == 0 && j % 16 == 0) prefetch.step();
             add_products(
-                sum, [&](int r) { return splat(weights[r * CHUNK + j]); }, [&](int i) { return load(v + j * D + d + i * V); });
+                sum, [&](int r) { return splat(weights[r * CHUNK + j]); }, [&](int i) { return v.at(j, d, i * V); });
         }
         for (int r = 0; r < RB; r++)
             for (int i = 0; i < N; i++) store(out + r * D + d + i * V, sum[r][i]);
@@ -77,6 +86,7 @@ class Vectors {
     float *panel, *floats_of_values, *ones;
 
    public:
+    static constexpr int64_t KEY = D;  // elements of a key
     struct Setup {  // what a thread must do before and after: nothing
         explicit Setup(int64_t) {}
         ~Setup() {}
@@ -121,7 +131,8 @@ class Vectors {
         Prefetch none;
         in_blocks(R, [&](auto rows, int64_t r) {
             constexpr int RB = decltype(rows)::value;
-            value_block<T, D, RB>(weights + r * CHUNK, keep + r, v, n, out + r * D, r ? none : prefetch);
+            const Slots<T, D> slots = {v};
+            value_block<D, RB>(weights + r * CHUNK, keep + r, slots, n, out + r * D, r ? none : prefetch);
         });
     }
 };

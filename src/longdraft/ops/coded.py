@@ -1,0 +1,63 @@
+"""Keys and values of 4 or 8 bits: blocks of 32 numbers of a head, each with its scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 32  # numbers that share a scale
+BYTES = {8: 2 + BLOCK, 4: 4 + BLOCK // 2}  # of a block
+
+
+def width(dim: int, bits: int) -> int:
+    """Bytes of a key or value of `dim` numbers. The last block is filled up by repeating the last number."""
+    return -(-dim // BLOCK) * BYTES[bits]
+
+
+def encode(x: Tensor, bits: int) -> Tensor:
+    """x [...,D] -> uint8 [...,width]: what the kernel of ops/native/coded_keys.h writes, bit for bit.
+
+    A block of 8 bits is its scale (bfloat16), then 32 signed codes; a number is code * scale. A block of 4 bits is its
+    scale and its offset (both bfloat16), then 16 bytes, of which byte i has number i in its low half and number i + 16
+    in its high half; a number is code * scale + offset. Computed in float32, and rounded once, to the nearest code.
+    """
+    x = x.float()
+    filled = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], -x.shape[-1] % BLOCK)], -1)
+    blocks = filled.unflatten(-1, (-1, BLOCK))
+    if bits == 8:
+        scale = _scale(blocks.abs().amax(-1), 127)
+        codes = _codes(blocks, scale, -127, 127).to(torch.int8).view(torch.uint8)
+        return torch.cat([_raw(scale), codes], -1).flatten(-2)
+    offset = (blocks.amin(-1) + 0.0).bfloat16()  # + 0.0: of two zeros the positive one
+    scale = _scale(blocks.amax(-1) - offset.float(), 15)
+    codes = _codes(blocks - offset.float()[..., None], scale, 0, 15).to(torch.uint8)
+    halves = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat([_raw(scale), _raw(offset), halves], -1).flatten(-2)
+
+
+def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """uint8 [...,width] -> x [...,dim]: what drafts read."""
+    blocks = codes.unflatten(-1, (-1, BYTES[bits]))
+    scale = _number(blocks[..., :2])
+    if bits == 8:
+        x = blocks[..., 2:].view(torch.int8).double() * scale
+    else:
+        x = torch.cat([blocks[..., 4:] & 15, blocks[..., 4:] >> 4], -1).double() * scale + _number(blocks[..., 2:4])
+    return x.flatten(-2)[..., :dim].float().to(dtype)
+
+
+def _scale(span: Tensor, codes: int) -> Tensor:
+    return (span / codes).clamp(min=1e-30).bfloat16()
+
+
+def _codes(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    """The product of two float32 is exact in float64, so it is rounded once, as the kernel's fused operation does."""
+    return (x.double() * (1 / scale.float()).double()[..., None]).round().clamp(low, high)
+
+
+def _raw(x: Tensor) -> Tensor:
+    return x.contiguous()[..., None].view(torch.uint8)
+
+
+def _number(raw: Tensor) -> Tensor:
+    return raw.contiguous().view(torch.bfloat16).double()

@@ -1,0 +1,99 @@
+// Keys and values of 4 or 8 bits, as ops/coded.py specifies them: a slot of a head is a row of blocks.
+#pragma once
+#include <algorithm>
+
+#include "codes.h"
+
+constexpr int64_t CODED = 32;  // numbers of a block
+
+// A number is code * scale + offset.
+template <int BITS>
+struct CodedBlock;
+template <>
+struct CodedBlock<8> {
+    bf16 scale;
+    uint8_t codes[CODED];  // signed
+};
+template <>
+struct CodedBlock<4> {
+    bf16 scale, offset;
+    uint8_t codes[CODED / 2];  // byte i: number i in the low half, number i + 16 in the high half
+};
+static_assert(sizeof(CodedBlock<8>) == 34 && sizeof(CodedBlock<4>) == 20, "as BYTES in ops/coded.py");
+
+constexpr int64_t coded_blocks(int64_t D) { return (D + CODED - 1) / CODED; }
+constexpr int64_t coded_bytes(int64_t D, int64_t bits) {
+    return coded_blocks(D) * static_cast<int64_t>(bits == 8 ? sizeof(CodedBlock<8>) : sizeof(CodedBlock<4>));
+}
+
+static inline float number(float x) { return x; }
+static inline float number(bf16 x) { return as<float>(static_cast<uint32_t>(x.bits) << 16); }
+static inline bf16 nearest_bf16(float x) {
+    const uint32_t w = as<uint32_t>(x);
+    return {static_cast<uint16_t>((w + 0x7fff + ((w >> 16) & 1)) >> 16)};
+}
+static inline vec vmin(vec a, vec b) { return a < b ? a : b; }
+static inline float least(vec x) { return folded(x, vmin)[0]; }
+
+// The integers nearest to x * inverse, from low to high, in the lower half of each element. Added to this number, a float has no
+// bits behind the point, and its last bits are the integer.
+static inline ivec nearest_integers(vec x, float inverse, float low, float high) {
+    constexpr float BIG = 12582912.0f;
+    const vec y = fused(x, splat(inverse), splat(BIG));
+    return as<ivec>(vmin(vmax(y, splat(BIG + low)), splat(BIG + high)));
+}
+
+// The last byte of each element.
+static inline void store_bytes(uint8_t* p, ivec x) {
+    typedef uint8_t bytes __attribute__((vector_size(V)));
+    const bytes b = __builtin_convertvector(x & 255, bytes);
+    std::memcpy(p, &b, sizeof b);
+}
+
+static inline bf16 scale_of(float span, float codes) { return nearest_bf16(std::max(span / codes, 1e-30f)); }
+
+static inline void encode_block(const vec* x, CodedBlock<8>& to) {
+    vec top = splat(0);
+    for (int i = 0; i < CODED / V; i++) top = vmax(top, vmax(x[i], -x[i]));
+    to.scale = scale_of(greatest(top), 127);
+    const float inverse = 1 / number(to.scale);
+    for (int i = 0; i < CODED / V; i++) store_bytes(to.codes + i * V, nearest_integers(x[i], inverse, -127, 127));
+}
+
+static inline void encode_block(const vec* x, CodedBlock<4>& to) {
+    vec bottom = x[0], top = x[0];
+    for (int i = 1; i < CODED / V; i++) bottom = vmin(bottom, x[i]), top = vmax(top, x[i]);
+    to.offset = nearest_bf16(least(bottom) + 0.0f);
+    const float offset = number(to.offset);
+    to.scale = scale_of(greatest(top) - offset, 15);
+    const float inverse = 1 / number(to.scale);
+    for (int i = 0; i < 16 / V; i++) {
+        const ivec low = nearest_integers(x[i] - offset, inverse, 0, 15) & 15;
+        store_bytes(to.codes + i * V, low | nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) << 4);
+    }
+}
+
+// x [D], D a multiple of 16 -> its blocks. A last block of 16 numbers is filled up with the last of them.
+template <int BITS, typename E>
+static inline void encode(const E* x, int64_t D, void* to) {
+    CodedBlock<BITS>* block = static_cast<CodedBlock<BITS>*>(to);
+    for (int64_t d = 0; d < D; d += CODED, block++) {
+        vec v[CODED / V];
+        for (int64_t i = 0; i < CODED / V; i++) v[i] = d + i * V < D ? load(x + d + i * V) : splat(number(x[D - 1]));
+        encode_block(v, *block);
+    }
+}
+
+// The first four bytes of a block in every element: its scale is the lower half. (A float is broadcast from memory.)
+template <int BITS>
+static inline uvec head_of(const CodedBlock<BITS>& b) {
+    float head;
+    std::memcpy(&head, &b, sizeof head);
+    return as<uvec>(splat(head));
+}
+template <int BITS>
+static inline vec scale_in(const CodedBlock<BITS>& b) {
+    return as<vec>(head_of(b) << 16);
+}
+static inline vec offset_in(const CodedBlock<8>&) { return splat(0); }
+static inline vec offset_in(const CodedBlock<4>& b) { return as<vec>(head_of(b) & 0xffff0000u); }

@@ -1,0 +1,87 @@
+"""Drafts read codes of 4 or 8 bits in place of keys and values (QuantSpec sec. 4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.core import Captures, CaptureSpec, KVCache
+from longdraft.models.lm import LM
+from longdraft.ops import Compact
+from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
+
+
+class Coded(Policy):
+    """Shows what another policy shows, as codes of so many bits, except each row's latest slots.
+
+    policy: one whose views are `View` or None. Of the slots that its view shows from tail_start on, those before the
+    last `recent` to 2 * recent committed slots are read as codes too, so the codes of a growing text are extended by
+    `recent` slots at a time. A view that selects for each key head keeps its tail as it is in the cache. A slot is
+    encoded once it is committed; the cache itself is not changed.
+    """
+
+    def __init__(self, policy: Policy, bits: int, recent: int = 64):
+        self.policy, self.bits, self.recent = policy, bits, recent
+        self._forget()
+
+    def _forget(self) -> None:
+        self._copies: ByLayerAndRow[Compact] = {}
+        self._view = self._before = None  # the view, and that of the other policy which it was made from
+
+    def captures(self) -> CaptureSpec:
+        return self.policy.captures()
+
+    def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
+        self.policy.start(model, tokens, cache)
+        self._forget()
+
+    def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        """The codes of the other rows are kept."""
+        self.policy.enter(model, tokens, cache, row)
+        self._view = None
+
+    def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
+        self.policy.leave(model, tokens, cache, row)
+        self._copies, self._view = without_row(self._copies, row, len(cache.length)), None
+
+    def update(self, cache: KVCache, captured: Captures) -> None:
+        self.policy.update(cache, captured)
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        return self.policy.seen(lengths)
+
+    def coded(self, lengths: list[int]) -> list[int]:
+        return [0] * len(lengths) if self._view is None else self._view.counts
+
+    def view(self, cache: KVCache) -> View | None:
+        before, lengths = self.policy.view(cache), cache.length.tolist()
+        if before is not None and not isinstance(before, View):
+            raise TypeError(f"{type(before).__name__} is not a list of slots, so there is nothing to encode")
+        same = self._view is not None and before is self._before
+        known, self._before = self._view if same else None, before
+        if before is None:  # everything is shown
+            slots = torch.empty(1, len(lengths), 0, dtype=torch.long, device=cache.length.device)
+            before = View(slots, torch.zeros_like(cache.length))
+        starts = [self._start(before, b, n) for b, n in enumerate(lengths)]
+        if known is None or starts != known.starts:
+            self._view = self._coded(before, starts)
+            self._view.copies, self._view.bits = self._copies, self.bits
+        if known is not None and self._view is not None:  # rows that did not change are copied already
+            rows = {b for b, (old, new) in enumerate(zip(known.starts, starts, strict=True)) if old == new}
+            self._view.copied |= {key: x for key, x in known.copied.items() if key[1] in rows}
+        return self._view
+
+    def _start(self, view: View, b: int, length: int) -> int:
+        """The first slot of row b that is read as it is in the cache."""
+        end = (length - self.recent) // self.recent * self.recent
+        return view.starts[b] if view.indices.dim() == 4 else max(view.starts[b], end)
+
+    def _coded(self, view: View, starts: list[int]) -> View:
+        """What the view shows, with all that lies before `starts` selected."""
+        if starts == view.starts:
+            return View(view.indices, view.tail_start, view.layers)
+        rows = []
+        for b, (old, new) in enumerate(zip(view.starts, starts, strict=True)):
+            selected, more = view.indices[:, b, : view.counts[b]], torch.arange(old, new, device=view.indices.device)
+            rows.append(torch.cat([selected, more.expand(len(selected), -1)], -1))
+        return pad_rows(rows, starts, view.layers)
