@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import tiny
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import Sampler, build, generate
+from longdraft.core import Captures
 from longdraft.drafters import Auto, SelfDrafter
 from longdraft.methods.self_speculative import by_a_copy
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import keys_read, slot_bytes
 from longdraft.ops import native
+from longdraft.views import Guided
 
 NATIVE = pytest.mark.skipif(native.library() is None, reason="packed weights are fast on the native backend alone")
 
@@ -27,8 +30,8 @@ def test_a_copy_is_tried_first():
     auto = build("auto", lm)
     assert isinstance(auto, Auto)
     first, *others = [d.inner for d in auto.drafters]
-    assert isinstance(first, SelfDrafter) and first.model is lm.quantised("int4")
-    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm._copies) == ["int4"]
+    assert isinstance(first, SelfDrafter) and first.model is lm.quantised("int8")
+    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm._copies) == ["int8"]
 
 
 @NATIVE
@@ -63,7 +66,7 @@ def test_all_keys_are_read_while_they_are_few_beside_the_weights():
     assert 40 * slot_bytes(small) == keys_read(small, cache)
     floors = [by_a_copy(lm)[0].policy.min_budget for lm in (small, large)]
     assert floors[0] == 256 and floors[1] > 1000
-    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int4").nbytes() / 4, rel=0.01)
+    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int8").nbytes() / 4, rel=0.01)
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
@@ -72,3 +75,16 @@ def test_it_is_lossless(name, sampler):
     lm = tiny.target(name)
     rows, options = tiny.prompts(70, 31), {"max_new_tokens": 96, "sampler": sampler, "seed": 5}
     assert generate(lm, rows, build("auto", lm, rounds=4), **options) == generate(lm, rows, **options)
+
+
+def test_scores_are_kept_only_where_a_view_leaves_something_out():
+    lm = lm_of()
+    policy = Guided(0.07, 32)
+    assert policy.captures().rows is not None
+    cache = lm.new_cache(1, 64)
+    for length, kept in ((20, False), (31, False), (32, True), (50, True)):
+        lm.prefill(list(range(3, 3 + length - int(cache.length))), cache)
+        policy.update(cache, Captures())
+        assert (policy.captures().rows is not None) is kept, length
+    policy.start(lm, torch.zeros(1, 30, dtype=torch.long), cache)
+    assert policy.captures().rows is None

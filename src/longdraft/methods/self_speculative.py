@@ -125,14 +125,16 @@ def vegas_reuse(
 
 
 def by_a_copy(target: LM) -> list[Drafter]:
-    """Drafts by an int4 copy for `auto`: at most one drafter, because a copy takes memory.
+    """Drafts by a quantised copy for `auto`: at most one drafter, because a copy takes memory.
 
-    None where it saves too little or the kernels that read packed weights do not compute the target. Where the keys
-    are few against the copy's weights it reads all of them, as quantspec does, and beyond that the best ones.
+    In 8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log.md), unless the target has
+    8 bits itself. None where it saves too little or the kernels that read packed weights do not compute the target.
+    Where the keys are few against the copy's weights it reads all of them, and beyond that the best ones.
     """
-    if target.backend.name != "native" or target.saving("int4") < WORTH:
+    kind = next((k for k in ("int8", "int4") if target.saving(k) >= WORTH), None)
+    if target.backend.name != "native" or kind is None:
         return []
-    copy = target.quantised("int4")
+    copy = target.quantised(kind)
     slots = int(KEYS * weights_of(copy).shared / slot_bytes(copy))
     return [SelfDrafter(target, Guided(min_budget=max(slots, 256)), [1] * 7, copy)]
 

@@ -32,13 +32,15 @@ class Guided(Policy):
     ):
         self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
         self._copies: ByLayerAndRow[Compact] = {}
+        self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._view, self._copies = None, {}
+        self._longest = tokens.shape[1]
 
     def enter(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         """The next verify pass selects for every row; the copies of the other rows are kept."""
-        self._view = None
+        self._view, self._longest = None, tokens.shape[1]
 
     def leave(self, model: LM, tokens: Tensor, cache: KVCache, row: int) -> None:
         if self._view is None:
@@ -48,9 +50,12 @@ class Guided(Policy):
             self._copies = self._view.copies
 
     def captures(self) -> CaptureSpec:
+        if self._longest <= self.min_budget:  # every slot is shown, whatever its score
+            return CaptureSpec()
         return CaptureSpec(rows=self.rows, of=self.score)
 
     def update(self, cache: KVCache, captured: Captures) -> None:
+        self._longest = int(cache.length.max()) + 1 if len(cache.length) else 0
         if captured.scores and captured.covered is not None:
             # a row that is done has not committed its root
             self._view = self._choose(captured.scores, torch.minimum(captured.covered, cache.length).tolist())
