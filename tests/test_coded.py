@@ -312,3 +312,18 @@ def test_native_code_refuses_other_codes():
         with pytest.raises(RuntimeError, match="slots to be copied"):
             native.library().longdraft_retake((native.Copy * 1)(job), 1)
     assert select.room_for(80) == 144 and select.room_for(32000) == 36000
+
+
+@torch.inference_mode()
+def test_the_first_codes_are_no_cost_of_a_draft(monkeypatch):
+    """Adaptive drafting measures drafts after `ready`: encoding a prompt would look like a draft that cannot pay."""
+    lm = tiny.target("llama")
+    cache = lm.new_cache(2, 400)
+    for b, p in enumerate(tiny.prompts(150, 200)):
+        lm.prefill(p, cache.row(b))
+    wrapped = Coded(Full(), 8)
+    wrapped.start(lm, torch.zeros(2, 260, dtype=torch.long), cache)
+    wrapped.ready(lm, cache)
+    monkeypatch.setattr("longdraft.views.base.refill", None)  # would fail if it were called
+    wrapped.ready(lm, cache)
+    lm(Tree.chain(torch.tensor([[3], [4]])), cache, view=wrapped.view(cache))

@@ -74,6 +74,9 @@ class UnderView(Drafter):
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
 
+    def ready(self, seqs: Sequences) -> None:
+        self.policy.ready(self.target, seqs.cache)
+
     def start(self, seqs: Sequences) -> None:
         self.policy.start(self.target, seqs.tokens, seqs.cache)
 

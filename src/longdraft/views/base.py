@@ -121,6 +121,9 @@ class Policy:
         """Row `row` has left, and the last row has taken its place; see Drafter.leave."""
         self.start(model, tokens, cache)
 
+    def ready(self, model: LM, cache: KVCache) -> None:
+        """Do what a text needs once and what may take long; the first draft does it if this was not called."""
+
     def update(self, cache: KVCache, captured: Captures) -> None:
         """`cache` is the cache after the commit; `captured` is what the verify pass kept."""
 

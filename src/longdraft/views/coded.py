@@ -44,6 +44,19 @@ class Coded(Policy):
         self.policy.leave(model, tokens, cache, row)
         self._copies, self._view = without_row(self._copies, row, len(cache.length)), None
 
+    def ready(self, model: LM, cache: KVCache) -> None:
+        """Encode the rows that have no codes yet."""
+        self.policy.ready(model, cache)
+        view = self.view(cache)
+        if view is None:
+            return
+        rows = [b for b, count in enumerate(view.counts) if count]
+        layers = cache.layers if view.layers is None else view.layers
+        places = [(layer, b) for layer in layers for b in rows if layer not in model.windows]
+        new = [place for place in places if place not in self._copies]
+        if new:
+            view.copy([(layer, b, *cache.read(layer, b)) for layer, b in new])
+
     def update(self, cache: KVCache, captured: Captures) -> None:
         self.policy.update(cache, captured)
 
