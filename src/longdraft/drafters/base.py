@@ -42,6 +42,10 @@ class Drafter:
         """Bytes of weights and keys that the latest draft, `depth` levels deep, has read."""
         return 0
 
+    def least_cost(self, seqs: Sequences) -> float:
+        """What a drafted level costs at least, as a share of a plain step: known before anything was drafted."""
+        return 0
+
     def enter(self, seqs: Sequences, row: int) -> None:
         """Row `row`, the last one, has been prefilled and joins the others, whose state stays.
 
@@ -109,6 +113,9 @@ class Combined(Drafter):
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         return sum(d.reads(seqs, depth) for d in self.drafters)
+
+    def least_cost(self, seqs: Sequences) -> float:
+        return max(d.least_cost(seqs) for d in self.drafters)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         for d in self.drafters:

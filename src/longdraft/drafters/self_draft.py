@@ -8,7 +8,7 @@ from functools import partial
 from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.drafters.base import UnderView, beam
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import InCodes, bytes_read
+from longdraft.models.memory_traffic import InCodes, bytes_read, weights_of
 from longdraft.views.base import Policy
 
 
@@ -27,6 +27,10 @@ class SelfDrafter(UnderView):
     def reads(self, seqs: Sequences, depth: int) -> float:
         codes = InCodes(self.policy.coded, self.policy.bits)
         return depth * bytes_read(self.model, seqs.cache, seen=self.policy.seen, codes=codes)
+
+    def least_cost(self, seqs: Sequences) -> float:
+        """By the bytes of the weights, which a draft reads under any view."""
+        return weights_of(self.model).read(len(seqs.length)) / bytes_read(self.target, seqs.cache)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)

@@ -8,6 +8,7 @@ from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, 
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.base import Combined, Drafter
 
+DEAR = 0.7  # share of a plain step: drafts that cost more a level gain little even if nearly all are accepted
 LEAST = 2  # steps of a trial before it may be given up for an earlier drafter's higher rate
 
 
@@ -15,7 +16,8 @@ class Auto(Combined):
     """One of its drafters is in use at a time, as an AdaptiveDraft: each for a trial, then the fastest for good.
 
     A trial lasts `rounds` steps. It ends sooner if its drafter turns itself off, or expects a lower rate than one
-    tried before. Between trials there is a step without a draft that captures what the next drafter needs.
+    tried before. A drafter is not tried if its weights alone make a draft nearly as dear as a plain step. Between
+    trials there is a step without a draft that captures what the next drafter needs.
     """
 
     def __init__(self, drafters: Sequence[Drafter], rounds: int = 8):
@@ -28,13 +30,27 @@ class Auto(Combined):
         self.now.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
-        """Start all drafters. The first measures plain steps for all; the others begin with their probes."""
+        """Start all drafters. The first one tried measures plain steps for all; the others begin with their probes."""
         super().start(seqs)
-        for d in self.drafters[1:]:
-            d.model.plain, d.plan = self.drafters[0].model.plain, d.plan[3:]
-        self.waiting = list(self.drafters)
-        self._switch(self.waiting.pop(0))
-        self.trying, self.fresh = True, False  # the first step drafts nothing anyway
+        self.waiting, self.tried, self.trying = list(self.drafters), [], True
+        self._try_next(seqs)
+        self.fresh = False  # the first step drafts nothing anyway
+        for d in self.drafters:
+            if d is not self.now:
+                d.model.plain, d.plan = self.now.model.plain, d.plan[3:]
+
+    def _try_next(self, seqs: Sequences) -> None:
+        """Switch to the next drafter that could pay; if there is none, to the best that was tried."""
+        while self.waiting:
+            drafter = self.waiting.pop(0)
+            only = not self.waiting and not self.tried
+            if only or not len(seqs.length) or drafter.least_cost(seqs) < DEAR:
+                self.tried.append(drafter)
+                return self._switch(drafter)
+        self.trying = False
+        best = max(self.tried, key=self._rate)
+        if best is not self.now:
+            self._switch(best)
 
     def _switch(self, drafter: AdaptiveDraft) -> None:
         self.now, self.steps, self.fresh = drafter, 0, True
@@ -55,21 +71,13 @@ class Auto(Combined):
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)
-        if not self.trying or not self._trial_is_over():
-            return
-        if self.waiting:
-            self._switch(self.waiting.pop(0))
-            return
-        self.trying = False
-        best = max(self.drafters, key=self._rate)
-        if best is not self.now:
-            self._switch(best)
+        if self.trying and self._trial_is_over():
+            self._try_next(seqs)
 
     def _trial_is_over(self) -> bool:
         if self.now.off or self.steps >= self.rounds:
             return True
-        tried = self.drafters[: self.drafters.index(self.now)]
-        return self.steps >= LEAST and any(self._rate(self.now) < self._rate(d) for d in tried)
+        return self.steps >= LEAST and any(self._rate(self.now) < self._rate(d) for d in self.tried[:-1])
 
     def _rate(self, drafter: AdaptiveDraft) -> float:
         return drafter.model.best()[0]
