@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED, plain
-from listed import BUILD, FROM_TEXT, each_method, full
+from listed import BUILD, FROM_TEXT, each_method, full, tried
 from test_adaptive import Prophet
 
 from longdraft import AdaptiveDraft, build, generate, match, reject
@@ -33,7 +33,7 @@ DRAFTERS = {
     "vegas": lambda t: AdaptiveDraft(build("vegas", t, **SMALL)),
     "lookup": lambda t: AdaptiveDraft(build("lookup", t, n=1, count=5)),
     "suffix": lambda t: AdaptiveDraft(build("suffix", t, nodes=8)),
-    "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], 6),
+    "auto": lambda t: Auto([tried(AdaptiveDraft(build("vegas", t, **SMALL))), Lookup(1, 5)], 6),
 }
 each_sampler = pytest.mark.parametrize("sampler", ["greedy", "T=1"])
 each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED, check_full_acceptance
-from listed import BUILD, make
+from listed import BUILD, make, tried
 from structure import close
 
 from longdraft import Stats, build
@@ -94,7 +94,8 @@ def test_who_never_drafts_reads_nothing(monkeypatch):
 @torch.inference_mode()
 def test_a_part_of_auto_reads_when_its_turn_comes():
     lm, small = tiny.target("llama"), spy()
-    drafter = Auto([SelfDrafter(lm, Full(), [1]), SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)], rounds=1000)
+    first, second = SelfDrafter(lm, Full(), [1]), SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)
+    drafter = Auto([tried(AdaptiveDraft(first)), second], rounds=1000)
     seqs = begun(drafter, tiny.prompts(200), 40)
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
