@@ -99,6 +99,7 @@ def test_records_say_what_was_measured(speed):
         "rows": "mean",
         "reach": 8,
         "draft_weights": "same",
+        "draft_kv": "same",
     }
     assert vegas[0]["score"] == "weights"
     assert vegas[0]["new_tokens"] == [20, 20]

@@ -99,6 +99,7 @@ def test_one_row(record):
         "rows": "mean",
         "reach": 8,
         "draft_weights": "same",
+        "draft_kv": "same",
     }
     assert found["new_tokens"] == len(found["token_ids"]) == 25  # one, and six steps of four
     assert found["mean_acceptance_length"] == 4.0  # the budget covers the context, so every draft is right
