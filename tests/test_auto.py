@@ -93,14 +93,14 @@ def test_scores_are_kept_only_where_a_view_leaves_something_out():
 
 @NATIVE
 @pytest.mark.parametrize("context", [40, 2000])
-def test_drafters_whose_weights_are_too_dear_are_not_tried(context):
+def test_drafters_whose_weights_cost_too_much_are_not_tried(context):
     """Beside a short context vegas' drafts read nearly all that a plain step reads; `suffix` costs nothing."""
     lm = lm_of(max_position_embeddings=4096)
     auto = Auto([vegas(lm), suffix(lm)], rounds=4)
     prompt = (torch.arange(context) % 7 + 3).tolist()
     made = generate(lm, [prompt], auto, max_new_tokens=24, eos=())
     assert made == generate(lm, [prompt], max_new_tokens=24, eos=())
-    dear = weights_of(lm).read(1) / (weights_of(lm).read(1) + slot_bytes(lm) * context)
-    assert (dear < 0.7) is (context == 2000)
+    share = weights_of(lm).read(1) / (weights_of(lm).read(1) + slot_bytes(lm) * context)
+    assert (share < 0.7) is (context == 2000)
     assert [d.inner.max_depth for d in auto.tried][-1] == auto.drafters[-1].max_depth
     assert (auto.drafters[0] in auto.tried) is (context == 2000)

@@ -20,6 +20,7 @@ from longdraft.models.alignment import LINE
 from longdraft.models.lm import fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.ops import native
+from longdraft.ops.packed import quantised
 
 KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
 
@@ -183,3 +184,15 @@ def test_trained_drafters_beside_the_model_are_used(cli):
     status, out, _ = cli(*words, "--method", "longspec")
     found = json.loads(out)
     assert status == 0 and found["equal"] is True and found["weights"] == "int4"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e7])
+def test_weights_of_any_size_are_quantised_to_the_nearest_code(bits, size):
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(bits)) * size
+    weight[0, :32] = 0
+    packed = quantised(weight, bits)
+    assert packed.scale.dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
+    step = packed.scale.float().repeat_interleave(32, 1)
+    assert ((packed.dequantised() - weight).abs() <= 0.51 * step).all()
+    assert torch.equal(packed.dequantised()[0, :32], weight[0, :32])

@@ -69,10 +69,9 @@ def quantise_linears(hf: Any, kind: str) -> None:
 
 def bytes_saved(hf: Any, kind: str) -> float:
     """How many bytes of weights fewer a step reads after `quantise_linears`; computed from shapes."""
-    layers = {name: hf.get_submodule(name) for name in _finer(hf, kind)}
-    now = sum(p.nbytes for m in layers.values() for p in m.parameters() if p is not m.bias)
-    groups = {name: m.in_features * m.out_features / GROUP for name, m in layers.items()}
-    return now - sum(groups[name] * (GROUP * b / 8 + SCALES) for name, b in _finer(hf, kind).items())
+    layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
+    now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
+    return now - sum(m.in_features * m.out_features / GROUP * (GROUP * bits / 8 + SCALES) for m, bits in layers)
 
 
 def _finer(hf: Any, kind: str) -> dict[str, int]:

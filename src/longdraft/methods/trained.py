@@ -97,7 +97,7 @@ TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
-    """Tries drafts by an int4 copy, methods that have their drafter weights, and vegas, vegas-reuse and suffix.
+    """Tries drafts by a quantised copy, methods that have their drafter weights, and vegas, vegas-reuse and suffix.
 
     Each is tried for `rounds` decoding steps, and the fastest continues.
     """

@@ -53,7 +53,7 @@ class CudaBackend(Backend):
 
     def supports(self, view: Any, logits: int = 0) -> bool:
         """Not views of codes: there are no kernels for them."""
-        return super().supports(view, logits) and not getattr(view, "bits", 0)
+        return super().supports(view, logits) and (view is None or not view.bits)
 
     def forward(self, tree: Tree, cache: KVCache, start: int, view: Any, captured: Captures, logits: int = 0) -> Tensor:
         model, lengths = self.architecture, cache.length.tolist()

@@ -8,7 +8,7 @@ from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, 
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.base import Combined, Drafter
 
-DEAR = 0.7  # share of a plain step: drafts that cost more a level gain little even if nearly all are accepted
+EXPENSIVE = 0.7  # share of a plain step: drafts that cost more a level gain little even if nearly all are accepted
 LEAST = 2  # steps of a trial before it may be given up for an earlier drafter's higher rate
 
 
@@ -16,7 +16,7 @@ class Auto(Combined):
     """One of its drafters is in use at a time, as an AdaptiveDraft: each for a trial, then the fastest for good.
 
     A trial lasts `rounds` steps. It ends sooner if its drafter turns itself off, or expects a lower rate than one
-    tried before. A drafter is not tried if its weights alone make a draft nearly as dear as a plain step. Between
+    tried before. A drafter is not tried if its weights alone make a draft cost nearly as much as a plain step. Between
     trials there is a step without a draft that captures what the next drafter needs.
     """
 
@@ -44,7 +44,7 @@ class Auto(Combined):
         while self.waiting:
             drafter = self.waiting.pop(0)
             only = not self.waiting and not self.tried
-            if only or not len(seqs.length) or drafter.least_cost(seqs) < DEAR:
+            if only or not len(seqs.length) or drafter.least_cost(seqs) < EXPENSIVE:
                 self.tried.append(drafter)
                 return self._switch(drafter)
         self.trying = False
