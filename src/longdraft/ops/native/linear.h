@@ -18,7 +18,8 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
 // total [RB,16] += products of RB rows of x, stride apart, with sixteen rows of weights, over inputs [begin, begin + n).
 // Element e of a vector adds the products of inputs e, e + V, ...
 template <int RB, typename Weights>
-ONE_COPY static void add_sixteen(const typename Weights::Input* x, int64_t stride, const Weights& weights, int64_t begin, int64_t n, vec* total) {
+ONE_COPY static void add_sixteen(const typename Weights::Input* x, int64_t stride, const Weights& weights, int64_t begin,
+                                 int64_t n, vec* total) {
     // Codes are unpacked in registers of their own. More than four rows of weights at once are read more slowly.
     constexpr int N = vectors_beside(RB, 16, Weights::UNPACKED && RB > 1 && SUMS < 16 ? 2 : 4);
     for (int o = 0; o < 16; o += N) {

@@ -10,13 +10,17 @@
 constexpr int64_t AHEAD = 8192;  // bytes: what memory delivers in a few times its latency
 static inline void prefetch_after(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 3); }
 
-template <typename E>
-struct Numbers {
-    static constexpr int STEP = V, LINE = 64 / sizeof(E);  // inputs of a cache line
-    static constexpr bool UNPACKED = false;
+// Weights that are multiplied with inputs of float.
+struct WithFloats {
     using Input = float;
     static constexpr int WIDE = V;  // inputs of a vector
     static vec input(const float* x) { return load(x); }
+};
+
+template <typename E>
+struct Numbers : WithFloats {
+    static constexpr int STEP = V, LINE = 64 / sizeof(E);  // inputs of a cache line
+    static constexpr bool UNPACKED = false;
     const E* rows;
     int64_t stride;
     Numbers(const E* rows, int64_t stride) : rows(rows), stride(stride) {}
@@ -50,12 +54,9 @@ struct Pairs {
 
 // Codes of BITS bits in groups of STEP inputs, each code * scale + offset.
 template <int BITS, int GROUP>
-struct Codes {
+struct Codes : WithFloats {
     static constexpr int STEP = GROUP, LINE = 512 / BITS;
     static constexpr bool UNPACKED = true;
-    using Input = float;
-    static constexpr int WIDE = V;
-    static vec input(const float* x) { return load(x); }
     const uint8_t* codes;
     const float *scale, *offset;
     int64_t groups;
