@@ -30,7 +30,7 @@ EMULATED = [
 ]
 MASKED = [f"tests/test_{name}.py" for name in ("builds", "native", "native_trees", "chain", "select", "bounds")]
 SANITIZED = [
-    f"tests/test_{name}.py" for name in ("asan", "bounds", "out_of_memory", "select", "native", "native_trees")
+    f"tests/test_{name}.py" for name in ("asan", "bounds", "out_of_memory", "select", "native", "native_trees", "kv8")
 ]
 SANITIZED.append("tests/test_chain.py::test_one_call_drafts_what_node_by_node_does")
 

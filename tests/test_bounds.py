@@ -246,6 +246,7 @@ SPOILT = {
     "token beyond": ("vocabulary", lambda c: c.tokens[1, 2:].fill_(96)),
     "long text": ("slots", lambda c: c.length.fill_(1000)),
     "few slots": ("slots", lambda c: setattr(c.p.cache[1], "slots", 14)),
+    "a cache of 4 bits": ("slots", lambda c: setattr(c.p.cache[1], "bits", 4)),
     "no cache": ("slots", lambda c: setattr(c.p, "cache", None)),
     "no keys": ("slots", lambda c: setattr(c.p.cache[1], "k", None)),
     "selected": ("selected", lambda c: setattr(c.selected[2], "count", 3)),

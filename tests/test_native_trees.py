@@ -15,6 +15,7 @@ from longdraft.views import View
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
 FAMILY = ["llama", "qwen3", "mistral-window", "qwen3-mixed"]
+each_kv = pytest.mark.parametrize("kv", [None, "int8"])
 # Just before, at and after the bounds of chunks (256 slots) and blocks (1,024); inside them; almost nothing.
 LENGTHS = [4, 121, 250, 255, 256, 1019]
 
@@ -60,18 +61,20 @@ def differing(together: list, alone: list) -> int:
 
 
 @torch.inference_mode()
+@each_kv
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_tree_is_bit_for_bit_plain_decoding(name, dtype):
-    lm = LM(tiny.stock(name, dtype=dtype), name)
+def test_a_tree_is_bit_for_bit_plain_decoding(name, dtype, kv):
+    lm = LM(tiny.stock(name, dtype=dtype), name, kv=kv)
     for seed, prompt in enumerate(tiny.prompts(*LENGTHS)):
         assert differing(*in_the_tree_and_alone(lm, prompt, scattered(21, seed))) == 0
 
 
 @torch.inference_mode()
+@each_kv
 @pytest.mark.usefixtures("build")
-def test_in_every_build():
-    lm = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide")
+def test_in_every_build(kv):
+    lm = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide", kv=kv)
     (prompt,) = tiny.prompts(1020)
     assert differing(*in_the_tree_and_alone(lm, prompt, scattered(40, 1))) == 0
 
@@ -88,9 +91,10 @@ def test_the_mask_alone_is_not_enough():
 
 
 @torch.inference_mode()
-def test_what_a_tree_commits_is_what_plain_decoding_writes():
+@each_kv
+def test_what_a_tree_commits_is_what_plain_decoding_writes(kv):
     """Keys and values of an accepted path, moved to their places, and every step after them."""
-    lm = LM(tiny.stock("qwen3", dtype=torch.bfloat16), "qwen3")
+    lm = LM(tiny.stock("qwen3", dtype=torch.bfloat16), "qwen3", kv=kv)
     (prompt,) = tiny.prompts(252)
     tree = scattered(30, 3)
     path = max(paths(tree), key=len)
@@ -102,5 +106,5 @@ def test_what_a_tree_commits_is_what_plain_decoding_writes():
         cache.keep(torch.tensor([kept]), torch.tensor([len(kept)]))
         end = int(cache.length)
         logits = lm(Tree.root(torch.tensor([9])), cache)
-        found.append([logits, *(x[:, :end].clone() for i in cache.layers for x in cache.read(i, 0))])
+        found.append([logits, *(x[:, :end].clone() for i in cache.layers for x in cache.stored(i, 0))])
     assert len(path) > 4 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))

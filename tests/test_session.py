@@ -67,7 +67,7 @@ def finish(s: Session, ends: Ends) -> Ends:
     return ends
 
 
-@each_method_on("llama", "llama-bf16", "mistral-window")
+@each_method_on("llama", "llama-bf16", "mistral-window", "llama-kv8")
 def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
     """Requests of different lengths, limits, seeds and ends enter and leave at staggered times."""
     s, ends, ids = session(exact(model), BUILD[method](tiny.target(model))), Ends(), []

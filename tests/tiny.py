@@ -88,6 +88,7 @@ CONFIGS |= {
 }
 
 
+KV8 = ("llama-torch-kv8", "qwen3-kv8", "gpt-oss-kv8", "mistral-window-kv8")  # keys and values in 8 bits
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
 
@@ -111,9 +112,11 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
 
 @cache
 def target(name: str) -> LM:
-    """The model of this name; with "-bf16" behind it in bfloat16."""
-    plain = name.removesuffix("-bf16")
-    lm = LM(stock(plain, dtype=torch.float32 if plain == name else torch.bfloat16), name)
+    """The model of this name; with "-bf16" behind it in bfloat16, and with "-kv8" its keys and values in 8 bits."""
+    wide = name.removesuffix("-bf16")
+    plain = wide.removesuffix("-kv8")
+    hf = stock(plain, dtype=torch.float32 if wide == name else torch.bfloat16)
+    lm = LM(hf, name, kv=None if plain == wide else "int8")
     if plain.endswith("-torch"):
         lm.backend = lm.eager
     return lm

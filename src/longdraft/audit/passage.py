@@ -123,14 +123,14 @@ class Passage:
             one.plain += step.tokens[0]
             tick(len(step.tokens[0]))
         cache, end = self.session.cache, self.begin + len(one.plain)
-        self.keys = {n: [x[:, self.begin : end].clone() for x in cache.read(n, 0)] for n in cache.layers}
+        self.keys = {n: [x[:, self.begin : end].clone() for x in cache.stored(n, 0)] for n in cache.layers}
 
     def _new_keys(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the new tokens: (a view of the cache, what plain decoding wrote there)."""
         return [
             (x[:, self.begin : self.begin + old.shape[1]], old)
             for layer, saved in self.keys.items()
-            for x, old in zip(self.session.cache.read(layer, 0), saved, strict=True)
+            for x, old in zip(self.session.cache.stored(layer, 0), saved, strict=True)
         ]
 
     @torch.inference_mode()

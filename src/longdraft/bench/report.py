@@ -18,7 +18,7 @@ from longdraft.errors import InputError
 
 Record = dict[str, Any]
 # Records that differ in one of these fields never share a table.
-SETTING = ("model", "weights_sha256", "rope", "weights", "dtype", "device", "threads", "text_name", "text_sha256")
+SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "dtype", "device", "threads", "text_name", "text_sha256")
 SETTING += ("temperature", "native", "kernels", "environment", "git_sha", "warmup_rounds", "oracle")
 REPEATS = 5  # with fewer repeats, a table has a note
 
@@ -169,7 +169,7 @@ def _spread(values: list[float], shape: str) -> str:
 
 
 def _model(r: Record) -> str:
-    chosen = [f"--{name} {r[name]}" for name in ("rope", "weights") if r.get(name)]
+    chosen = [f"--{name} {r[name]}" for name in ("rope", "weights", "kv") if r.get(name)]
     return r["model"] + (f" ({' '.join(chosen)})" if chosen else "")
 
 

@@ -95,7 +95,7 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
         policy.update(cache, next(turns))
         chosen = policy.view(cache)
         for layer in chosen.layers or {}:
-            chosen.compact(layer, 0, *cache.read(layer, 0))
+            chosen.compact(layer, 0, *cache.stored(layer, 0))
 
     found["choose and copy 7%"] = choose
     calls = {name: (call, 1) for name, call in found.items()}

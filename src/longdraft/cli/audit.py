@@ -28,6 +28,7 @@ def audit(
     dtype: common.Dtype = "float32",
     rope: common.Rope = None,
     weights: common.Weights = None,
+    kv: common.KeysAndValues = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -67,7 +68,7 @@ def audit(
     )
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
@@ -84,6 +85,7 @@ def audit(
         "weights_sha256": shared["weights_sha256"],
         "rope": target.rope,
         "weights": target.weights,
+        "kv": target.kv,
         "dtype": dtype,
         **about,
     }

@@ -42,6 +42,13 @@ Weights = Annotated[
         help="Quantise the linear layers on loading: the quantised model is the target (default: as stored).",
     ),
 ]
+KeysAndValues = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8",
+        help="Keep the target's keys and values in 8 bits, which is another target (default: in --dtype).",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
@@ -49,13 +56,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to sta
 
 
 def load_target(
-    model: str, dtype: str, threads: int | None = None, rope: str | None = None, weights: str | None = None
+    model: str,
+    dtype: str,
+    threads: int | None = None,
+    rope: str | None = None,
+    weights: str | None = None,
+    kv: str | None = None,
 ) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
     from longdraft.models.loading import load, quiet
 
     quiet(threads)
-    loaded = load(model, dtype, rope=rope, weights=weights)
+    loaded = load(model, dtype, rope=rope, weights=weights, kv=kv)
     if loaded[0].note:
         print(f"longdraft: note: {loaded[0].note}", file=sys.stderr)
     settle()

@@ -19,6 +19,7 @@ def demo(
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
+    kv: common.KeysAndValues = None,
     temperature: common.Temperature = 0.0,
     seed: common.Seed = 0,
     threads: common.Threads = None,
@@ -39,7 +40,7 @@ def demo(
     from longdraft.methods import build
 
     console, sampler = Console(highlight=False), Sampler(temperature)
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
     ids, files = stdlib_prompt(tokenizer, context)
     check(target, [ids], max_new_tokens, Drafter(), match)
     how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"

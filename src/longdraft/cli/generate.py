@@ -25,6 +25,7 @@ def generate(
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
+    kv: common.KeysAndValues = None,
     temperature: common.Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")] = 1.0,
@@ -70,7 +71,7 @@ def generate(
     spec = MethodSpec(
         method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
     )
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     job = Job(target, tokenizer, spec, sampler, seed, accept)
     printer = None if as_json else Printer(tokenizer, texts)

@@ -35,11 +35,12 @@ def write_text(
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
+    kv: common.KeysAndValues = None,
     threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, to train drafters on its own output. A second run continues the file."""
     quiet(threads or None)
-    target, tokenizer = load(model, dtype, rope=rope, weights=weights)
+    target, tokenizer = load(model, dtype, rope=rope, weights=weights, kv=kv)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
     sampler, before = Sampler(temperature), _lines(out)

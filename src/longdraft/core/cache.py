@@ -11,43 +11,59 @@ import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.ops import Segment
+from longdraft.ops import Segment, coded
 
 
 @dataclass
 class _Store:
-    """Each layer's k and v [B,K,S,D], allocated, in the shape of its keys and values, at its first write."""
+    """Each layer's k and v [B,K,S,D], or uint8 [B,K,S,width] for codes, allocated at its first write.
+
+    numbers: for each layer the key heads, the D of its keys and of its values, and their dtype before they are encoded.
+    """
 
     batch: int
     slots: int
+    bits: int
     allocations: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    numbers: dict[int, tuple[int, int, int, torch.dtype]] = field(default_factory=dict)
 
     def reserve(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's buffers, with at least `end` slots; k and v give the shape and dtype of new ones."""
         slots = self.slots if end <= self.slots else end + end // 4
         old = self.layers.get(layer)
         if old is None or old[0].shape[2] < end:
-            new = [x.new_zeros(self.batch, x.shape[1], slots, x.shape[3]) for x in (k, v)]
+            new = [self._buffer(x, slots) for x in (k, v)]
             for a, b in zip(new, old or (), strict=False):
                 a[:, :, : b.shape[2]] = b
             self.layers[layer], self.allocations = (new[0], new[1]), self.allocations + 1
+            self.numbers[layer] = k.shape[1], k.shape[3], v.shape[3], k.dtype
         self.slots = slots  # only once the allocation has succeeded
         return self.layers[layer]
+
+    def _buffer(self, x: Tensor, slots: int) -> Tensor:
+        size, dtype = (coded.width(x.shape[3], self.bits), torch.uint8) if self.bits else (x.shape[3], x.dtype)
+        return x.new_zeros(self.batch, x.shape[1], slots, size, dtype=dtype)
 
 
 class KVCache:
     """Slots [0, length) of a row are committed; later slots are scratch: drafts write there, verification overwrites.
 
     A committed slot's index is its token's position in the sequence. length [B].
+    bits: 8 if keys and values are stored as codes (ops/coded.py); 0: as they are. Scratch is encoded too, so a node
+    reads the same numbers of its ancestors whether they are committed or not.
     """
 
     _known_addresses: tuple[tuple[Any, ...], list[tuple[int, int, int]]] | None = None
     _known_table: tuple[list[tuple[int, int, int]], Tensor] | None = None
 
-    def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu"):
+    def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu", bits: int = 0):
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
-        self._store, self._first = _Store(batch, slots), 0
+        self._store, self._first = _Store(batch, slots, bits), 0
+
+    @property
+    def bits(self) -> int:
+        return self._store.bits
 
     def row(self, b: int) -> KVCache:
         """Row b alone, over the same memory and length."""
@@ -64,7 +80,15 @@ class KVCache:
         return view
 
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
-        """k [K,S,D] and v [K,S,Dv] of one row, scratch included."""
+        """k [K,S,D] and v [K,S,Dv] of one row, scratch included; codes are decoded at each call."""
+        k, v = self.stored(layer, b)
+        if not self.bits:
+            return k, v
+        _, key, value, dtype = self._store.numbers[layer]
+        return coded.decode(k, self.bits, key, dtype), coded.decode(v, self.bits, value, dtype)
+
+    def stored(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
+        """One row's keys and values as they are stored: what `read` returns, or codes uint8 [K,S,width]."""
         k, v = self._store.layers[layer]
         return k[self._first + b], v[self._first + b]
 
@@ -74,13 +98,20 @@ class KVCache:
 
     def nbytes(self, length: int) -> int:
         """Bytes of keys and values that one row's step reads at this context length."""
-        buffers = (x for kv in self._store.layers.values() for x in kv)
-        return sum(x.shape[1] * x.shape[3] * x.element_size() for x in buffers) * length
+        return sum(self.slot_bytes(layer) for layer in self.layers) * length
+
+    def slot_bytes(self, layer: int, bits: int = 0) -> int:
+        """Bytes of one slot's key and value in this layer as they are stored, or as codes of so many bits."""
+        heads, key, value, dtype = self._store.numbers[layer]
+        bits = bits or self.bits
+        return heads * (coded.width(key, bits) + coded.width(value, bits) if bits else (key + value) * dtype.itemsize)
 
     def write(self, layer: int, k: Tensor, v: Tensor, starts: list[int]) -> None:
         """Write k, v [B,K,W,D] to the W slots of each row that begin at starts[b]."""
         W = k.shape[2]
         into_k, into_v = self._store.reserve(layer, max(starts) + W, k, v)
+        if self.bits:
+            k, v = coded.encode(k, self.bits), coded.encode(v, self.bits)
         for b, at in enumerate(starts):
             into_k[self._first + b, :, at : at + W] = k[b]
             into_v[self._first + b, :, at : at + W] = v[b]
@@ -95,12 +126,13 @@ class KVCache:
         if known is None or known[0] != (self._store.allocations, *shape) or end > self._store.slots:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
             buffers = [self._store.reserve(layer, max(end, self._store.slots), like, like) for layer in range(layers)]
-            for x in (x for pair in buffers for x in pair):
-                if (x.shape[1], x.shape[3], x.dtype) != (heads, dim, dtype):
+            for held in self._store.numbers.values():
+                if held != (heads, dim, dim, dtype):
                     raise InputError(
-                        f"this cache holds {x.shape[1]} key heads of size {x.shape[3]} in {x.dtype}, but the model has"
+                        f"this cache holds {held[0]} key heads of size {held[1]} in {held[3]}, but the model has"
                         f" {heads} of size {dim} in {dtype}: give each model its own cache"
                     )
+            for x in (x for pair in buffers for x in pair):
                 if len(x) < self._first + len(self.length) or not x.is_contiguous():
                     raise ValueError(f"a cache buffer of shape {tuple(x.shape)} has too few rows or is not contiguous")
             row = self._first
@@ -153,14 +185,14 @@ class KVCache:
         """Inside the block the last `count` committed slots are scratch; after it they are restored bit for bit."""
         ends = self.length.tolist()
         spans = [(layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)]
-        saved = [[x[:, low:n].clone() for x in self.read(layer, b)] for layer, b, low, n in spans]
+        saved = [[x[:, low:n].clone() for x in self.stored(layer, b)] for layer, b, low, n in spans]
         with self.rollback():
             self.length.sub_(count).clamp_(min=0)
             try:
                 yield
             finally:  # read again: the buffers move when a pass needs more slots
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
-                    for x, old in zip(self.read(layer, b), bits, strict=True):
+                    for x, old in zip(self.stored(layer, b), bits, strict=True):
                         x[:, low:n] = old
 
 

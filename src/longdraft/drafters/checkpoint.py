@@ -25,7 +25,7 @@ from longdraft.models.loading import HUB_ID, reachable
 from longdraft.version import __version__
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
-VARIES = ("digest", "rope", "weights", "stored")  # what targets of the same sizes may differ in
+VARIES = ("digest", "rope", "weights", "stored", "kv")  # what targets of the same sizes may differ in
 LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
 

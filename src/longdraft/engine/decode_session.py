@@ -84,10 +84,10 @@ class DecodeSession:
 
     def _checksums(self) -> list[Tensor]:
         """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too."""
-        kinds, found = {2: torch.int16, 4: torch.int32, 8: torch.int64}, []
+        kinds, found = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}, []
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:
-                for x in self.cache.read(layer, b):
+                for x in self.cache.stored(layer, b):
                     weights = torch.arange(1, 2 * x.shape[0] * x.shape[2], 2, device=x.device).view(len(x), -1)
                     bits = x[:, :n].contiguous().view(kinds[x.element_size()])
                     found.append(torch.stack([(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]).sum(0))

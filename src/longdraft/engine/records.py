@@ -52,6 +52,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "weights_sha256": weights_sha256(lm),
         "rope": lm.rope,
         "weights": lm.weights,
+        "kv": lm.kv,
         "dtype": str(lm.dtype).removeprefix("torch."),
         "backend": lm.backend.name,
         "native": lm.backend.name == "native",

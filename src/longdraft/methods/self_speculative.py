@@ -24,8 +24,8 @@ def _copy(target: LM, draft_weights: Weights) -> LM | None:
     return None if draft_weights == "same" else target.quantised(draft_weights)
 
 
-def _keys(policy: Policy, draft_kv: DraftKeys) -> Policy:
-    return policy if draft_kv == "same" else Coded(policy, 4 if draft_kv == "int4" else 8)
+def _keys(target: LM, policy: Policy, draft_kv: DraftKeys) -> Policy:
+    return policy if draft_kv in ("same", target.kv) else Coded(policy, 4 if draft_kv == "int4" else 8)
 
 
 def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4") -> Drafter:
@@ -33,7 +33,7 @@ def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", dra
 
     The latest 64 to 127 committed slots are read as the target keeps them.
     """
-    return SelfDrafter(target, _keys(Full(), draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(target, Full(), draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_stream(
@@ -47,7 +47,7 @@ def magicdec_stream(
 ) -> Drafter:
     """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of the context."""
     policy = SinkWindow(sink, keep_ratio, min_budget)
-    return SelfDrafter(target, _keys(policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_snapkv(
@@ -60,7 +60,7 @@ def magicdec_snapkv(
 ) -> Drafter:
     """The target drafts gamma tokens and reads the part of the prompt that the prompt's last queries attended to."""
     policy = SnapKV(keep_ratio, min_budget)
-    return SelfDrafter(target, _keys(policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_quest(
@@ -91,7 +91,7 @@ def vegas(
     As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
     """
     policy = Guided(keep_ratio, min_budget, score, rows, reach)
-    return SelfDrafter(target, _keys(policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def vegas_tree(
@@ -105,7 +105,7 @@ def vegas_tree(
 ) -> Drafter:
     """Like vegas, but drafts a tree with `widths` nodes per depth."""
     policy = Guided(keep_ratio, min_budget, score)
-    return SelfDrafter(target, _keys(policy, draft_kv), list(widths), _copy(target, draft_weights))
+    return SelfDrafter(target, _keys(target, policy, draft_kv), list(widths), _copy(target, draft_weights))
 
 
 def vegas_reuse(

@@ -22,6 +22,8 @@ from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
 from longdraft.models.alignment import align_weights
 
+KV_BITS = {"int8": 8}
+
 
 class LM:
     """Every forward pass runs a tree over a cache: it returns logits and writes keys and values to scratch slots.
@@ -29,12 +31,18 @@ class LM:
     `backend` may be replaced, for example by `eager`, which computes the passes that the backend does not support.
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
     weights: "int8" or "int4" if its linear layers were quantised when it was loaded; None: as stored.
+    kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
     """
 
-    def __init__(self, hf: Any, name: str = "", rope: str | None = None, weights: str | None = None):
-        self.hf, self.name, self.rope, self.weights = hf.eval(), name, rope, weights
+    def __init__(
+        self, hf: Any, name: str = "", rope: str | None = None, weights: str | None = None, kv: str | None = None
+    ):
+        if kv is not None and (kv not in KV_BITS or hf.device.type != "cpu"):
+            raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
+        self.hf, self.name, self.rope, self.weights, self.kv = hf.eval(), name, rope, weights, kv
+        self.kv_bits = 0 if kv is None else KV_BITS[kv]
         self.lock, self._process = threading.RLock(), os.getpid()
         a = self.architecture = Architecture(hf)
         self.config, self.windows, self.experts = a.config, a.windows, a.experts
@@ -77,7 +85,7 @@ class LM:
             if kind not in self._copies:
                 copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
                 align_weights(p for p in copy.parameters() if id(p) not in shared)
-                self._copies[kind] = LM(copy, f"{self.name} in {kind}")
+                self._copies[kind] = LM(copy, f"{self.name} in {kind}", kv=self.kv)
             return self._copies[kind]
 
     def saving(self, kind: str) -> float:
@@ -86,7 +94,7 @@ class LM:
 
     def new_cache(self, batch: int, slots: int) -> KVCache:
         self.check_process()
-        return KVCache(batch, slots, self.device)
+        return KVCache(batch, slots, self.device, self.kv_bits)
 
     def sequences(
         self,
@@ -193,13 +201,13 @@ def fingerprint(target: LM) -> dict[str, Any]:
     """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
 
     Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
-    `stored`, by which drafters know it.
+    `stored`, by which drafters know it; and the kind of its keys, if these are quantised.
     """
     if target.known is not None:
         return target.known
     c = target.config
     found = {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": digest(target.hf)}
-    chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored}
+    chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
     return found | {k: v for k, v in chosen.items() if v is not None}
 
 

@@ -46,6 +46,7 @@ def load(
     device: str | None = None,
     rope: str | None = None,
     weights: str | None = None,
+    kv: str | None = None,
 ) -> tuple[LM, Any]:
     """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
 
@@ -53,9 +54,10 @@ def load(
 
     rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
     weights: "int8" or "int4" quantises the linear layers, which makes another model: the target is that one.
+    kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
-    lm = load_lm(name, dtype, device, rope, weights)
+    lm = load_lm(name, dtype, device, rope, weights, kv)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     tokenizer = _tokenizer(name, lm)
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
@@ -81,6 +83,7 @@ def load_lm(
     device: str | None = None,
     rope: str | None = None,
     weights: str | None = None,
+    kv: str | None = None,
 ) -> LM:
     """A model without its tokenizer. Raises InputError."""
     if dtype not in DTYPES:
@@ -97,7 +100,7 @@ def load_lm(
     if weights is not None:
         quantise_linears(hf, weights)
     align_weights(hf.parameters())
-    lm = LM(hf, name, None if scaling is None else str(scaling), weights)
+    lm = LM(hf, name, None if scaling is None else str(scaling), weights, kv)
     lm.note, lm.stored = note, stored
     return lm
 

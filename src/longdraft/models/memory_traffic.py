@@ -66,19 +66,19 @@ def keys_read(
     shown = sum(lengths if seen is None else seen(lengths))
     in_codes = 0 if codes is None or not codes.bits else sum(codes.slots(lengths))
     for layer in cache.layers if layers is None else layers:
-        window, pair = model.windows.get(layer), cache.read(layer, 0)
+        window = model.windows.get(layer)
         full = shown - in_codes if window is None else sum(min(n, window) for n in lengths)
-        total += full * sum(x.shape[0] * x.shape[2] * x.element_size() for x in pair)
+        total += full * cache.slot_bytes(layer)
         if in_codes and codes is not None and window is None:
-            total += in_codes * sum(x.shape[0] * coded.width(x.shape[2], codes.bits) for x in pair)
+            total += in_codes * cache.slot_bytes(layer, codes.bits)
     return total
 
 
 def slot_bytes(model: LM) -> int:
     """Bytes of one slot's keys and values in all layers, of a model that the native backend computes."""
-    layers = [layer.self_attn for layer in model.hf.model.layers]
-    heads = model.config.num_key_value_heads
-    return sum(2 * heads * attention.head_dim * model.dtype.itemsize for attention in layers)
+    heads, dims = model.config.num_key_value_heads, [layer.self_attn.head_dim for layer in model.hf.model.layers]
+    bits = model.kv_bits
+    return sum(2 * heads * (coded.width(dim, bits) if bits else dim * model.dtype.itemsize) for dim in dims)
 
 
 def bytes_read(

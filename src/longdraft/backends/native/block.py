@@ -77,7 +77,7 @@ class NativeBlock:
             raise ValueError(
                 f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
             )
-        own = (ring.k.data_ptr(), ring.v.data_ptr(), ring.k.shape[2])
+        own = (ring.k.data_ptr(), ring.v.data_ptr(), ring.k.shape[2], 0)
         p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))

@@ -136,9 +136,10 @@ class NativeStep:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)
         return drawn
 
-    def places(self, cache: KVCache, end: int) -> list[tuple[int, int, int]]:
-        """KVCache.pointers of this model's layers."""
-        return cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
+    def places(self, cache: KVCache, end: int) -> list[tuple[int, int, int, int]]:
+        """For each of this model's layers, what native.LayerCache holds."""
+        pointers = cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
+        return [(*place, cache.bits) for place in pointers]
 
     def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: Any) -> int:
         """Fill in where keys and values are, with room for `nodes` nodes -> the longest row's committed length."""
@@ -158,8 +159,10 @@ class NativeStep:
         where = [(layer, b) for layer in layers for b in range(rows)]
         missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
         if missing:
-            view.copy([(layer, b, *cache.read(layer, b)) for layer, b in missing])
-        width, dtype = (coded.width(self.dim, view.bits), torch.uint8) if view.bits else (self.dim, self.dtype)
+            read = cache.read if view.bits else cache.stored
+            view.copy([(layer, b, *read(layer, b)) for layer, b in missing])
+        bits = view.bits or cache.bits
+        width, dtype = (coded.width(self.dim, bits), torch.uint8) if bits else (self.dim, self.dtype)
         for k, v in filter(None, (view.copied[place] for place in missing)):
             same = k.shape == v.shape and k.stride() == v.stride() and k.dtype == v.dtype == dtype
             if not same or (len(k), k.shape[2], *k.stride()[1:]) != (self.heads, width, width, 1):
@@ -169,6 +172,6 @@ class NativeStep:
             if pair is None:
                 return native.Selected()
             k, v = pair
-            return native.Selected(k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // width, view.bits)
+            return native.Selected(k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // width, bits)
 
         return [of(view.copied.get(place)) for place in where]

@@ -146,9 +146,13 @@ class Forward {
     void key_and_value(const LayerPass& x, const Layer& f, int64_t i, int64_t h) {
         const int64_t b = i / W, slot = x.committed(b) + x.scratch - W + i % W;
         const LayerCache& cache = p.cache[x.layer];
-        const int64_t to = ((b * K + h) * cache.slots + slot) * D;
+        const int64_t row = (b * K + h) * cache.slots + slot, to = row * D, bytes = row * coded_bytes(D, cache.bits);
         float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
         rotate(key, f.k_norm, &t.rotation[i * D], D, m.eps);
+        if (cache.bits) {
+            encode<8>(key, D, static_cast<char*>(cache.k) + bytes);
+            return encode<8>(value, D, static_cast<char*>(cache.v) + bytes);
+        }
         for (int64_t j = 0; j < D; j += V) {
             store(static_cast<E*>(cache.k) + to + j, load(key + j));
             store(static_cast<E*>(cache.v) + to + j, load(value + j));

@@ -62,9 +62,10 @@ struct Model {
 
 // Where the keys and values of a layer lie.
 struct LayerCache {
-    void* k;  // E [B,K,slots,D]
+    void* k;  // E [B,K,slots,D]; or codes of the D numbers (coded_keys.h)
     void* v;
     int64_t slots;
+    int64_t bits;  // of a code, 8; 0: the numbers are E
 };
 
 // Keys and values that a view has copied together for a row of a layer.

@@ -24,6 +24,7 @@ constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it r
 template <typename E, int ND>
 class LayerAttention {
     using P = Products<E, ND>;
+    using Coded = CodedVectors<8, ND>;  // of a cache of codes
     const LayerPass& x;
     const Pass& p;
     Work& t;
@@ -44,12 +45,14 @@ class LayerAttention {
 
     // Bytes that a thread needs.
     static int64_t bytes(int64_t R, int64_t G, int64_t scratch) {
-        Arena sinks, keys, paths, coded;
+        Arena sinks, keys, paths, coded, coded_paths;
         sinks.array<ScoreSink>(R);
         KeysMemory<P> of_keys(keys, R);
         PathsMemory<E, ND, P> of_paths(paths, R, G, scratch);
-        KeysMemory<CodedVectors<8, ND>> of_codes(coded, R);  // of 4 bits they need less
-        return sinks.bytes() + std::max({keys.bytes(), paths.bytes(), coded.bytes()});  // one of them is used at a time
+        KeysMemory<Coded> of_codes(coded, R);  // of 4 bits they need less
+        PathsMemory<CodedBlock<8>, ND, Coded> of_coded_paths(coded_paths, R, G, scratch);
+        const int64_t most = std::max({keys.bytes(), paths.bytes(), coded.bytes(), coded_paths.bytes()});
+        return sinks.bytes() + most;  // one of them is used at a time
     }
 
     void run() {
@@ -65,8 +68,10 @@ class LayerAttention {
             clear(partial, R, D);
             if (block < x.selected_blocks(row))
                 selected(unit);
+            else if (p.cache[x.layer].bits)
+                cached<Coded, CodedBlock<8>>(unit);
             else
-                cached(unit);
+                cached<P, E>(unit);
         }
     }
 
@@ -80,44 +85,41 @@ class LayerAttention {
 
     void selected(const Unit& unit) {
         const Selected& from = x.selected(unit.row);
-        if (from.bits) return from.bits == 8 ? coded<8>(unit, from) : coded<4>(unit, from);
-        const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * D;
-        const E *k = static_cast<const E*>(from.k) + skip, *v = static_cast<const E*>(from.v) + skip;
-        add(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr);
+        if (!from.bits) return selected<P, E>(unit, from);
+        return from.bits == 8 ? selected<Coded, CodedBlock<8>>(unit, from) : selected<CodedVectors<4, ND>, CodedBlock<4>>(unit, from);
     }
 
-    template <int BITS>
-    void coded(const Unit& unit, const Selected& from) {
-        using Block = CodedBlock<BITS>;
-        using Coded = CodedVectors<BITS, ND>;
-        const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * coded_blocks(D);
-        const Block *k = static_cast<const Block*>(from.k) + skip, *v = static_cast<const Block*>(from.v) + skip;
-        Arena rest = arena;
-        attend_keys<Coded>(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr,
-                           KeysMemory<Coded>(rest, R));
+    // Of products Q; S is an element of a key.
+    template <typename Q, typename S>
+    void selected(const Unit& unit, const Selected& from) {
+        const int64_t begin = unit.block * BLOCK, skip = (unit.head * from.stride + begin) * Q::KEY;
+        const S *k = static_cast<const S*>(from.k) + skip, *v = static_cast<const S*>(from.v) + skip;
+        add<Q>(queries(unit), k, v, std::min(BLOCK, from.count - begin), -1, unit.partial, nullptr);
     }
 
     // A block of the cache's slots, from where the view or the window begins. In a verify pass, the part that holds scratch nodes
     // is computed along each path if that makes a difference; a draft need not equal plain decoding to the bit.
+    template <typename Q, typename S>
     void cached(const Unit& unit) {
         const int64_t b = unit.row, length = x.committed(b), block = x.first_block(b) + unit.block - x.selected_blocks(b);
         const int64_t end = std::min((block + 1) * BLOCK, length + x.scratch);
         int64_t begin = std::max(block * BLOCK, x.tail_start(b));
         if (x.window) begin = std::min(end, std::max(begin, (length - x.window + 1) / CHUNK * CHUNK));
         const LayerCache& cache = p.cache[x.layer];
-        const int64_t skip = (b * K + unit.head) * cache.slots * D;
-        const E *k = static_cast<const E*>(cache.k) + skip, *v = static_cast<const E*>(cache.v) + skip;
+        const int64_t skip = (b * K + unit.head) * cache.slots * Q::KEY;
+        const S *k = static_cast<const S*>(cache.k) + skip, *v = static_cast<const S*>(cache.v) + skip;
         const Queries q = queries(unit);
         const bool paths = x.kind == DECODER && !p.selected && end > length && any_has_gaps(q);
         const int64_t split = paths ? begin + std::max<int64_t>(0, length - begin) / CHUNK * CHUNK : end;
         std::fill(sinks, sinks + (x.scored ? R : 0), ScoreSink{});
-        add(q, k + begin * D, v + begin * D, split - begin, begin, unit.partial, sinks_at(unit, begin, begin));
-        if (paths) PathAttention<E, ND, P>(q, k, v, unit.partial, sinks_at(unit, begin, split), arena).add(split, end);
+        add<Q>(q, k + begin * Q::KEY, v + begin * Q::KEY, split - begin, begin, unit.partial, sinks_at(unit, begin, begin));
+        if (paths) PathAttention<S, ND, Q>(q, k, v, unit.partial, sinks_at(unit, begin, split), arena).add(split, end);
     }
 
-    void add(const Queries& q, const E* k, const E* v, int64_t n, int64_t first, Partial partial, const ScoreSink* sinks) {
+    template <typename Q, typename S>
+    void add(const Queries& q, const S* k, const S* v, int64_t n, int64_t first, Partial partial, const ScoreSink* sinks) {
         Arena rest = arena;
-        attend_keys<P>(q, k, v, n, first, partial, sinks, KeysMemory<P>(rest, R));
+        attend_keys<Q>(q, k, v, n, first, partial, sinks, KeysMemory<Q>(rest, R));
     }
 
     // Points the rows whose scores are kept to their places from this slot on; null where no scores are kept.

@@ -49,7 +49,7 @@ static constexpr Entry table[] = {
     FIELD(Model, eps), FIELD(Model, scale), FIELD(Model, rope_scale), FIELD(Model, inv_freq), FIELD(Model, embed),
     FIELD(Model, head), FIELD(Model, norm), FIELD(Model, layer),
 
-    STRUCT(LayerCache), FIELD(LayerCache, k), FIELD(LayerCache, v), FIELD(LayerCache, slots),
+    STRUCT(LayerCache), FIELD(LayerCache, k), FIELD(LayerCache, v), FIELD(LayerCache, slots), FIELD(LayerCache, bits),
 
     STRUCT(Selected), FIELD(Selected, k), FIELD(Selected, v), FIELD(Selected, count), FIELD(Selected, stride),
     FIELD(Selected, bits),

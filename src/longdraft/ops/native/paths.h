@@ -16,10 +16,11 @@ static inline bool any_has_gaps(const Queries& x) {
     return false;
 }
 
-// What a thread needs for PathAttention of R rows, G of each node, over so many scratch nodes.
+// What a thread needs for PathAttention of R rows, G of each node, over so many scratch nodes. E: an element of a key, of which
+// a key has `Products::KEY`.
 template <typename E, int ND, typename Products>
 struct PathsMemory {
-    static constexpr int64_t D = 16 * ND, EACH = 32;  // values that are added at once; attend_keys' order divides by it
+    static constexpr int64_t D = 16 * ND, KEY = Products::KEY, EACH = 32;  // values that are added at once; attend_keys' order divides by it
     float *scores, *products, *scratch_scores, *node_weights, *node_out, *node_products, *keep, *ones;
     E* values;
     int64_t* path;
@@ -27,7 +28,7 @@ struct PathsMemory {
         : scores(arena.array<float>(R * CHUNK)), products(arena.array<float>(Products::floats(R))),
           scratch_scores(arena.array<float>(R * scratch)), node_weights(arena.array<float>(G * CHUNK)),
           node_out(arena.array<float>(G * D)), node_products(arena.array<float>(Products::floats(G))),
-          keep(arena.array<float>(R)), ones(arena.array<float>(G)), values(arena.array<E>((EACH + scratch) * D)),
+          keep(arena.array<float>(R)), ones(arena.array<float>(G)), values(arena.array<E>((EACH + scratch) * KEY)),
           path(arena.array<int64_t>(CHUNK)) {}
 };
 
@@ -36,7 +37,7 @@ struct PathsMemory {
 template <typename E, int ND, typename Products>
 class PathAttention {
     using Memory = PathsMemory<E, ND, Products>;
-    static constexpr int64_t D = Memory::D, EACH = Memory::EACH;
+    static constexpr int64_t D = Memory::D, KEY = Memory::KEY, EACH = Memory::EACH;
     const Queries& x;
     const E *k, *v;
     const Partial partial;
@@ -56,10 +57,10 @@ class PathAttention {
         score_scratch(products);
         for (int64_t c = from; c < to; c += CHUNK) {
             const int64_t committed = std::max<int64_t>(0, std::min(CHUNK, x.length - c)), shared = committed / EACH * EACH;
-            if (committed) products.scores(k + c * D, committed, t.scores, none);
+            if (committed) products.scores(k + c * KEY, committed, t.scores, none);
             for (int64_t w = 0; w < x.W; w++) softmax_path(w, c, (c - from) / CHUNK, committed);
-            products.values(t.scores, t.keep, v + c * D, shared, partial.out, none);
-            std::memcpy(t.values, v + (c + shared) * D, sizeof(E) * (committed - shared) * D);
+            products.values(t.scores, t.keep, v + c * KEY, shared, partial.out, none);
+            std::memcpy(t.values, v + (c + shared) * KEY, sizeof(E) * (committed - shared) * KEY);
             for (int64_t w = 0; w < x.W; w++) add_path(w, c, committed, shared);
         }
     }
@@ -69,7 +70,7 @@ class PathAttention {
     void score_scratch(Products& products) {
         for (int64_t c = 0; c < x.scratch; c += CHUNK) {
             const int64_t n = std::min(CHUNK, x.scratch - c);
-            products.scores(k + (x.length + c) * D, n, t.scores, none);
+            products.scores(k + (x.length + c) * KEY, n, t.scores, none);
             for (int64_t r = 0; r < x.R; r++)
                 std::memcpy(&t.scratch_scores[r * x.scratch + c], t.scores + r * CHUNK, sizeof(float) * n);
         }
@@ -107,7 +108,7 @@ class PathAttention {
         const int64_t n = find(w, c, committed) - shared, wide = std::min((n + EACH - 1) / EACH * EACH, CHUNK - shared);
         if (!n) return;
         for (int64_t e = 0; e < found; e++)
-            std::memcpy(&t.values[(committed - shared + e) * D], v + (x.length + t.path[e]) * D, sizeof(E) * D);
+            std::memcpy(&t.values[(committed - shared + e) * KEY], v + (x.length + t.path[e]) * KEY, sizeof(E) * KEY);
         for (int64_t g = 0; g < G; g++) {
             const int64_t r = g * x.W + w;
             std::memcpy(&t.node_weights[g * CHUNK], t.scores + r * CHUNK + shared, sizeof(float) * wide);
