@@ -5,6 +5,7 @@
 #   MINUTES=40      steps that would not fit are left out, with a line that says so
 #   SKIP=REGEXP     leaves out the steps whose name matches, like 'busy|peers'; ONLY=REGEXP runs only those that match
 #   BUILDS="avx2"   these builds instead of all that the machine can run, best first
+#   MODEL=FOLDER    this model in place of SmolLM2 unpacked, such as one that fine_tune.py has trained
 set -eu
 out=${1:-runs/cpu}
 here=$(dirname "$0")
@@ -14,6 +15,8 @@ best=$(python3 -c "from longdraft.ops import native; print(*(k[1:] for k in nati
 builds=${BUILDS:-$best}
 [ -n "$builds" ] || { echo "cpu.sh: no build of the native kernels can run here" >&2; exit 2; }
 best=${builds%% *}
+ends=$best # the widest and the narrowest build
+if [ "$best" != "${builds##* }" ]; then ends="$best ${builds##* }"; fi
 mkdir -p "$out"
 failed=0
 
@@ -44,54 +47,41 @@ bench() { # NAME BUILD MINUTES OPTIONS...
     shift 3
     step "$name" "$build" "$need" longdraft bench "$@"
 }
-offers() { longdraft "$1" --help 2> /dev/null | grep -q -e "$2"; }
 
 # What a step costs in each build, alone and beside a busy process.
 for build in $builds; do
-    bench "steps-$build" "$build" 2 --task steps --context 8192,32768 --repeat 5
-    step "busy-$build" "$build" 2 python3 "$here/busy.py" --context 8192 --seconds 0.5
+    bench "steps-$build" "$build" 1 --task steps --context 8192,32768 --repeat 5
+    step "busy-$build" "$build" 1 python3 "$here/busy.py" --context 8192 --seconds 0.5
 done
 
-# The real model, with its keys and values beyond the weights' size at 16K, beside other engines in the same run.
-if longdraft --help | grep -q fetch && longdraft fetch smollm2; then
-    methods=plain,vegas,suffix,auto
-    if longdraft methods | grep -q quantspec; then methods=$methods,quantspec; fi
-    peers=
-    if offers bench --peers; then peers="--peers llama.cpp,transformers"; fi
+# A real model. In bfloat16: MODEL, or SmolLM2 with its weights unpacked. As the packed file: beside other engines.
+if longdraft fetch smollm2; then
+    model=${MODEL:-$out/smollm2}
+    if [ ! -e "$model/config.json" ]; then
+        python3 "$here/fine_tune.py" smollm2 "$model" "$here/../src/longdraft/assets/text" --steps 0
+    fi
     for build in $builds; do
-        bench "smollm2-steps-$build" "$build" 2 -m smollm2 --text book --task steps --context 1024,7168 --repeat 3
+        bench "smollm2-steps-$build" "$build" 1 -m "$model" --text book --task steps --context 1024,7168 --repeat 5
     done
-    # shellcheck disable=SC2086
-    bench "smollm2-peers" "$best" 6 -m smollm2 --methods "$methods" $peers --text book --context 1024,4096,7168 \
-        --max-new-tokens 64 --repeat 3
-    # shellcheck disable=SC2086
-    bench "smollm2-peers-16k" "$best" 5 -m smollm2 --rope yarn:2 --methods "$methods" $peers --text book --context 16000 \
-        --max-new-tokens 64 --repeat 3
-    for temperature in 0 1; do
-        bench "smollm2-t$temperature" "$best" 4 -m smollm2 --methods "$methods" --text code,book --context 4096,7168 \
-            --max-new-tokens 128 --repeat 3 --temperature "$temperature"
+    bench "smollm2-peers" "$best" 5 -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
+        --text book --context 1024,4096,7168 --max-new-tokens 64
+    copies="quantspec@draft_weights=int8@draft_kv=int8,vegas@draft_weights=int8@keep_ratio=0.25"
+    for build in $ends; do
+        for temperature in 1 0; do
+            bench "smollm2-t$temperature-$build" "$build" 3 -m "$model" --methods "plain,$copies,suffix,auto" \
+                --text code,book --context 1024,4096,7168 --max-new-tokens 64 --temperature "$temperature"
+        done
     done
 fi
 
 # What a user sees on held-out text, drafts adapted. Greedy text of a small model loops: read the sampled one too.
-for build in $builds; do
-    for temperature in 1 0; do
-        bench "text-t$temperature-$build" "$build" 2 --methods plain,vegas,longspec-guided,vegas-reuse,suffix,auto \
-            -o longspec-guided.widths=4,2,2,2,2 --text code,book --context 16384 --max-new-tokens 128 --repeat 3 \
-            --temperature "$temperature"
-    done
+methods=plain,vegas,longspec-guided,budgetdraft,vegas-reuse,suffix,auto
+for build in $ends; do
+    bench "text-t1-$build" "$build" 3 --methods "$methods" -o longspec-guided.widths=4,2,2,2,2 --text code,book \
+        --context 16384,32768 --max-new-tokens 256 --temperature 1
+    bench "text-t0-$build" "$build" 2 --methods "$methods" -o longspec-guided.widths=4,2,2,2,2 --text code \
+        --context 16384,32768 --max-new-tokens 256
 done
-
-# Speedups at a stated acceptance (an oracle's: figures of cost).
-bench "oracle-vegas" "$best" 3 --methods plain,vegas --accept 5.5 --shape 6x384 --context 8192,32768 --max-new-tokens 96
-bench "oracle-longspec" "$best" 1 --methods plain,longspec-guided --accept 3.5 -o longspec-guided.widths=1,1,1,1,1 \
-    --context 8192,32768 --max-new-tokens 128
-bench "oracle-budgetdraft" "$best" 1 --methods plain,budgetdraft --accept 5.5 --context 4096,16384 --max-new-tokens 128
-bench "oracle-batch" "$best" 2 --methods plain,vegas --accept 5.5 --batch 8 --context 16384 --max-new-tokens 48
-
-# Beside Transformers' own generate, in both dtypes.
-bench "stock" "$best" 2 --methods plain,vegas,hf-static,hf-dynamic --accept 5.5 --context 16384 --max-new-tokens 48
-bench "stock-float32" "$best" 2 --methods plain,hf-static,hf-dynamic --dtype float32 --context 16384 --max-new-tokens 32
 
 # Text that drafts badly: random letters, and words of an alphabet that the bundled target never saw.
 python3 - "$out" << 'PYTHON'
@@ -103,8 +93,31 @@ greek = [chr(c) for c in range(0x3B1, 0x3CA)]
 words = ["".join(rng.choices(greek, k=rng.randint(2, 9))) for _ in range(3000)]
 open(f"{folder}/greek.txt", "w").write(" ".join(rng.choices(words, k=12000)))
 PYTHON
-bench "bad-text" "$best" 4 --methods plain,vegas,longspec-guided,medusa,suffix,auto --prompt-file "$out/noise.txt" \
-    --prompt-file "$out/greek.txt" --context 4096 --max-new-tokens 256 --temperature 1
+for context in 512 4096; do
+    bench "bad-text-$context" "$best" 2 --methods plain,vegas,longspec-guided,budgetdraft,medusa,suffix,auto \
+        --prompt-file "$out/noise.txt" --prompt-file "$out/greek.txt" --context "$context" --max-new-tokens 256 \
+        --temperature 1
+done
+
+# Speedups at a stated acceptance (an oracle's: figures of cost), alone and side by side; Transformers' own generate.
+bench "oracle-vegas" "$best" 1 --methods plain,vegas --accept 5.5 --context 16384,32768 --max-new-tokens 128
+bench "oracle-longspec" "$best" 1 --methods plain,longspec-guided --accept 3.5 -o longspec-guided.widths=1,1,1,1,1 \
+    --context 32768 --max-new-tokens 128
+bench "oracle-budgetdraft" "$best" 1 --methods plain,budgetdraft --accept 5.5 --context 32768 --max-new-tokens 128
+bench "oracle-batch" "$best" 2 --methods plain,vegas --accept 5.5 --batch 8 --context 16384 --max-new-tokens 48
+bench "stock" "$best" 2 --methods plain,hf-static --accept 5.5 --context 32768 --max-new-tokens 32 --repeat 3
+
+# Last, because they take long: a real model where keys outweigh its weights, and eight texts side by side.
+if longdraft fetch smollm2 > /dev/null; then
+    for temperature in 1 0; do
+        bench "smollm2-16k-t$temperature" "$best" 2 -m "$model" --rope yarn:2 --methods "plain,$copies,suffix,auto" \
+            --text book --context 16000 --max-new-tokens 64 --temperature "$temperature"
+    done
+    bench "smollm2-batch" "$best" 3 -m "$model" --methods "plain,$copies,suffix" --text book --batch 8 --context 7168 \
+        --max-new-tokens 32 --temperature 1 --repeat 3
+    bench "smollm2-peers-16k" "$best" 8 -m smollm2 --rope yarn:2 --methods plain,suffix,auto --peers llama.cpp --text book \
+        --context 16000 --max-new-tokens 64 --repeat 3
+fi
 
 # shellcheck disable=SC2046
 set -- $(ls "$out"/*.jsonl 2> /dev/null)
