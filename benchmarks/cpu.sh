@@ -2,7 +2,8 @@
 # Speed on a CPU with nothing beside it, by every build of the kernels that it can run: benchmarks/cpu.sh [FOLDER]
 # Each step writes FOLDER/STEP.jsonl (default: runs/cpu), and FOLDER/report.md is made from all of them. A step whose file
 # exists is skipped, so the same command continues a run. acceptance.sh measures acceptance.
-#   MINUTES=40      steps that would not fit are left out, with a line that says so
+#   MINUTES=40      steps that would not fit are left out, with a line that says so; with three builds, those that take long
+#                   (16K and eight texts side by side on the real model) need a second run of 20 minutes
 #   SKIP=REGEXP     leaves out the steps whose name matches, like 'busy|peers'; ONLY=REGEXP runs only those that match
 #   BUILDS="avx2"   these builds instead of all that the machine can run, best first
 #   MODEL=FOLDER    this model in place of SmolLM2 unpacked, such as one that fine_tune.py has trained
@@ -63,12 +64,12 @@ if longdraft fetch smollm2; then
     for build in $builds; do
         bench "smollm2-steps-$build" "$build" 1 -m "$model" --text book --task steps --context 1024,7168 --repeat 5
     done
-    bench "smollm2-peers" "$best" 5 -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
-        --text book --context 1024,4096,7168 --max-new-tokens 64
+    bench "smollm2-peers" "$best" 8 -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
+        --text book --context 1024,4096,7168 --max-new-tokens 64 --repeat 3
     copies="quantspec@draft_weights=int8@draft_kv=int8,vegas@draft_weights=int8@keep_ratio=0.25"
     for build in $ends; do
         for temperature in 1 0; do
-            bench "smollm2-t$temperature-$build" "$build" 3 -m "$model" --methods "plain,$copies,suffix,auto" \
+            bench "smollm2-t$temperature-$build" "$build" 4 -m "$model" --methods "plain,$copies,suffix,auto" \
                 --text code,book --context 1024,4096,7168 --max-new-tokens 64 --temperature "$temperature"
         done
     done
