@@ -80,7 +80,8 @@ def _speed(records: list[Record]) -> Section:
     about = f"{_model(first)}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
     if "oracle" in first:
         depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})
-        drafted = f"{first['oracle']:g} of {' or '.join(map(str, depths))} drafts"
+        most = f" of {' or '.join(map(str, depths))}" if depths else ""
+        drafted = f"{first['oracle']:g}{most} drafts"
         title = f"Speed at a given acceptance (oracle: {drafted} accepted per step; cost only)"
     else:
         title = "Speed, real acceptance"
@@ -170,7 +171,8 @@ def _spread(values: list[float], shape: str) -> str:
 
 def _model(r: Record) -> str:
     chosen = [f"--{name} {r[name]}" for name in ("rope", "weights", "kv") if r.get(name)]
-    return r["model"] + (f" ({' '.join(chosen)})" if chosen else "")
+    kernels = f", {r['kernels']} kernels" if r.get("kernels") else ""
+    return r["model"] + (f" ({' '.join(chosen)})" if chosen else "") + kernels
 
 
 def _text(r: Record) -> str:

@@ -44,7 +44,8 @@ class Stock:
     def __init__(self, lm: LM):
         config = deepcopy(lm.hf.config)
         attention = "sdpa" if getattr(lm.hf, "_supports_sdpa", False) else "eager"
-        self.hf: Any = AutoModelForCausalLM.from_config(config, dtype=lm.dtype, attn_implementation=attention)
+        with torch.random.fork_rng(devices=[]):  # a new model's weights are drawn before ours replace them
+            self.hf: Any = AutoModelForCausalLM.from_config(config, dtype=lm.dtype, attn_implementation=attention)
         with torch.no_grad():
             for name, tensor in self.hf.state_dict().items():
                 tensor.copy_(_weight(lm.hf, name))
