@@ -8,8 +8,8 @@ from longdraft.cli import job
 
 # Bad input: the words, and what the line must name.
 BAD = [
-    ("foo", "generate, methods, demo"),
-    ("--foo", "generate, methods, demo"),
+    ("foo", "generate, chat, methods"),
+    ("--foo", "generate, chat, methods"),
     ("generate", "--prompt-file"),
     ("generate hi --prompt-file a.txt", "one of them"),
     ("generate hi there", "there"),

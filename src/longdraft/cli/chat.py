@@ -1,0 +1,151 @@
+"""`longdraft chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from typing import Annotated, Any
+
+import typer
+
+from longdraft.cli import common
+from longdraft.errors import InputError
+
+HELP = "/stats shows speed and acceptance, /reset forgets the conversation, /quit (or end of input) ends it"
+
+
+def chat(
+    model: common.Model = "smollm2",
+    system: Annotated[str | None, typer.Option(help="Instructions that the conversation begins with.")] = None,
+    method: common.Method = "auto",
+    option: common.Options = [],  # noqa: B006
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens of an answer.")] = 512,
+    dtype: common.Dtype = "bfloat16",
+    rope: common.Rope = None,
+    weights: common.Weights = None,
+    kv: common.KeysAndValues = None,
+    temperature: common.Temperature = 0.7,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")] = 0.9,
+    penalty: Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")] = 1.0,
+    seed: common.Seed = 0,
+    drafter: common.Drafter = None,
+    random_drafter: common.RandomDrafter = False,
+    any_target: common.AnyTarget = False,
+    show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Print accepted draft tokens in green.")] = False,
+    threads: common.Threads = None,
+) -> None:
+    """Talk with a model. The keys and values of the conversation are kept, so only new messages are read.
+
+    One line of standard input is one message. /stats shows speed and acceptance, /reset forgets the conversation, and
+    /quit ends it.
+    """
+    from longdraft.core.options import pairs
+    from longdraft.core.sampling import Sampler
+    from longdraft.engine.conversation import Conversation
+    from longdraft.methods.drafter_weights import DrafterWeights
+    from longdraft.methods.spec import MethodSpec
+    from longdraft.models.chat import chat_tokens
+
+    beside = "" if rope else model
+    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, beside, any_target))
+    sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+    spec.check(target, None)
+    first = [] if system is None else [{"role": "system", "content": system}]
+    chat_tokens(tokenizer, [*first, {"role": "user", "content": "?"}])  # refuses a model without a template now
+    talk = Talk(Conversation(target, sampler, seed), tokenizer, first, max_new_tokens, show_drafts)
+    if sys.stdin.isatty():
+        print(f"{target.name}, {method}: {HELP}", file=sys.stderr)
+    for line in lines():
+        if line == "/quit":
+            break
+        if line.startswith("/"):
+            talk.command(line)
+        elif line:
+            talk.say(line, spec.paced(target))
+    if sys.stdin.isatty():
+        print(file=sys.stderr)
+
+
+def lines() -> Iterator[str]:
+    """The lines of standard input without the spaces around them. Raises InputError for text that is not UTF-8."""
+    while True:
+        try:
+            line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
+        except EOFError:
+            return
+        except UnicodeDecodeError:
+            raise InputError("standard input is not UTF-8: give UTF-8 text") from None
+        if not line and not sys.stdin.isatty():
+            return
+        yield line.strip()
+
+
+class Talk:
+    """What was said so far, and what the answers cost. `first`: the messages that every conversation begins with."""
+
+    def __init__(self, conversation: Any, tokenizer: Any, first: list[dict[str, str]], limit: int, show_drafts: bool):
+        from rich.console import Console
+
+        self.conversation, self.tokenizer, self.first = conversation, tokenizer, first
+        self.limit, self.show_drafts = limit, show_drafts
+        self.console, self.messages, self.last = Console(highlight=False), list(first), ""
+
+    def say(self, text: str, drafter: Any) -> None:
+        """Print the answer to a message while it is decoded; Ctrl-C ends the answer, and what was said of it stays."""
+        from longdraft.cli.show import text_of
+        from longdraft.engine.generate import Stats
+        from longdraft.models.chat import chat_tokens
+
+        asked = [*self.messages, {"role": "user", "content": text}]
+        said, stats, prompt = list[int](), Stats(), chat_tokens(self.tokenizer, asked)
+        known = self.conversation.known(prompt)
+        try:
+            self._print(prompt, known, drafter, stats, said)
+        except KeyboardInterrupt:
+            print("\nlongdraft: note: the answer was interrupted", file=sys.stderr)
+        except InputError as error:  # a conversation that has become too long, for example
+            print(f"longdraft: {error}; /reset begins a new conversation", file=sys.stderr)
+            return
+        if not said:
+            return
+        self.messages = [*asked, {"role": "assistant", "content": text_of(self.tokenizer, said)}]
+        self.last = figures(stats, len(prompt), known, self.conversation.target.positions)
+
+    def _print(self, prompt: list[int], known: int, drafter: Any, stats: Any, said: list[int]) -> None:
+        """Decode an answer into `said`. Accepted drafts are green where that was asked for."""
+        from longdraft.cli.demo import DRAFTED, paint
+        from longdraft.cli.show import Detokenizer
+
+        style, text = DRAFTED if self.show_drafts else "", Detokenizer(self.tokenizer)
+        room = self.conversation.target.positions - len(prompt)
+        with common.reading([prompt[known:]]) as tick:
+            steps = self.conversation.answer(prompt, max(1, min(self.limit, room)), drafter, stats, tick)
+            first = next(steps, None)
+        for step in chain([] if first is None else [first], steps):
+            *drafts, own = step.tokens[0]
+            said += [*drafts, own]
+            paint(self.console, text.push(drafts), style)
+            paint(self.console, text.push([own]), "")
+        paint(self.console, text.flush() + "\n", "")
+
+    def command(self, line: str) -> None:
+        """A line that begins with a slash."""
+        if line == "/reset":
+            self.messages, self.last = list(self.first), ""
+        elif line == "/stats":
+            print(self.last or "nothing was said yet", file=sys.stderr)
+        else:
+            print(HELP, file=sys.stderr)
+
+
+def figures(stats: Any, prompt: int, known: int, positions: int) -> str:
+    """The latest answer in one line."""
+    from longdraft.engine.measure import timings
+
+    return (
+        f"{stats.emitted} tokens, {timings(stats)['tokens_per_s']:.1f} tokens/s,"
+        f" mean acceptance length {stats.mean_acceptance_length:.2f}; of {prompt} prompt tokens {known} were in the"
+        f" cache, and the others took {stats.prefill_s:.2f} s; {prompt + stats.emitted} of {positions} positions used"
+    )

@@ -1,0 +1,57 @@
+"""A conversation on one model: the keys and values of what was said are kept from one answer to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from longdraft.core import Sampler, match
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.step import clock
+from longdraft.engine.generate import Stats, Step, check, decode
+from longdraft.models.lm import LM
+
+
+class Conversation:
+    """Each answer equals `generate` of its whole prompt; only tokens that the cache does not hold yet are prefilled.
+
+    tokens: those whose keys and values the cache holds. One answer at a time.
+    """
+
+    def __init__(self, target: LM, sampler: Sampler | None = None, seed: int = 0):
+        self.target, self.seed = target, seed
+        self.sampler = (sampler or Sampler()).under(target.rules())
+        self.cache, self.tokens = target.new_cache(1, 0), list[int]()
+
+    def known(self, prompt: list[int]) -> int:
+        """How many of a prompt's first tokens need no prefill."""
+        end = min(len(self.tokens), len(prompt) - 1)  # the last one is the root of the first step
+        return next((i for i in range(end) if self.tokens[i] != prompt[i]), end)
+
+    def answer(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        drafter: Drafter | None = None,
+        stats: Stats | None = None,
+        report: Callable[[int], None] | None = None,
+    ) -> Iterator[Step]:
+        """The steps that continue the whole prompt. Leaving them early keeps what was decoded. report: see LM.prefill.
+
+        Raises InputError for bad arguments before any work.
+        """
+        drafter, stats = drafter or Drafter(), stats if stats is not None else Stats()
+        check(self.target, [prompt], max_new_tokens, drafter, match)
+        begin, kept = clock(self.target.device), self.known(prompt)
+        self.tokens = self.tokens[:kept]
+        with torch.inference_mode():
+            self.cache.length.fill_(kept)
+            self.target.prefill(prompt[kept:-1], self.cache, report=report)
+        self.tokens = prompt[:-1]
+        stats.prefill_s += clock(self.target.device) - begin
+        seqs = self.target.sequences([prompt], max_new_tokens, self.cache, self.sampler, self.seed)
+        try:
+            yield from decode(self.target, drafter, seqs, match, stats)
+        finally:
+            self.tokens = seqs.tokens[0, : int(self.cache.length[0])].tolist()
