@@ -27,7 +27,7 @@ def chat(
     kv: common.KeysAndValues = None,
     temperature: common.Temperature = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")] = 0.9,
-    penalty: Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")] = 1.0,
+    penalty: Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")] = 1.1,
     seed: common.Seed = 0,
     drafter: common.Drafter = None,
     random_drafter: common.RandomDrafter = False,

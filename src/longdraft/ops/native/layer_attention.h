@@ -86,7 +86,8 @@ class LayerAttention {
     void selected(const Unit& unit) {
         const Selected& from = x.selected(unit.row);
         if (!from.bits) return selected<P, E>(unit, from);
-        return from.bits == 8 ? selected<Coded, CodedBlock<8>>(unit, from) : selected<CodedVectors<4, ND>, CodedBlock<4>>(unit, from);
+        if (from.bits == 8) return selected<Coded, CodedBlock<8>>(unit, from);
+        selected<CodedVectors<4, ND>, CodedBlock<4>>(unit, from);
     }
 
     // Of products Q; S is an element of a key.

@@ -20,7 +20,8 @@ static inline bool any_has_gaps(const Queries& x) {
 // a key has `Products::KEY`.
 template <typename E, int ND, typename Products>
 struct PathsMemory {
-    static constexpr int64_t D = 16 * ND, KEY = Products::KEY, EACH = 32;  // values that are added at once; attend_keys' order divides by it
+    static constexpr int64_t D = 16 * ND, KEY = Products::KEY;
+    static constexpr int64_t EACH = 32;  // values that are added at once; attend_keys' order divides by it
     float *scores, *products, *scratch_scores, *node_weights, *node_out, *node_products, *keep, *ones;
     E* values;
     int64_t* path;
