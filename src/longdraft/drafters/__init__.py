@@ -10,6 +10,7 @@ from longdraft.drafters.glide.block import Glide, random_glide
 from longdraft.drafters.glide.drafter import GlideDrafter
 from longdraft.drafters.heads.drafter import Heads, Medusa
 from longdraft.drafters.hierarchical import Hierarchical
+from longdraft.drafters.mtp.drafter import Mtp
 from longdraft.drafters.ngram.lookup import Lookup
 from longdraft.drafters.ngram.recycle import Recycle
 from longdraft.drafters.ngram.reuse import Reuse
@@ -29,6 +30,7 @@ __all__ = [
     "Hierarchical",
     "Lookup",
     "Medusa",
+    "Mtp",
     "Oracle",
     "Recycle",
     "Reuse",

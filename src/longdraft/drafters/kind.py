@@ -31,6 +31,7 @@ class DrafterKind:
     random: Callable[[LM, int], Any]  # (target, seed) -> untrained weights
     importer: Callable[[Released, LM], nn.Module | None] | None = None  # None: not this kind. Raises InputError.
     training: Training | None = None
+    within: Callable[[LM], Any] | None = None  # reads weights that a target's own checkpoint has. Raises InputError.
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
         """Write the weights, and `facts` as training.json; nothing changes on an error. Raises InputError."""

@@ -11,12 +11,13 @@ from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
 from longdraft.drafters.heads.kind import CHAINED, MEDUSA
 from longdraft.drafters.kind import DrafterKind
+from longdraft.drafters.mtp.kind import MTP
 from longdraft.drafters.released import Released
 from longdraft.drafters.small_model.kind import BUDGET, SMALL_MODEL
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUSA, EAGLE2, EAGLE3)}
+KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUSA, EAGLE2, EAGLE3, MTP)}
 
 
 def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM, any_target: bool = False) -> Any:
@@ -28,6 +29,12 @@ def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM
         needed = f"a {kind.weights.__name__}, a folder or a Hub id"
         raise InputError(f"the drafter is a {type(source).__name__}; this method needs {needed}")
     return source
+
+
+def own_weights(kind_name: str, target: LM) -> Any:
+    """Weights of this kind that lie in the target's own checkpoint; None for a kind that does not. Raises InputError."""
+    within = KINDS[kind_name].within
+    return None if within is None else within(target)
 
 
 def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[DrafterKind, nn.Module]:

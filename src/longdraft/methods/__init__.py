@@ -7,7 +7,7 @@ from typing import Any
 
 from longdraft.core.options import declared, read
 from longdraft.drafters import AdaptiveDraft, Drafter
-from longdraft.drafters.kinds import load_weights
+from longdraft.drafters.kinds import load_weights, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.method import ANY, Method
@@ -24,7 +24,7 @@ from longdraft.methods.self_speculative import (
     vegas_tree,
 )
 from longdraft.methods.small_models import budgetdraft, sd, specextend, triforce
-from longdraft.methods.trained import auto, eagle, longspec, longspec_chain, longspec_guided, medusa, tokenswift
+from longdraft.methods.trained import auto, eagle, longspec, longspec_chain, longspec_guided, medusa, mtp, tokenswift
 from longdraft.models.lm import LM
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
@@ -48,6 +48,7 @@ METHODS = {
     "tokenswift": Method(tokenswift, "TokenSwift (Wu et al. 2025), with lossless verification", needs="heads"),
     "eagle2": Method(eagle, "EAGLE-2 (Li et al. 2024)", needs="eagle2"),
     "eagle3": Method(eagle, "EAGLE-3 (Li et al. 2025)", needs="eagle3"),
+    "mtp": Method(mtp, "multi-token prediction (DeepSeek-AI 2024), with a window", needs="mtp"),
     "vegas-reuse": Method(vegas_reuse, "ours: Vegas and TokenSwift's n-grams in one tree"),
     "longspec": Method(longspec, LONGSPEC, needs="glide"),
     "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),
@@ -82,8 +83,9 @@ def build(
         if isinstance(drafter, str | Path):
             drafter = DrafterWeights(str(drafter), any_target=any_target).of(ANY, target)
         made = method.build(target, drafter or {}, **given)
-    elif drafter is None:
-        raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
     else:
-        made = method.build(target, load_weights(method.needs, drafter, target, any_target), **given)
+        weights = own_weights(method.needs, target) if drafter is None else drafter
+        if weights is None:
+            raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
+        made = method.build(target, load_weights(method.needs, weights, target, any_target), **given)
     return AdaptiveDraft(made) if adaptive and method.adaptive else made

@@ -8,7 +8,7 @@ from typing import Any
 
 from longdraft.core.files import read_json
 from longdraft.drafters.checkpoint import CONFIG
-from longdraft.drafters.kinds import KINDS
+from longdraft.drafters.kinds import KINDS, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.trained import TRAINED
@@ -18,7 +18,8 @@ from longdraft.models.loading import BUNDLED
 
 @dataclass
 class DrafterWeights:
-    """Each kind comes from the given folder, else is random, else comes from a folder beside the target.
+    """Each kind comes from the given folder, else is random, else comes from a folder beside the target, else from the
+    target's own checkpoint if it lies there.
 
     folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See DrafterKind.load.
     """
@@ -54,7 +55,9 @@ class DrafterWeights:
         if self.random:
             return KINDS[kind].random(target, self.seed)
         folder = self.folder or self.beside(kind)
-        return None if folder is None else KINDS[kind].load(str(folder), target, self.any_target)
+        if folder is None:
+            return own_weights(kind, target)
+        return KINDS[kind].load(str(folder), target, self.any_target)
 
     def _offered(self) -> list[str]:
         """Kinds that `auto` may use: that of the given folder, else a random block, else those beside the target."""

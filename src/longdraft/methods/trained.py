@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from longdraft.core.options import MAX_DEPTH, Depth, Nodes, NotNegative, Positive, Share, Widths
-from longdraft.drafters import Auto, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
+from longdraft.drafters import Auto, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Mtp, Reuse, Sequential
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
+from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.errors import InputError
 from longdraft.methods.model_free import suffix
 from longdraft.methods.self_speculative import NGram, Score, by_a_copy, vegas, vegas_reuse
@@ -86,6 +87,21 @@ def eagle(
     reach: how many of the latest tokens the layer attends to.
     """
     return Eagle(target, block, topk, levels, nodes, reach)
+
+
+def mtp(
+    target: LM,
+    layers: MtpLayers,
+    widths: Widths = (1, 1, 1),
+    sink: Annotated[int, Field(ge=0, le=1024)] = 4,
+    window: Positive = 512,
+) -> Drafter:
+    """The multi-token-prediction layers in the target's own checkpoint draft a tree with `widths` nodes per depth.
+
+    Depths beyond the number of layers use the last layer again. sink, window: the first and the latest tokens that a
+    layer attends to.
+    """
+    return Mtp(layers, list(widths), sink, window)
 
 
 # Drafter weights that are used if there are any: kind -> (method, its options).

@@ -1,0 +1,135 @@
+"""MTP layers: each is a decoder layer of the target's own class, behind a projection of a token and a feature."""
+
+from __future__ import annotations
+
+import inspect
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longdraft.backends.architecture import AttentionPass
+from longdraft.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import Weights, size_of
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class MtpLayer(nn.Module):
+    """Reads the feature of token t and the embedding of token t+1; its output is the next feature and predicts t+2.
+
+    layer(fuse [norm(token); norm(feature)]), then a norm; hidden_first: the feature comes before the token. layer is a
+    decoder layer of the target's class, with that class's attention, rotation and experts.
+    """
+
+    def __init__(self, target: LM, config: Any, hidden_first: bool):
+        super().__init__()
+        body, d = target.hf.get_decoder(), config.hidden_size
+        eps = float(getattr(config, "rms_norm_eps", None) or 1e-6)
+        self.norm_token, self.norm_feature, self.norm_out = (type(body.norm)(d, eps=eps) for _ in range(3))
+        self.fuse = nn.Linear(2 * d, d, bias=False)
+        self.layer = type(body.layers[-1])(config, 0)
+        self.hidden_first = hidden_first
+
+    def forward(self, feature: Tensor, token: Tensor, attention: AttentionPass, **place: Any) -> Tensor:
+        """feature, token [B,W,d], and what tells the decoder layer their positions -> output [B,W,d]."""
+        parts = [self.norm_token(token), self.norm_feature(feature)]
+        x = self.fuse(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
+        found = self.layer(x, attention_mask=None, past_key_values=None, longdraft=attention, **place)
+        return self.norm_out(found[0] if isinstance(found, tuple) else found)
+
+
+class MtpLayers(nn.Module):
+    """One or more MTP layers; embedding, head and rotation are the target's and are not in the state dict.
+
+    The first layer's feature is the target's last hidden state after its final norm; the feature of a later one is the
+    output of the layer before. sparse: the layers have experts, if the target has some. sliding: they have the target's
+    window, else `window` is None. options: what it is built with besides the target, as JSON. Raises InputError.
+    """
+
+    def __init__(
+        self, target: LM, count: int = 1, sparse: bool = True, sliding: bool = False, hidden_first: bool = False
+    ):
+        super().__init__()
+        self.options = {"count": count, "sparse": sparse, "sliding": sliding, "hidden_first": hidden_first}
+        kind = SLIDING if sliding else FULL
+        config = layer_config(target.config, sparse, kind)
+        self.window: int | None = config.sliding_window if sliding else None
+        try:
+            self.layers = nn.ModuleList(MtpLayer(target, config, hidden_first) for _ in range(count))
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            what = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
+            raise InputError(f"{what}: use another method than mtp") from None
+        self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
+        self._rotary: Any = getattr(target.hf.get_decoder(), "rotary_emb", None)
+        by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
+        self._kind = (kind,) if by_type else ()
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def target(self) -> LM:
+        return self.host[0]
+
+    @property
+    def weights(self) -> Weights:
+        """Bytes of one layer's weights, without embedding and head."""
+        experts = sum(p.nbytes for name, p in self.layers[0].named_parameters() if ".experts." in name)
+        each = getattr(self.target.config, "num_experts_per_tok", None) or 1
+        return Weights(size_of(self.layers[0]) - experts, experts, min(each / max(self.target.experts, 1), 1.0))
+
+    def feature(self, state: Tensor) -> Tensor:
+        """The target's residual stream after its last layer [B,W,d] -> the first layer's feature [B,W,d]."""
+        return self.target.norm(state)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens [B,W] -> [B,W,d]."""
+        return self.target.hf.get_input_embeddings()(tokens).to(self.target.dtype)
+
+    def scores(self, output: Tensor) -> Tensor:
+        """output [B,W,d] -> logits [B,W,V] of the target's output matrix."""
+        return self.target.project(output).float()
+
+    def run(self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: AttentionPass) -> Tensor:
+        """feature [B,W,d] with the tokens [B,W] after it, at their position [B,W] -> output [B,W,d]."""
+        position, token = position.clamp(max=self.target.reach - 1), self.embed(tokens)
+        rotation = None if self._rotary is None else self._rotary(token, position, *self._kind)
+        return self.layers[layer](feature, token, attention, position_ids=position, position_embeddings=rotation)
+
+
+def layer_config(config: Any, sparse: bool, kind: str) -> Any:
+    """The target's config, changed so that its layer 0 is an MTP layer: with experts or not, and of this type."""
+    config = deepcopy(config)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [kind] * len(config.layer_types)
+    if getattr(config, "mlp_layer_types", None):
+        config.mlp_layer_types = ["sparse" if sparse else "dense"] * len(config.mlp_layer_types)
+    if getattr(config, "first_k_dense_replace", None) is not None:
+        config.first_k_dense_replace = 0 if sparse else config.num_hidden_layers
+    return config
+
+
+def placed(module: MtpLayers) -> MtpLayers:
+    """The module in the target's dtype, except for what the target keeps in float32, and on its device."""
+    target = module.target
+    module.to(target.device, target.dtype)
+    whole = getattr(target.hf, "_keep_in_fp32_modules_strict", None) or ()
+    for name, x in [*module.named_parameters(), *module.named_buffers()]:
+        if any(part in name for part in whole):
+            x.data = x.data.float()
+    return module.eval().requires_grad_(False)
+
+
+def random_mtp(target: LM, seed: int, count: int = 1) -> MtpLayers:
+    """Untrained layers of the type of the target's last layer."""
+    last = target.config.num_hidden_layers - 1
+    module, generator = MtpLayers(target, count, sliding=last in target.windows), torch.Generator().manual_seed(seed)
+    for name, p in module.named_parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, std=p.shape[-1] ** -0.5, generator=generator)
+        elif "norm" not in name:
+            nn.init.zeros_(p)
+    return placed(module)

@@ -1,0 +1,144 @@
+"""MTP: a checkpoint's own multi-token-prediction layers draft, one layer after the other or one again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.mtp.block import MtpLayers
+from longdraft.drafters.mtp.ring import Ring
+from longdraft.models.memory_traffic import head_size
+
+CHUNK = 128  # tokens that the target reads again in one pass
+
+
+class Mtp(Drafter):
+    """Before a draft, each layer has run all pairs since `since`, and its ring holds the first and latest of them.
+
+    Pair t is the feature of token t with token t+1; fed [B]: pairs of a row that have been run; since [B]: the first
+    pair of the latest ones without a gap. Layer i takes the output of layer i-1 for the pair before as its feature, so
+    its first i pairs after `since` are left out. All of them are of committed tokens with the target's own states.
+
+    Level d of a draft is drafted by layer d, and levels beyond by the last layer from its own outputs: one layer is
+    used again for each level. widths: nodes per level, by cumulative score. Before the first draft, and after steps
+    that were not passed to `update`, the target reads the missing tokens again, at most the last `window`, and the
+    first `sink`. A layer that was trained with a window has that window and no sinks. Not for use inside a hierarchy.
+    """
+
+    has_draft_probs = True
+
+    def __init__(self, module: MtpLayers, widths: Sequence[int], sink: int = 4, window: int = 512):
+        self.module, self.target, self.widths = module, module.target, widths
+        self.max_depth, self.is_chain = len(widths), set(widths) == {1}
+        self.most = (sink, window) if module.window is None else (0, min(window, module.window))
+        self._last = self.target.config.num_hidden_layers
+
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec(hidden=(self._last,))
+
+    def _features(self, captured: Captures) -> Tensor:
+        return self.module.feature(captured.states[self._last])
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """Without the layers' keys, which are few."""
+        return depth * (self.module.weights.read(1) + head_size(self.target))
+
+    def start(self, seqs: Sequences) -> None:
+        self.sink, self.window = (min(most, seqs.tokens.shape[1]) for most in self.most)
+        self.rings = [Ring(seqs.capacity, self.sink, self.window, self.target.device) for _ in self.module.layers]
+        self.fed, self.since = torch.zeros_like(seqs.length), torch.zeros_like(seqs.length)
+        blank = torch.zeros_like(self.module.embed(seqs.last))[:, None]
+        self.outputs = [blank.clone() for _ in self.rings]  # of each layer for each row's last pair
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        for ring in self.rings:
+            ring.clear(row)
+        self.fed, self.since = (torch.cat([x, x.new_zeros(1)]) for x in (self.fed, self.since))
+        self.outputs = [torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in self.outputs]
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        last = len(seqs.length)
+        for ring in self.rings:
+            if row != last:
+                ring.move(last, row)
+        self.fed, self.since = without(self.fed, row), without(self.since, row)
+        self.outputs = [without(x, row) for x in self.outputs]
+
+    def ready(self, seqs: Sequences) -> None:
+        """Run missing pairs of rows that are not done."""
+        for b in (seqs.cache.length - self.fed).masked_fill(seqs.done, 0).nonzero()[:, 0].tolist():
+            self._read(seqs, b)
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
+        n, row, tokens = int(seqs.cache.length[b]), slice(b, b + 1), seqs.tokens[b : b + 1]
+        first, low = int(self.fed[b]), n - self.window  # no draft would see pairs between the sinks and `low`
+        if first < self.sink < low:  # the first tokens attend to nothing else: a small cache suffices
+            cache = self.target.new_cache(1, self.sink)
+            [captured] = self.target.extend_cache(tokens[:, : self.sink], cache, self.captures(), self.sink)
+            self._feed(self._features(captured)[:, first:], tokens[:, first + 1 : self.sink + 1], row)
+        if max(first, self.sink) < low:
+            self.fed[b] = self.since[b] = low
+            for output in self.outputs:
+                output[b] = 0
+        first, own = int(self.fed[b]), seqs.cache.row(b)
+        with own.reopen(n - first):
+            passes = self.target.extend_cache(tokens[:, first:n], own, self.captures(), CHUNK)
+        self._feed(torch.cat([self._features(c) for c in passes], 1), tokens[:, first + 1 : n + 1], row)
+
+    def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: Tensor | None = None) -> None:
+        """Run the first `count` (None: all) of the next pairs of these rows: features [B',A,d], tokens [B',A]."""
+        count = torch.full_like(tokens[:, 0], tokens.shape[1]) if count is None else count
+        for at in range(0, tokens.shape[1], self.window):
+            part = slice(at, at + self.window)
+            self._feed_part(features[:, part], tokens[:, part], rows, (count - at).clamp(0, tokens[:, part].shape[1]))
+
+    def _feed_part(self, feature: Tensor, tokens: Tensor, rows: slice, count: Tensor) -> None:
+        """At most `window` pairs a row, each run by all layers."""
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        pair, real = self.fed[rows, None] + steps, steps < count[:, None]
+        mask, alone = Tree.chain(tokens).mask, torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
+        at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, feature.shape[-1])
+        for i, ring in enumerate(self.rings):
+            whole = pair >= self.since[rows, None] + i
+            seen = ring.over(rows, pair, (mask & whole[:, None]) | alone)
+            output = self.module.run(i, feature, tokens, pair + 1, seen)
+            ring.keep(rows, pair, real & whole)
+            before = self.outputs[i][rows]
+            feature = torch.cat([before, output[:, :-1]], 1)
+            self.outputs[i][rows] = torch.where(count[:, None, None] > 0, output.gather(1, at), before)
+        self.fed[rows] += count
+
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        count = seqs.cache.length - self.fed  # new tokens of each row; 0 if it was done
+        count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
+        if count.any():
+            features = self._features(captured)
+            features = features.gather(1, verdict.path[..., None].expand(-1, -1, features.shape[-1]))
+            self._feed(features, verdict.emitted, slice(0, len(count)), count)
+
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        if limits.depth < 1:
+            return tree
+        self.ready(seqs)
+        return beam(self._logits, tree, self.widths, seqs, limits)
+
+    def _logits(self, tree: Tree, start: int) -> Tensor:
+        """[B,W,V] of nodes [start, size), which are one level."""
+        level = int(tree.depth[0, -1])
+        if not level:
+            self._below = self.outputs[0]  # of the layer that ran last, for all nodes so far
+        else:
+            layer = min(level, len(self.module) - 1)
+            first = start if layer < level else 1  # a layer that runs for the first time runs all levels
+            rows, parent = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None], tree.parent[:, first:]
+            pair = self.fed[:, None] - 1 + tree.depth[:, first:]
+            seen = self.rings[layer].over(slice(0, len(rows)), pair, tree.mask[:, first:, 1:])
+            output = self.module.run(layer, self._below[rows, parent], tree.tokens[:, first:], pair + 1, seen)
+            above = self._below if layer < level else self.outputs[layer]
+            self._below = torch.cat([above, output], 1)
+        return self.module.scores(self._below[:, start:])
