@@ -18,7 +18,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
-from longdraft.drafters import Hierarchical, SelfDrafter
+from longdraft.drafters import Hierarchical, Mtp, SelfDrafter
 from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
@@ -416,3 +416,29 @@ def double_counting(mp: MonkeyPatch) -> None:
         return good(self, tree, cache, start, view, captured, logits)
 
     mp.setattr(LM, "__call__", call)
+
+
+def refused_pairs_stay(mp: MonkeyPatch) -> None:
+    """An MTP layer's ring takes the pairs of everything that was drafted, accepted or not."""
+    good = Mtp.update
+
+    def update(self, seqs, tree, verdict, captured):
+        if tree.size > 1:
+            pair = self.fed[:, None] - 1 + tree.depth[:, 1:]
+            for ring in self.rings:
+                ring.keep(slice(0, len(pair)), pair, torch.ones_like(pair, dtype=torch.bool))
+        good(self, seqs, tree, verdict, captured)
+
+    mp.setattr(Mtp, "update", update)
+
+
+def lost_features(mp: MonkeyPatch) -> None:
+    """The pair of an accepted token does not get the target's own feature."""
+    good = Mtp._feed
+
+    def feed(self, features, tokens, rows, count=None):
+        if count is not None:
+            features = torch.cat([features[:, :1], torch.zeros_like(features[:, 1:])], 1)
+        good(self, features, tokens, rows, count)
+
+    mp.setattr(Mtp, "_feed", feed)

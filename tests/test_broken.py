@@ -12,6 +12,7 @@ from broken import plant_verifier, reject_with
 from checks import PENALTY, SAMPLERS, Toy, check_law, check_lossless, remembering, tables
 from pytest import MonkeyPatch
 from test_hierarchical import check_caches
+from test_mtp import check_ring
 
 from longdraft import build
 from longdraft.drafters import SelfDrafter
@@ -74,6 +75,8 @@ PLANTED = {
     "the middle level's slots stay committed (TriForce) v cache": (broken.middle_stays, check_caches),
     "the middle level's keys stay (TriForce)": (broken.middle_keys_stay, levels),
     "the middle level's keys stay (TriForce) v cache": (broken.middle_keys_stay, check_caches),
+    "an MTP ring keeps refused drafts": (broken.refused_pairs_stay, check_ring),
+    "an accepted token's feature is lost": (broken.lost_features, check_ring),
     "drafts near the best are accepted": (plant_verifier("match", broken.lenient), near),
     "drafts are favoured by a little": (broken.favoured, near),
     "the drafter zeroes slots of the prompt": (broken.zeroed_prompt, chain),

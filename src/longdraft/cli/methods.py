@@ -11,7 +11,7 @@ from longdraft.cli import common
 
 
 def describe(name: str, method: Any, weights: Any) -> dict[str, Any]:
-    """available: the method needs no drafter weights, or there are trained ones beside the target."""
+    """available: the method needs no drafter weights, or there are trained ones with the target."""
     from longdraft.core.options import allowed
     from longdraft.methods.method import ANY
 
@@ -26,14 +26,14 @@ def describe(name: str, method: Any, weights: Any) -> dict[str, Any]:
             for key, field in method.options.model_fields.items()
         },
         "needs": needs,
-        "available": all(weights.beside(kind) is not None for kind in needs),
+        "available": all(weights.available(kind) for kind in needs),
     }
 
 
 def lines(entry: dict[str, Any]) -> list[str]:
     found = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
     if entry["needs"]:
-        there = "available" if entry["available"] else "none beside the model: give --drafter or --random-drafter"
+        there = "available" if entry["available"] else "none with the model: give --drafter or --random-drafter"
         found.append(f"Needs drafter weights of kind {entry['needs'][0]} ({there}).")
     return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in found), ""]
 

@@ -21,6 +21,13 @@ class Training(NamedTuple):
     objective: str  # "module:function" of build(frozen, corpus, **options) -> Objective, imported only for training
 
 
+class Within(NamedTuple):
+    """How weights of this kind are found in a target's own checkpoint, for kinds with which models are released."""
+
+    found: Callable[[Path], bool]  # whether a model's folder has some. Raises InputError.
+    read: Callable[[LM], Any]  # Raises InputError, also if there are none.
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind:
     """One kind of drafter with weights: how these are created, stored, imported and trained. A subclass stores them."""
@@ -31,7 +38,7 @@ class DrafterKind:
     random: Callable[[LM, int], Any]  # (target, seed) -> untrained weights
     importer: Callable[[Released, LM], nn.Module | None] | None = None  # None: not this kind. Raises InputError.
     training: Training | None = None
-    within: Callable[[LM], Any] | None = None  # reads weights that a target's own checkpoint has. Raises InputError.
+    within: Within | None = None
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
         """Write the weights, and `facts` as training.json; nothing changes on an error. Raises InputError."""

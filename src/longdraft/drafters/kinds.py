@@ -32,9 +32,9 @@ def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM
 
 
 def own_weights(kind_name: str, target: LM) -> Any:
-    """Weights of this kind that lie in the target's own checkpoint; None for a kind that does not. Raises InputError."""
+    """Weights that lie in the target's own checkpoint; None for a kind that never does. Raises InputError."""
     within = KINDS[kind_name].within
-    return None if within is None else within(target)
+    return None if within is None else within.read(target)
 
 
 def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[DrafterKind, nn.Module]:

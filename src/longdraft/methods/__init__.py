@@ -86,6 +86,8 @@ def build(
     else:
         weights = own_weights(method.needs, target) if drafter is None else drafter
         if weights is None:
-            raise InputError(f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter")
+            raise InputError(
+                f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter"
+            )
         made = method.build(target, load_weights(method.needs, weights, target, any_target), **given)
     return AdaptiveDraft(made) if adaptive and method.adaptive else made

@@ -37,11 +37,20 @@ class DrafterWeights:
         if self.folder and self.random:
             raise InputError("both --drafter and --random-drafter are given: give one of them")
 
+    @property
+    def _home(self) -> Path | None:
+        """The folder that drafters lie in beside the target."""
+        return BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
+
     def beside(self, kind: str) -> Path | None:
         """The folder of a trained drafter of this kind beside the target, if there is one."""
-        home = BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
-        found = home / kind if home is not None else None
+        found = self._home / kind if self._home is not None else None
         return found if found is not None and found.is_dir() else None
+
+    def available(self, kind: str) -> bool:
+        """Whether there are weights of this kind beside the target or in its own checkpoint."""
+        within = KINDS[kind].within
+        return self.beside(kind) is not None or (within and self._home and within.found(self._home)) is True
 
     def of(self, kind: str | None, target: LM) -> Any:
         """Weights of this kind; None without a kind or if none are found (`methods.build` then raises)."""

@@ -93,7 +93,7 @@ def mtp(
     target: LM,
     layers: MtpLayers,
     widths: Widths = (1, 1, 1),
-    sink: Annotated[int, Field(ge=0, le=1024)] = 4,
+    sink: NotNegative = 4,
     window: Positive = 512,
 ) -> Drafter:
     """The multi-token-prediction layers in the target's own checkpoint draft a tree with `widths` nodes per depth.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.architecture import AttentionPass
+from longdraft.drafters.mtp.ring import RingPass
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import Weights, size_of
@@ -33,7 +33,7 @@ class MtpLayer(nn.Module):
         self.layer = type(body.layers[-1])(config, 0)
         self.hidden_first = hidden_first
 
-    def forward(self, feature: Tensor, token: Tensor, attention: AttentionPass, **place: Any) -> Tensor:
+    def forward(self, feature: Tensor, token: Tensor, attention: RingPass, **place: Any) -> Tensor:
         """feature, token [B,W,d], and what tells the decoder layer their positions -> output [B,W,d]."""
         parts = [self.norm_token(token), self.norm_feature(feature)]
         x = self.fuse(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
@@ -93,7 +93,7 @@ class MtpLayers(nn.Module):
         """output [B,W,d] -> logits [B,W,V] of the target's output matrix."""
         return self.target.project(output).float()
 
-    def run(self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: AttentionPass) -> Tensor:
+    def run(self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: RingPass) -> Tensor:
         """feature [B,W,d] with the tokens [B,W] after it, at their position [B,W] -> output [B,W,d]."""
         position, token = position.clamp(max=self.target.reach - 1), self.embed(tokens)
         rotation = None if self._rotary is None else self._rotary(token, position, *self._kind)

@@ -17,21 +17,26 @@ from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 Places = dict[str, Path]  # the name of each tensor -> the file that has it
-COPIES = re.compile(r"embed_tokens\.weight|shared_head\.head\.weight|.*rotary_emb\.inv_freq")  # the target's own
+COPIES = re.compile(
+    r"embed_tokens\.weight|(shared_head\.|lm_)head\.weight|.*rotary_emb\.inv_freq"
+)  # of the target's tables
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+PARTS = ("norm_token", "norm_feature", "fuse", "norm_out")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of MTP layer i begin with `at`, with i (after_body: the target's number of layers plus i) in place of
-    {}. parts: our names of a layer's own parts -> theirs; those of its decoder layer are the target's, or in `inner`.
-    outside: where the parts lie, if not in the layer; such a checkpoint has one layer.
+    """Where a family of models puts MTP layers.
+
+    at: how the names of layer i begin, with i in place of {} (after_body: the target's number of layers plus i).
+    parts: the names of PARTS, in the layer or `outside`, where only one layer can have them. The rest of a layer has
+    the names of the target's own layers, except for `inner`: ours -> theirs.
     """
 
     at: str
-    parts: Mapping[str, str]
-    inner: Mapping[str, str] = field(default_factory=dict)
+    parts: str
     outside: str | None = None
+    inner: Mapping[str, str] = field(default_factory=dict)
     after_body: bool = False
     hidden_first: bool = False
     sliding: bool = False
@@ -39,43 +44,25 @@ class Layout:
     def prefix(self, target: LM, i: int) -> str:
         return self.at.format(i + target.config.num_hidden_layers * self.after_body)
 
-    def of_part(self, name: str, prefix: str) -> str:
-        """The stored name of one of a layer's own parts."""
-        return f"{prefix if self.outside is None else self.outside}{self.parts[name]}.weight"
+    def of_part(self, part: str, prefix: str) -> str:
+        """The stored name of a layer's own part."""
+        name = self.parts.split()[PARTS.index(part)]
+        return f"{prefix if self.outside is None else self.outside}{name}.weight"
 
 
-COMMON = {"norm_token": "enorm", "norm_feature": "hnorm", "fuse": "eh_proj"}
 LAYOUTS = (
-    # DeepSeek-V3, GLM-4-MoE and their relatives
-    Layout("model.layers.{}.", COMMON | {"norm_out": "shared_head.norm"}, after_body=True),
+    # DeepSeek-V3, GLM-4-MoE and others
+    Layout("model.layers.{}.", "enorm hnorm eh_proj shared_head.norm", after_body=True),
+    # Qwen3-Next, which is no target here, and Mellum
+    Layout("mtp.layers.{}.", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", outside="mtp."),
+    # MiMo
+    Layout("model.mtp_layers.{}.", "token_layernorm hidden_layernorm input_proj final_layernorm", hidden_first=True),
     # MiMo-V2-Flash
     Layout(
         "model.mtp.layers.{}.",
-        COMMON | {"norm_out": "final_layernorm"},
-        {"post_attention_layernorm": "pre_mlp_layernorm", "self_attn.sinks": "self_attn.attention_sink_bias"},
+        "enorm hnorm eh_proj final_layernorm",
+        inner={"post_attention_layernorm": "pre_mlp_layernorm", "self_attn.sinks": "self_attn.attention_sink_bias"},
         sliding=True,
-    ),
-    # MiMo
-    Layout(
-        "model.mtp_layers.{}.",
-        {
-            "norm_token": "token_layernorm",
-            "norm_feature": "hidden_layernorm",
-            "fuse": "input_proj",
-            "norm_out": "final_layernorm",
-        },
-        hidden_first=True,
-    ),
-    # Mellum, as Qwen3-Next names them
-    Layout(
-        "mtp.layers.{}.",
-        {
-            "norm_token": "pre_fc_norm_embedding",
-            "norm_feature": "pre_fc_norm_hidden",
-            "fuse": "fc",
-            "norm_out": "norm",
-        },
-        outside="mtp.",
     ),
 )
 
@@ -94,6 +81,12 @@ def read_mtp(target: LM) -> MtpLayers:
     raise InputError(f"{what}: use another method than mtp, or a checkpoint that still has them")
 
 
+def has_layers(folder: Path) -> bool:
+    """Whether a model's folder has MTP layers. Raises InputError."""
+    names = [re.escape(layout.of_part("fuse", layout.at)).replace(r"\{\}", r"\d+") for layout in LAYOUTS]
+    return any(re.fullmatch("|".join(names), name) for name in places_in(folder))
+
+
 def folder_of(target: LM) -> Path:
     """The folder of the target's checkpoint. Raises InputError."""
     where = str(target.hf.name_or_path)
@@ -101,11 +94,15 @@ def folder_of(target: LM) -> Path:
         return Path(where)
     if not where or Path(where).is_file():
         what = "a GGUF file" if where else "no folder of weights"
-        raise InputError(f"mtp reads layers from the model's safetensors, but this one comes from {what}: give a folder")
+        raise InputError(
+            f"mtp reads layers from the model's safetensors, but this one comes from {what}: give a folder"
+        )
     try:
         return Path(snapshot_download(where, local_files_only=True))  # the target has been loaded from it
     except Exception as error:  # the library raises many types
-        raise InputError(f"cannot find {where} among the Hub's downloads ({type(error).__name__}): download it") from None
+        raise InputError(
+            f"cannot find {where} among the Hub's downloads ({type(error).__name__}): download it"
+        ) from None
 
 
 def places_in(folder: Path) -> Places:
@@ -131,39 +128,40 @@ class Reader:
 
     def read(self, count: int) -> MtpLayers:
         starts = [self.layout.prefix(self.target, i) for i in range(count)]
-        mine = {name for name in self.places if name.startswith((*starts, self.layout.outside or starts[0]))}
-        self.left = {n for n in mine if not any(COPIES.fullmatch(n.removeprefix(at)) for at in starts)}
+        roots = (*starts, self.layout.outside or starts[0])
+        own = {name for name in self.places if name.startswith(roots)}
+        self.left = {name for name in own if not any(COPIES.fullmatch(name.removeprefix(at)) for at in roots)}
         sparse = any(".mlp.experts." in name for name in self.left)
         types = getattr(self.target.config, "mtp_layer_types", None) or getattr(self.target.config, "layer_types", None)
         sliding = types[-1] == "sliding_attention" if types else bool(self.target.windows)
         layout = self.layout
         module = placed(MtpLayers(self.target, count, sparse, layout.sliding or sliding, layout.hidden_first))
         with torch.no_grad():
-            for name, tensor in module.state_dict().items():
+            for name, mine in module.state_dict().items():
                 _, i, rest = name.split(".", 2)
-                tensor.copy_(self.whole(rest, starts[int(i)], list(tensor.shape)))
+                mine.copy_(self.tensor(rest, starts[int(i)], list(mine.shape)))
         if self.left:
             what = f"{self.folder}: an MTP layer of {self.target.config.model_type} has no {min(self.left)}"
             raise InputError(f"{what}: longdraft does not know this layout of MTP layers")
         return module
 
-    def whole(self, name: str, prefix: str, shape: list[int]) -> Tensor:
+    def tensor(self, name: str, prefix: str, shape: list[int]) -> Tensor:
         """A layer's tensor by our name; that of all experts is put together from theirs."""
         part = name.removesuffix(".weight")
-        if part in self.layout.parts:
-            return self.one(self.layout.of_part(part, prefix), shape)
+        if part in PARTS:
+            return self.stored(self.layout.of_part(part, prefix), shape)
         name = name.removeprefix("layer.")
         for inner, theirs in self.layout.inner.items():
             name = re.sub(f"^{re.escape(inner)}\\b", theirs, name)
         base, _, last = name.rpartition(".")
         if not base.endswith("mlp.experts") or prefix + name in self.places:
-            return self.one(prefix + name, shape)
+            return self.stored(prefix + name, shape)
         parts, (count, rows, *rest) = EXPERTS[last], shape
         each = [rows // len(parts), *rest]
-        experts = [[self.one(f"{prefix}{base}.{e}.{p}.weight", each) for p in parts] for e in range(count)]
+        experts = [[self.stored(f"{prefix}{base}.{e}.{p}.weight", each) for p in parts] for e in range(count)]
         return torch.stack([torch.cat(expert) for expert in experts])
 
-    def one(self, name: str, shape: list[int]) -> Tensor:
+    def stored(self, name: str, shape: list[int]) -> Tensor:
         """A stored tensor of this shape."""
         if name not in self.places:
             raise InputError(f"{self.folder} lacks {name}: its MTP layers are incomplete, download it again")

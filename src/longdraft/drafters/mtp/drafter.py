@@ -17,16 +17,16 @@ CHUNK = 128  # tokens that the target reads again in one pass
 
 
 class Mtp(Drafter):
-    """Before a draft, each layer has run all pairs since `since`, and its ring holds the first and latest of them.
+    """Before a draft, each layer has run a row's pairs up to fed, and its ring holds the first and the latest of them.
 
-    Pair t is the feature of token t with token t+1; fed [B]: pairs of a row that have been run; since [B]: the first
-    pair of the latest ones without a gap. Layer i takes the output of layer i-1 for the pair before as its feature, so
-    its first i pairs after `since` are left out. All of them are of committed tokens with the target's own states.
+    Pair t is the feature of token t with token t+1. fed [B]: pairs of a row that have been run; since [B]: the first
+    after which none was left out. Layer i's feature for pair t is the output of layer i-1 for pair t-1, so its first i
+    pairs from `since` on do not exist. Pairs are of committed tokens, with features computed from the target's states.
 
-    Level d of a draft is drafted by layer d, and levels beyond by the last layer from its own outputs: one layer is
-    used again for each level. widths: nodes per level, by cumulative score. Before the first draft, and after steps
-    that were not passed to `update`, the target reads the missing tokens again, at most the last `window`, and the
-    first `sink`. A layer that was trained with a window has that window and no sinks. Not for use inside a hierarchy.
+    Level d of a draft comes from layer d, and each level beyond the layers from the last one, run on its own outputs.
+    widths: nodes per level, by cumulative score. Before the first draft, and after steps that were not passed to
+    `update`, the target reads missing tokens again: the first `sink`, and at most the last `window` for each layer. A
+    layer with a window of its own has that window and no sinks. Not for use inside a hierarchy.
     """
 
     has_draft_probs = True
@@ -76,7 +76,7 @@ class Mtp(Drafter):
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
         n, row, tokens = int(seqs.cache.length[b]), slice(b, b + 1), seqs.tokens[b : b + 1]
-        first, low = int(self.fed[b]), n - self.window  # no draft would see pairs between the sinks and `low`
+        first, low = int(self.fed[b]), n - self.window * len(self.rings)  # no draft depends on pairs from sink to low
         if first < self.sink < low:  # the first tokens attend to nothing else: a small cache suffices
             cache = self.target.new_cache(1, self.sink)
             [captured] = self.target.extend_cache(tokens[:, : self.sink], cache, self.captures(), self.sink)

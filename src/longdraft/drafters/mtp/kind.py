@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from longdraft.drafters.checkpoint import ModuleKind
+from longdraft.drafters.kind import Within
 from longdraft.drafters.mtp.block import MtpLayers, random_mtp
-from longdraft.drafters.mtp.checkpoint import read_mtp
+from longdraft.drafters.mtp.checkpoint import has_layers, read_mtp
 
 MTP = ModuleKind(
     name="mtp",
@@ -13,5 +14,5 @@ MTP = ModuleKind(
     random=random_mtp,
     options_of=lambda module: module.options,
     build=MtpLayers,
-    within=read_mtp,
+    within=Within(has_layers, read_mtp),
 )

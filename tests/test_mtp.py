@@ -1,0 +1,284 @@
+"""MTP: layers read from checkpoints of several families against a plain computation, the ring against recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle
+
+import mtp_files
+import pytest
+import tiny
+import torch
+from checks import SAMPLERS, SEED, check_lossless
+from mtp_files import FAMILIES, plain_layer, write
+from safetensors.torch import load_file, save_file
+from structure import check_shape, close
+from test_start import Spy
+from transformers import AutoModelForCausalLM, Qwen3NextConfig
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from longdraft import InputError, Sampler, Stats, build, generate
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import DraftLimits, Tree
+from longdraft.core.verify import match
+from longdraft.drafters import AdaptiveDraft, Drafter, Mtp
+from longdraft.drafters.adaptive.adaptive_draft import CAPTURE
+from longdraft.drafters.adaptive.cost_model import UNBOUNDED
+from longdraft.drafters.mtp.block import MtpLayers, random_mtp
+from longdraft.drafters.mtp.checkpoint import read_mtp
+from longdraft.drafters.mtp.kind import MTP
+from longdraft.engine.generate import prefill, step
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.models.loading import load_lm, quiet, refuse
+from longdraft.ops import Segment, attend
+
+quiet(None)
+CASES = [(family, 1) for family in FAMILIES] + [("deepseek_v3", 2), ("mimo_v2_flash", 3)]
+each_case = pytest.mark.parametrize(("family", "count"), CASES)
+
+
+@torch.inference_mode()
+def plain_draft(made, family, stock, text: list[int], depth: int) -> tuple[list[int], list[torch.Tensor]]:
+    """A greedy chain after the text and the logits of each level; every level computed from the text's start."""
+    features = stock.model(torch.tensor([text])).last_hidden_state[0, :-1]  # after the final norm
+    tokens, layers = torch.tensor(text[1:]), len(made.joints)
+    drafted, found, outputs = tokens[:0], [], features
+    for level in range(depth):
+        if 0 < level < layers:  # a layer of its own, one token further on
+            features, tokens = outputs, torch.cat([tokens[1:], drafted[-1:]])
+        elif level:  # the last layer again, on its own latest output
+            features, tokens = torch.cat([features, outputs[-1:]]), torch.cat([tokens, drafted[-1:]])
+        outputs = plain_layer(made, family, min(level, layers - 1), features, tokens)
+        found.append(stock.lm_head(outputs[-1]))
+        drafted = torch.cat([drafted, found[-1].argmax()[None]])
+    return drafted.tolist(), found
+
+
+@each_case
+def test_drafts_are_those_of_a_plain_computation(tmp_path, family, count):
+    """The family's own names are found, and each level is what its layers say without a cache."""
+    made = write(tmp_path / "model", family, count)
+    lm = load_lm(str(made.folder), "float32")
+    stock = AutoModelForCausalLM.from_pretrained(made.folder, attn_implementation="eager")
+    seen = []
+
+    class Compared(Mtp):
+        def grow(self, tree, seqs, limits):
+            tree = super().grow(tree, seqs, limits)
+            if limits.depth >= 4 and len(seen) < 3:
+                text = seqs.tokens[0, : int(seqs.length[0])].tolist()
+                want, logits = plain_draft(made, family, stock, text, 4)
+                close(self.module.scores(self._below)[0, -1], logits[-1], 1e-4)
+                assert tree.tokens[0, 1:].tolist() == want
+                seen.append(want)
+            return tree
+
+    module = read_mtp(lm)
+    assert len(module) == count
+    found = generate(lm, tiny.prompts(20), Compared(module, [1] * 4), max_new_tokens=12)
+    assert found == generate(lm, tiny.prompts(20), max_new_tokens=12) and len(seen) == 3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("family", "count"), [("deepseek_v3", 2), ("glm4_moe", 1), ("mellum", 1)])
+def test_the_first_drafts_are_those_of_transformers(tmp_path, monkeypatch, family, count):
+    """Transformers' own MTP, which uses each layer once, says the same logits."""
+    made, text = write(tmp_path / "model", family, count), tiny.prompts(15)[0]
+    lm = load_lm(str(made.folder), "float32")
+    stock = AutoModelForCausalLM.from_pretrained(made.folder, attn_implementation="eager")
+    if family != "mellum":  # it looks for the layers of the released sizes only
+        names = [rf"model\.layers\.{mtp_files.BODY + i}\..*" for i in range(count)]
+        monkeypatch.setattr(stock, "_keys_to_ignore_on_load_unexpected", names)
+    theirs, ids = MtpModel.from_pretrained(stock).eval(), torch.tensor([text])
+    states = stock.model(ids).last_hidden_state[:, :-1]
+    cache = MtpCache(config=stock.config.get_mtp_config())
+    place = torch.arange(1, len(text))[None]
+    drafted, logits, _ = theirs(ids[:, 1:], states, None, place, cache)
+    drafter, seqs = Mtp(read_mtp(lm), [1] * count), prefill(lm, [text], 8, Sampler(), SEED)
+    drafter.start(seqs)
+    tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room))
+    assert tree.tokens[0, 1:].tolist() == drafted[0].tolist()
+    close(drafter.module.scores(drafter._below)[0, -1], logits[0, -1], 1e-4)
+
+
+# The ring ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Whole:
+    """Attention of every pair to those that it sees, by a mask [N,N]; keeps the keys and values [K,N,D]."""
+
+    mask: torch.Tensor
+    calls: int = 0
+
+    def attend(self, layer, q, k, v, scale, softcap, sink):
+        self.keys = k[0], v[0]
+        return attend(q[0], [Segment(k[0], v[0], self.mask)], scale, softcap, sink).out[None]
+
+
+def recomputed(module: MtpLayers, text: list[int], sink: int, window: int) -> list[tuple[torch.Tensor, tuple]]:
+    """Of each layer: the output [N,d] of every pair, and its key and value, from one pass over the text."""
+    lm, tokens = module.target, torch.tensor([text])
+    captured = Captures(CaptureSpec(hidden=(lm.config.num_hidden_layers,)))
+    lm(Tree.chain(tokens[:, :-1]), lm.new_cache(1, len(text)), captured=captured)
+    feature, pair = module.feature(captured.states[lm.config.num_hidden_layers]), torch.arange(len(text) - 1)
+    behind, found = pair[:, None] - pair, []
+    for i in range(len(module)):
+        seen = (behind >= 0) & ((behind < window) | (pair < sink)) & (pair >= i)
+        whole = Whole(seen | (behind == 0))
+        output = module.run(i, feature, tokens[:, 1:], pair[None] + 1, whole)
+        found.append((output[0], whole.keys))
+        feature = torch.cat([torch.zeros_like(output[:, :1]), output[:, :-1]], 1)
+    return found
+
+
+class Watched(Mtp):
+    """Compares its rings with recomputation before every draft, and checks the shape of its trees."""
+
+    checked, slots = 0, 0
+
+    def ready(self, seqs):
+        super().ready(seqs)
+        for b in (~seqs.done).nonzero()[:, 0].tolist():
+            n = int(seqs.cache.length[b])
+            assert int(self.fed[b]) == n
+            if n:
+                self.compare(b, recomputed(self.module, seqs.tokens[b, : n + 1].tolist(), self.sink, self.window))
+        self.slots = max(ring.cache.read(0, 0)[0].shape[1] for ring in self.rings)
+
+    def compare(self, b, want):
+        since, n = int(self.since[b]), int(self.fed[b])
+        for i, (ring, (output, keys)) in enumerate(zip(self.rings, want, strict=True)):
+            held = ring.held[b][ring.held[b] >= 0]
+            first = max(since + i, n - self.window)
+            assert sorted(held.tolist()) == sorted({*range(i, min(self.sink, n)), *range(max(first, i), n)})
+            if n > i:
+                for mine, theirs in zip(ring.cache.read(0, b), keys, strict=True):
+                    close(mine[:, (ring.held[b] >= 0).nonzero()[:, 0]], theirs[:, held], 1e-4)
+                close(self.outputs[i][b, 0], output[-1], 1e-4)
+            self.checked += 1
+
+    def grow(self, tree, seqs, limits):
+        tree = super().grow(tree, seqs, limits)
+        check_shape(tree)
+        return tree
+
+
+def watch(layers: int = 1, widths=(24, 4), sink: int = 3, window: int = 12, model: str = "llama", adaptive=False):
+    """A run of rows of unequal lengths, one of a single token, that accept unequally and end at different times."""
+    lm = tiny.target(model)
+    drafter = Watched(random_mtp(lm, 0, layers), widths, sink, window)
+    build = lambda t: AdaptiveDraft(drafter) if adaptive else drafter  # noqa: E731
+    return drafter, check_lossless(build, model, SAMPLERS["T=1"], (30, 1, 12), 20)
+
+
+def check_ring():
+    """Whatever was drafted and refused, the ring is what recomputation from scratch gives."""
+    drafter, stats = watch()
+    assert sum(stats.accepted) > 3 and drafter.checked > 20
+
+
+@pytest.mark.parametrize(("layers", "sink", "window"), [(1, 3, 12), (1, 0, 5), (1, 9, 1), (2, 2, 40), (3, 0, 64)])
+def test_the_ring_is_recomputation_from_scratch(layers, sink, window):
+    drafter, stats = watch(layers, sink=sink, window=window)
+    assert sum(stats.accepted) > 3 and drafter.checked > 20 * layers
+
+
+def test_steps_that_were_left_out_are_caught_up(monkeypatch):
+    """Also where more were missed than the window has room for: what was left out is not seen."""
+    shapes = [(0, UNBOUNDED)] * 8 + [(CAPTURE, UNBOUNDED), (2, UNBOUNDED), (1, 1), (0, UNBOUNDED), (3, 2)]
+    steps = cycle(shapes)
+    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: next(steps))
+    drafter, _ = watch(window=5, adaptive=True)
+    assert drafter.checked > 3 and int(drafter.since.max()) > 0
+
+
+@torch.inference_mode()
+def test_neither_memory_nor_reads_grow_with_the_text():
+    lm, sizes, read = tiny.target("llama"), [], []
+    for n in (40, 400):
+        drafter = Watched(random_mtp(lm, 0), [1, 1], 4, 16)
+        generate(lm, tiny.prompts(n), drafter, max_new_tokens=6)
+        sizes.append(drafter.slots)
+        read.append(drafter.rings[0].over(slice(0, 1), drafter.fed[:, None], torch.ones(1, 1, 1)).held.shape[-1])
+    assert sizes[0] == sizes[1] and read == [20, 20]
+
+
+@torch.inference_mode()
+def test_only_the_ends_of_a_prompt_are_read_again_and_only_for_a_draft():
+    lm = Spy(tiny.stock("llama"))
+    drafter, seqs = Mtp(random_mtp(lm, 0), [1, 1], 4, 16), prefill(lm, tiny.prompts(200), 300, Sampler(), SEED)
+    lm.passes.clear()
+    drafter.start(seqs)
+    step(lm, drafter, seqs, match, Stats(), draft=False)
+    assert lm.read == 0
+    drafter.ready(seqs)
+    assert lm.read == 4 + 16
+    for _ in range(50):
+        step(lm, Drafter(), seqs, match, Stats())
+    lm.passes.clear()
+    drafter.ready(seqs)
+    assert lm.read == 16
+
+
+# Finding the layers --------------------------------------------------------------------------------------------------
+
+
+def edited(folder, change) -> str:
+    """The one line that reading gives after a change of the checkpoint's tensors."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    lm = load_lm(str(folder), "float32")
+    change(weights)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(InputError) as caught:
+        build("mtp", lm)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+NAME = f"model.layers.{mtp_files.BODY}."
+CHANGES = {
+    "lacks model.layers.3.enorm.weight": lambda w: w.pop(NAME + "enorm.weight"),
+    "lacks model.layers.3.mlp.experts.2.up_proj.weight": lambda w: w.pop(NAME + "mlp.experts.2.up_proj.weight"),
+    "eh_proj.weight is [64, 64], and must be [64, 128]": lambda w: w.update(
+        {NAME + "eh_proj.weight": torch.zeros(64, 64)}
+    ),
+    "is stored as float8_e4m3fn": lambda w: w.update(
+        {NAME + "eh_proj.weight": torch.zeros(64, 128).to(torch.float8_e4m3fn)}
+    ),
+    "has no model.layers.3.gate.weight": lambda w: w.update({NAME + "gate.weight": torch.zeros(1)}),
+    "no multi-token-prediction layers": lambda w: w.pop(NAME + "eh_proj.weight"),
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_checkpoint_without_whole_layers_is_one_line(tmp_path, words):
+    write(tmp_path / "model", "glm4_moe")
+    assert words in edited(tmp_path / "model", CHANGES[words])
+
+
+def test_a_target_without_a_folder_is_one_line():
+    with pytest.raises(InputError, match="give a folder"):
+        build("mtp", tiny.target("llama"))
+
+
+def test_the_method_finds_the_layers_by_itself(tmp_path):
+    """As `longdraft generate -m FOLDER --method mtp` does, also in bfloat16; saved layers are used before them."""
+    made = write(tmp_path / "model", "deepseek_v3")
+    lm = load_lm(str(made.folder))
+    found = DrafterWeights(model=str(made.folder)).of("mtp", lm)
+    biases = [x for name, x in found.named_buffers() if "e_score_correction_bias" in name]
+    assert {p.dtype for p in found.parameters()} == {torch.bfloat16} and [b.dtype for b in biases] == [torch.float32]
+    assert build("mtp", lm).module.options == found.options == MTP.options_of(found)
+    other = random_mtp(lm, 3, 2)
+    MTP.save(other, made.folder / "mtp", lm, {})
+    beside = DrafterWeights(model=str(made.folder)).of("mtp", lm)
+    assert len(beside) == 2 and torch.equal(beside.layers[1].fuse.weight, other.layers[1].fuse.weight)
+
+
+def test_targets_with_linear_attention_are_refused():
+    """Qwen3-Next has MTP layers, but no state that could be rolled back."""
+    with pytest.raises(InputError, match="linear_attention layers, which cannot be rolled back"):
+        refuse(Qwen3NextConfig(num_hidden_layers=4))
