@@ -34,6 +34,7 @@ class Family:
     own: Callable[[int], list[str]]
     inner: Callable[[str], str] = lambda name: name
     hidden_first: bool = False
+    raw: bool = False  # reads the target's states before its final norm
     window: int | None = None
 
 
@@ -92,6 +93,7 @@ FAMILIES = {
             for n in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
         ],
         hidden_first=True,
+        raw=True,
     ),
 }
 

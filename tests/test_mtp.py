@@ -41,7 +41,10 @@ each_case = pytest.mark.parametrize(("family", "count"), CASES)
 @torch.inference_mode()
 def plain_draft(made, family, stock, text: list[int], depth: int) -> tuple[list[int], list[torch.Tensor]]:
     """A greedy chain after the text and the logits of each level; every level computed from the text's start."""
-    features = stock.model(torch.tensor([text])).last_hidden_state[0, :-1]  # after the final norm
+    raw = []
+    with stock.model.norm.register_forward_pre_hook(lambda module, args: raw.append(args[0])):
+        states = stock.model(torch.tensor([text])).last_hidden_state  # after the final norm
+    features = (raw[0] if FAMILIES[family].raw else states)[0, :-1]
     tokens, layers = torch.tensor(text[1:]), len(made.joints)
     drafted, found, outputs = tokens[:0], [], features
     for level in range(depth):
@@ -268,6 +271,7 @@ def test_the_method_finds_the_layers_by_itself(tmp_path):
     """As `longdraft generate -m FOLDER --method mtp` does, also in bfloat16; saved layers are used before them."""
     made = write(tmp_path / "model", "deepseek_v3")
     lm = load_lm(str(made.folder))
+    assert DrafterWeights(model=str(made.folder)).available("mtp") and not DrafterWeights().available("mtp")
     found = DrafterWeights(model=str(made.folder)).of("mtp", lm)
     biases = [x for name, x in found.named_buffers() if "e_score_correction_bias" in name]
     assert {p.dtype for p in found.parameters()} == {torch.bfloat16} and [b.dtype for b in biases] == [torch.float32]

@@ -44,16 +44,22 @@ class MtpLayer(nn.Module):
 class MtpLayers(nn.Module):
     """One or more MTP layers; embedding, head and rotation are the target's and are not in the state dict.
 
-    The first layer's feature is the target's last hidden state after its final norm; the feature of a later one is the
-    output of the layer before. sparse: the layers have experts, if the target has some. sliding: they have the target's
-    window, else `window` is None. options: what it is built with besides the target, as JSON. Raises InputError.
+    The first layer's feature is the target's last hidden state, after its final norm unless `raw`; the feature of a
+    later one is the output of the layer before. sparse: the layers have experts, if the target has some. sliding: they
+    have the target's window, else `window` is None. options: the arguments besides the target. Raises InputError.
     """
 
     def __init__(
-        self, target: LM, count: int = 1, sparse: bool = True, sliding: bool = False, hidden_first: bool = False
+        self,
+        target: LM,
+        count: int = 1,
+        sparse: bool = True,
+        sliding: bool = False,
+        hidden_first: bool = False,
+        raw: bool = False,
     ):
         super().__init__()
-        self.options = {"count": count, "sparse": sparse, "sliding": sliding, "hidden_first": hidden_first}
+        self.options = {"count": count, "sparse": sparse, "sliding": sliding, "hidden_first": hidden_first, "raw": raw}
         kind = SLIDING if sliding else FULL
         config = layer_config(target.config, sparse, kind)
         self.window: int | None = config.sliding_window if sliding else None
@@ -83,7 +89,7 @@ class MtpLayers(nn.Module):
 
     def feature(self, state: Tensor) -> Tensor:
         """The target's residual stream after its last layer [B,W,d] -> the first layer's feature [B,W,d]."""
-        return self.target.norm(state)
+        return state.to(self.target.dtype) if self.options["raw"] else self.target.norm(state)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens [B,W] -> [B,W,d]."""

@@ -38,8 +38,9 @@ class Layout:
     outside: str | None = None
     inner: Mapping[str, str] = field(default_factory=dict)
     after_body: bool = False
-    hidden_first: bool = False
     sliding: bool = False
+    hidden_first: bool = False
+    raw: bool = False
 
     def prefix(self, target: LM, i: int) -> str:
         return self.at.format(i + target.config.num_hidden_layers * self.after_body)
@@ -56,7 +57,12 @@ LAYOUTS = (
     # Qwen3-Next, which is no target here, and Mellum
     Layout("mtp.layers.{}.", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", outside="mtp."),
     # MiMo
-    Layout("model.mtp_layers.{}.", "token_layernorm hidden_layernorm input_proj final_layernorm", hidden_first=True),
+    Layout(
+        "model.mtp_layers.{}.",
+        "token_layernorm hidden_layernorm input_proj final_layernorm",
+        hidden_first=True,
+        raw=True,
+    ),
     # MiMo-V2-Flash
     Layout(
         "model.mtp.layers.{}.",
@@ -134,8 +140,8 @@ class Reader:
         sparse = any(".mlp.experts." in name for name in self.left)
         types = getattr(self.target.config, "mtp_layer_types", None) or getattr(self.target.config, "layer_types", None)
         sliding = types[-1] == "sliding_attention" if types else bool(self.target.windows)
-        layout = self.layout
-        module = placed(MtpLayers(self.target, count, sparse, layout.sliding or sliding, layout.hidden_first))
+        sliding, hidden_first = self.layout.sliding or sliding, self.layout.hidden_first
+        module = placed(MtpLayers(self.target, count, sparse, sliding, hidden_first, self.layout.raw))
         with torch.no_grad():
             for name, mine in module.state_dict().items():
                 _, i, rest = name.split(".", 2)
