@@ -17,8 +17,8 @@ from statistics import median
 
 from longdraft.bench.grouping import spread
 from longdraft.bench.plots.draw import Point, dots
-from longdraft.bench.plots.style import shade_losses
-from longdraft.bench.plots.svg import svg
+from longdraft.bench.plots.style import panels, shade_losses
+from longdraft.bench.plots.svg import settings, svg
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "images" / "speedup.svg"
@@ -92,18 +92,16 @@ def stored(svg: str) -> str:
 
 def draw(data: str) -> str:
     """The SVG, with a panel for each entry of PANELS: a point is a median of repeats, a line their range."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6.4), layout="constrained")
-    rows = figure.subplots(2, 2, sharex=True, sharey=True)
-    for axes, (title, cells) in zip(rows.flat, json.loads(data).items(), strict=True):
-        dots(axes, METHODS, {label: {m: Point(*x) for m, x in found.items()} for label, found in cells.items()})
-        axes.set_title(title, fontsize=10)
-        axes.set_xlim(0.4, 4.75)
-        shade_losses(axes, "x")
-        axes.legend(loc="lower right", fontsize=8)
-    figure.supxlabel("Speedup over plain decoding (1 = no gain; shaded = slower)", fontsize=10)
-    return svg(figure, data)
+    with settings():
+        figure, rows = panels(2, 2.9, "", columns=2, width=9)
+        for axes, (title, cells) in zip(rows, json.loads(data).items(), strict=True):
+            dots(axes, METHODS, {label: {m: Point(*x) for m, x in found.items()} for label, found in cells.items()})
+            axes.set_title(title, fontsize=10)
+            axes.set_xlim(0.4, 4.75)
+            shade_losses(axes, "x")
+            axes.legend(loc="lower right", fontsize=8)
+        figure.supxlabel("Speedup over plain decoding (1 = no gain; shaded = slower)", fontsize=10)
+        return svg(figure, data)
 
 
 def main(words: list[str]) -> int:

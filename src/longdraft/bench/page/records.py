@@ -67,20 +67,20 @@ def _pairs(fields: dict[str, Any]) -> str:
 def records(section: Section, number: int, ids: dict[str, str]) -> str:
     """The records of one table, a group for each of its rows."""
     columns = COLUMNS[section.records[0]["task"]]
-    heads = "".join(f"<th>{escape(h)}</th>" for h in ("record", *columns, "run", "file and line"))
-    groups = "".join(_group(s, number, columns, ids) for s in section.sources)
+    groups = "".join(_group(s, columns, ids) for s in section.sources)
     title = f'<h3 id="t{number}-records">Records of <a href="#t{number}">table {number}</a></h3>'
-    table = f'<table class="records"><thead><tr>{heads}</tr></thead>{groups}</table>'
-    return f'{title}<div class="scroll" tabindex="0">{table}</div>\n'
+    return f'{title}<div class="scroll" tabindex="0"><table class="records">{groups}</table></div>\n'
 
 
-def _group(source: Sources, number: int, columns: dict[str, str], ids: dict[str, str]) -> str:
+def _group(source: Sources, columns: dict[str, str], ids: dict[str, str]) -> str:
+    """Headings are repeated in each group, since links lead into the middle of the table."""
     first, others = source.own[0], source.others
     about = f"{first['context']}, {first['label']}"
     about += f" ({_pairs(first['options'])})" if first.get("options") else ""
     about += f", {first['peer']} {first.get('peer_version', '')}" if "peer" in first else ""
     beside = f'; compared with <a href="#{anchor(others)}">{escape(str(others[0]["label"]))}</a>' if others else ""
-    head = f'<tr><th colspan="{len(columns) + 3}">{escape(about)}{beside}</th></tr>'
+    heads = "".join(f"<td>{escape(h)}</td>" for h in ("record", *columns, "run", "file and line"))
+    head = f'<tr><th colspan="{len(columns) + 3}">{escape(about)}{beside}</th></tr><tr class="heads">{heads}</tr>'
     return f'<tbody id="{anchor(source.own)}">{head}{"".join(_record(r, columns, ids) for r in source.own)}</tbody>\n'
 
 

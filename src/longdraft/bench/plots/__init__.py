@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from longdraft.bench.grouping import Record, grouped
 from longdraft.bench.plots import acceptance, speed, time
-from longdraft.bench.plots.svg import svg
+from longdraft.bench.plots.svg import settings, svg
 from longdraft.bench.report import Section
 
 MISSING = "no plots: they need matplotlib, which pip install 'longdraft[plots]' adds"
@@ -44,8 +44,9 @@ def plots(found: list[Section]) -> list[list[Plot]]:
     anchored = [r for s in found for r in s.records if r["task"] == "anchored"]
     pooled = {group[0]["record"]: group for group in grouped(anchored)}
     made = []
-    for s in found:
-        drawn = [(name, draw(s.records)) for name, draw in OF_TASK[s.records[0]["task"]].items()]
-        drawn += [("budget", acceptance.by_budget(pooled[r["record"]])) for r in s.records if r["record"] in pooled]
-        made.append([Plot(name, f.get_suptitle(), svg(f)) for name, f in drawn if f is not None])
+    with settings():
+        for s in found:
+            drawn = [(name, draw(s.records)) for name, draw in OF_TASK[s.records[0]["task"]].items()]
+            drawn += [("budget", acceptance.by_budget(pooled[r["record"]])) for r in s.records if r["record"] in pooled]
+            made.append([Plot(name, f.get_suptitle(), svg(f)) for name, f in drawn if f is not None])
     return made

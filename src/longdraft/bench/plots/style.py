@@ -25,6 +25,7 @@ FAMILIES = {  # methods that draft alike share a colour; in one plot they differ
 CONTROLS = ("magicdec-stream", "random-picks", "recents")
 COLOURS = {method: colour for colour, methods in FAMILIES.items() for method in methods}
 MARKERS, DASHES = "osD^vPX*", ("-", "--", ":", "-.")
+SHADES = (0.0, -0.45, 0.35, -0.25, -0.6)  # towards black (-1) or white (1)
 
 
 class Look(NamedTuple):
@@ -42,13 +43,19 @@ def colour(label: str) -> str:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Labels of the same colour get different markers and lines."""
+    """Labels of the same colour get different shades of it, markers and lines."""
     found: dict[str, Look] = {}
-    for label in labels:
-        c = colour(label)
-        k = sum(look.color == c for look in found.values())
-        found[label] = Look(c, MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
+    for label in dict.fromkeys(labels):
+        k = sum(colour(other) == colour(label) for other in found)
+        shade = SHADES[k % len(SHADES)]
+        found[label] = Look(shaded(colour(label), shade), MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
     return found
+
+
+def shaded(color: str, by: float) -> str:
+    """A colour #rrggbb mixed with white (by > 0) or black."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(x + (255 - x) * by if by > 0 else x * (1 + by)):02x}" for x in parts)
 
 
 def shown(text: object, wrap: bool = False) -> str:
@@ -63,13 +70,14 @@ def size(context: int) -> str:
     return f"{context // 1024}K" if context % 1024 == 0 else f"{context}"
 
 
-def panels(count: int, height: float, title: str, width: float = WIDTH) -> tuple[Any, list[Any]]:
-    """-> (figure, its axes one below another); height: inches of each."""
+def panels(rows: int, height: float, title: str, columns: int = 1, width: float = WIDTH) -> tuple[Any, list[Any]]:
+    """-> (figure, its axes row by row); height: inches of each row."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
-    figure = Figure(figsize=(width, height * count + 0.6), layout="constrained")
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    axes = figure.subplots(count, 1, sharex=True, squeeze=False)
+    figure = Figure(figsize=(width, height * rows + 0.6), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=columns > 1, squeeze=False)
     return figure, list(axes.flat)
 
 

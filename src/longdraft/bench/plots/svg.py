@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from typing import Any
 
+# a `$` in a record is a character, not mathematics
 SETTINGS = {"svg.hashsalt": "longdraft", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9}
 
 
-def svg(figure: Any, description: str = "") -> str:
-    """A whole SVG file with white ground and no date."""
-    from matplotlib import rc_context  # pyright: ignore[reportMissingImports]
+@contextmanager
+def settings() -> Iterator[None]:
+    """Figures are made and saved in this context, so that they do not depend on a user's own settings of matplotlib."""
+    from matplotlib import rc_context, style  # pyright: ignore[reportMissingImports]
 
+    with style.context("default"), rc_context(SETTINGS):
+        yield
+
+
+def svg(figure: Any, description: str = "") -> str:
+    """A whole SVG file with white ground and no date, of a figure made under `settings`."""
     out = StringIO()
     data = {"Date": None, "Creator": "longdraft", "Description": description or None}
-    with rc_context(SETTINGS), warnings.catch_warnings():
+    with settings(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a font without a glyph, or labels that leave no room
         figure.savefig(out, format="svg", metadata=data)
     text = re.sub(r"<!-- .*? -->\n", "", out.getvalue(), flags=re.S)
