@@ -10,7 +10,12 @@ from io import StringIO
 from typing import Any
 
 # a `$` in a record is a character, not mathematics
-SETTINGS = {"svg.hashsalt": "longdraft", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9}
+SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "longdraft",
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 9,
+}
 
 
 @contextmanager
