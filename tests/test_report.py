@@ -233,6 +233,9 @@ def test_acceptance_and_budgets_are_those_of_the_records():
     (axes,) = acceptance.by_position(found).axes
     shares = {(i + 1.0, round(p, 6)) for r in found for i, p in enumerate(r["acceptance_per_position"]) if p}
     assert points(axes) == shares
+    idle = found[0] | {"acceptance_per_position": []}  # a repeat that drafted nothing accepted nothing
+    (axes,) = acceptance.by_position([found[0], idle]).axes
+    assert points(axes) == {(i + 1.0, p / 2) for i, p in enumerate(found[0]["acceptance_per_position"])}
     (axes,) = acceptance.by_budget(found).axes
     known = {(256, 3.225), (512, 3.225), (1024, 3.45), (2048, 3.375), (256, 3.425)}
     assert points(axes) == {(100 * keys / 4096, length) for keys, length in known}

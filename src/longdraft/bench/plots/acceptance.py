@@ -19,7 +19,7 @@ def by_position(records: list[Record]) -> Any:
     """
     found: dict[int, dict[str, dict[float, Point]]] = {}
     for context, label, same in cells([r for r in records if not by_peer(r) and "oracle" not in r]):
-        shares = [r["acceptance_per_position"] for r in same if r["acceptance_per_position"]]
+        shares = [r["acceptance_per_position"] for r in same]
         depth = min(max(map(len, shares), default=0), DEEPEST)
         columns = [[s[i] if i < len(s) else 0.0 for s in shares] for i in range(depth)]
         points = {i + 1.0: Point(fmean(c), min(c), max(c), link(same)) for i, c in enumerate(columns) if any(c)}

@@ -26,13 +26,13 @@ def per_token(records: list[Record]) -> Any:
     for axes, (context, methods) in zip(rows, found.items(), strict=True):
         _stacked(axes, {label: _parts(same) for label, same in methods.items()}, COLOURS, list(methods.values()))
         axes.set_title(f"context {size(context)}", fontsize=9, loc="left")
-    rows[-1].set_xlabel("milliseconds per new token (median)")
+    rows[-1].set_xlabel("milliseconds per new token (the middle repeat)")
     legend(figure, rows[0])
     return figure
 
 
 def _parts(same: list[Record]) -> dict[str, float]:
-    """Milliseconds per new token of the record in the middle, so that the parts add up."""
+    """Milliseconds per new token of the repeat in the middle, so that the parts add up."""
     r = sorted(same, key=lambda r: r["decode_s"])[(len(same) - 1) // 2]
     tokens = sum(r["new_tokens"]) if isinstance(r["new_tokens"], list) else r["new_tokens"]
     rest = max(r["decode_s"] - r["draft_s"] - r["verify_s"], 0.0)
