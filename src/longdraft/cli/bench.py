@@ -1,4 +1,4 @@
-"""`longdraft bench` measures methods side by side; `longdraft report` makes tables from its records."""
+"""`longdraft bench` measures methods side by side; `longdraft report` makes tables and plots from its records."""
 
 from __future__ import annotations
 
@@ -150,10 +150,16 @@ def _contexts(text: str) -> list[int]:
 
 def report(
     files: Annotated[list[Path], typer.Argument(help="Files that `longdraft bench --out` wrote.")],
-    out: Annotated[Path, typer.Option(help="The folder for report.md.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.md, report.html and plots.")],
 ) -> None:
-    """Make all tables from records alone."""
-    from longdraft.bench.report import write
+    """Make all tables and plots from records alone: Markdown, one self-contained HTML page, and SVG files."""
+    from longdraft.bench.plots import MISSING, available
+    from longdraft.bench.report_files import write
     from longdraft.engine.record_file import load
 
-    typer.echo(f"{write(load(files), out)}")
+    markdown, page, *drawn = write(load(files), out)
+    typer.echo(f"{markdown}\n{page}")
+    if drawn:
+        typer.echo(f"{len(drawn)} plots in {drawn[0].parent}")
+    if not available():
+        typer.echo(MISSING, err=True)

