@@ -11,7 +11,18 @@ from longdraft.engine.measure import completed, speedups
 Record = dict[str, Any]
 # Records that differ in one of these fields never share a table.
 SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "dtype", "device", "threads", "text_name", "text_sha256")
-SETTING += ("temperature", "native", "kernels", "environment", "git_sha", "warmup_rounds", "oracle")
+SETTING += (
+    "question",
+    "temperature",
+    "top_p",
+    "penalty",
+    "native",
+    "kernels",
+    "environment",
+    "git_sha",
+    "warmup_rounds",
+    "oracle",
+)
 
 
 def numbered(records: list[Record]) -> list[Record]:

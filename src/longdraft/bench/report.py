@@ -57,7 +57,7 @@ def _speed(records: list[Record]) -> Section:
         speeds += [_spread(ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
         length = f"{fmean(r['mean_acceptance_length'] for r in same):.2f}"
         rows.append([f"{context}", label, *speeds, length, _equal(same), f"{len(same)}"])
-    about = f"{_model(first)}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
+    about = f"{_model(first)}, {first['dtype']}, batch {first['batch']}, {_text(first)}, {_sampling(first)}"
     if "oracle" in first:
         depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})
         most = f" of {' or '.join(map(str, depths))}" if depths else ""
@@ -90,7 +90,7 @@ def _anchored(records: list[Record]) -> Section:
         positions = " ".join(f"{p:.2f}" for p in r["acceptance_per_position"])
         sources.append(Sources([r], [anchor] if gain and anchor is not None else []))
         rows.append([f"{context}", label, length, gain, positions, f"{r['anchors']} in {r['windows']}"])
-    title = f"Acceptance on real text: {_model(first)}, {first['dtype']}, {_text(first)}, T={first['temperature']:g}"
+    title = f"Acceptance on real text: {_model(first)}, {first['dtype']}, {_text(first)}, {_sampling(first)}"
     header = ["context", "method", "accepted length", f"{ours} minus this", "accepted by position", "anchors, windows"]
     notes = [
         "Accepted length: accepted drafts per step plus the bonus token; ± standard error over anchors (clustered by"
@@ -157,7 +157,13 @@ def _model(r: Record) -> str:
 
 
 def _text(r: Record) -> str:
-    return f"text {r['text_name']} ({r['text_sha256'][:8]})"
+    asked = f", asked: {r['question']}" if r.get("question") else ""
+    return f"text {r['text_name']} ({r['text_sha256'][:8]}){asked}"
+
+
+def _sampling(r: Record) -> str:
+    more = [f"{name.replace('_', '-')} {r[name]:g}" for name in ("top_p", "penalty") if name in r]
+    return ", ".join([f"T={r['temperature']:g}", *more])
 
 
 def rich_table(section: Section) -> Table:

@@ -50,6 +50,8 @@ KeysAndValues = Annotated[
     ),
 ]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")]
+Penalty = Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]

@@ -12,6 +12,7 @@ from longdraft.drafters.kinds import KINDS, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.trained import TRAINED
+from longdraft.models.fetch import SOURCES
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 
@@ -37,20 +38,19 @@ class DrafterWeights:
         if self.folder and self.random:
             raise InputError("both --drafter and --random-drafter are given: give one of them")
 
-    @property
-    def _home(self) -> Path | None:
-        """The folder that drafters lie in beside the target."""
-        return BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
-
     def beside(self, kind: str) -> Path | None:
         """The folder of a trained drafter of this kind beside the target, if there is one."""
-        found = self._home / kind if self._home is not None else None
-        return found if found is not None and found.is_dir() else None
+        if not self.model:
+            return None
+        bundled = {"bundled": BUNDLED.parent} | {name: BUNDLED.parent / name for name in SOURCES}
+        found = bundled.get(self.model, Path(self.model)) / kind
+        return found if found.is_dir() else None
 
     def available(self, kind: str) -> bool:
         """Whether there are weights of this kind beside the target or in its own checkpoint."""
         within = KINDS[kind].within
-        return self.beside(kind) is not None or (within and self._home and within.found(self._home)) is True
+        inside = within is not None and self.model != "" and within.found(Path(self.model))
+        return inside or self.beside(kind) is not None
 
     def of(self, kind: str | None, target: LM) -> Any:
         """Weights of this kind; None without a kind or if none are found (`methods.build` then raises)."""
