@@ -47,7 +47,7 @@ def demo(
     console = Console(highlight=False)
     target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv)
     shown = scene(tokenizer, context)
-    sampling = shown.sampling | ({} if temperature is None else {"temperature": temperature})
+    sampling: dict[str, Any] = shown.sampling | ({} if temperature is None else {"temperature": temperature})
     sampler = Sampler(**sampling)
     console.print(f"[bold]Prompt[/]: {shown.about}", soft_wrap=True)
     how = ", ".join(f"{name} {value:g}" for name, value in sampling.items()) + f", seed {seed}"

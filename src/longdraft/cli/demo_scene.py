@@ -24,7 +24,7 @@ class Scene:
     prompt: list[int]
     about: str
     methods: tuple[str, ...]
-    sampling: dict[str, float]
+    sampling: dict[str, Any]
     ends: bool
 
 
