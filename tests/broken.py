@@ -390,6 +390,15 @@ def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences, limits) -> Tre
     return tree
 
 
+def noise_of_one_depth(mp: MonkeyPatch) -> None:
+    """Every depth of a tree from marginals is drawn with the noise of the first one's position."""
+
+    def scores(logits, tree: Tree, seqs: Sequences):
+        return torch.cat([seqs.sampler.scores(level, tree, seqs) for level in logits.split(1, 1)], 1)
+
+    mp.setattr("longdraft.drafters.marginals.depth_scores", scores)
+
+
 def favoured(mp: MonkeyPatch) -> None:
     """A pass that verifies drafts adds 0.2 to the logits of what was drafted: it is chosen in that very pass."""
     good = LM.__call__

@@ -84,6 +84,7 @@ PLANTED = {
     "the drafter changes the end tokens": (broken.other_ends, chain),
     "the drafter edits the rows' tokens": (broken.other_tokens, penalised),
     "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
+    "one noise for every depth of a block": (broken.noise_of_one_depth, checks.check_best_path),
     "view counts slots twice": (broken.double_counting, structure.check_sink_window_pass),
     "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),
     "noise by place in the batch v plain": (broken.noise_by_place, chain),

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from longdraft.core.options import MAX_DEPTH, Depth, Nodes, NotNegative, Positive, Share, Widths
+from longdraft.core.options import MAX_DEPTH, MAX_NODES, Depth, Nodes, NotNegative, Positive, Share, Widths
 from longdraft.drafters import Auto, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
+from longdraft.drafters.marginals import BestPaths
 from longdraft.errors import InputError
 from longdraft.methods.model_free import suffix
 from longdraft.methods.self_speculative import NGram, Score, by_a_copy, vegas, vegas_reuse
@@ -18,6 +19,7 @@ from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
 
 MaybeDepth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
+MaybeNodes = Annotated[int, Field(ge=0, le=MAX_NODES)]
 
 
 def longspec(
@@ -52,8 +54,18 @@ def longspec_guided(
 SparseOrWidths = Annotated[Widths | Literal["sparse"], Field(description="sparse, or nodes per depth like 4,2,2")]
 
 
-def medusa(target: LM, heads: MedusaHeads, widths: SparseOrWidths = "sparse") -> Drafter:
-    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes."""
+def medusa(
+    target: LM,
+    heads: MedusaHeads,
+    widths: SparseOrWidths = "sparse",
+    nodes: MaybeNodes = 0,
+) -> Drafter:
+    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes.
+
+    nodes: instead of a tree of fixed shape, draft this many of the likeliest paths (0: the fixed shape).
+    """
+    if nodes:
+        return Medusa(target, heads, BestPaths(nodes))
     return Medusa(target, heads, SPARSE if widths == "sparse" else cartesian(list(widths)))
 
 
