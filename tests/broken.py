@@ -18,7 +18,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
-from longdraft.drafters import Hierarchical, SelfDrafter
+from longdraft.drafters import DFlash, Hierarchical, SelfDrafter
 from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
@@ -397,6 +397,17 @@ def noise_of_one_depth(mp: MonkeyPatch) -> None:
         return torch.cat([seqs.sampler.scores(level, tree, seqs) for level in logits.split(1, 1)], 1)
 
     mp.setattr("longdraft.drafters.marginals.depth_scores", scores)
+
+
+def features_of_all_nodes(mp: MonkeyPatch) -> None:
+    """A block's context takes the features of a tree's first nodes in place of the accepted ones."""
+    good = DFlash.update
+
+    def update(self, seqs, tree: Tree, verdict: Verdict, captured):
+        first = torch.arange(verdict.path.shape[1]).expand_as(verdict.path)
+        good(self, seqs, tree, replace(verdict, path=first), captured)
+
+    mp.setattr(DFlash, "update", update)
 
 
 def favoured(mp: MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ OPTIONS = {
     "tokenswift": SWIFT,
     "eagle2": EAGLE,
     "eagle3": EAGLE | {"reach": 20},
+    "dflash": {"nodes": 60, "window": 16},
     "vegas-reuse": {"gamma": 3, "min_budget": 16, "topk": 4},
     "longspec": GLIDE,
     "longspec-chain": {"gamma": 4, "window": 16},

@@ -15,7 +15,7 @@ from structure import ancestors, check_shape, close
 
 from longdraft import InputError, Sampler, build
 from longdraft.core.sequences import Sequences
-from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
+from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters.heads.drafter import random_medusa
 from longdraft.drafters.marginals import BestPaths, best_paths, depth_scores
 
@@ -68,7 +68,7 @@ def test_a_tree_is_that_of_a_slow_search(sampler):
         every.sort(key=lambda p: -sum(float(values[d][t]) for d, t in enumerate(p)))
         parents = tree.parent[b].tolist()
         found = {tuple(tree.tokens[b, ancestors(parents, n)[1:]].tolist()) for n in range(1, tree.size)}
-        assert found - {()} == set(every[:9])
+        assert tree.size == 10 and found == set(every[:9])
 
 
 @pytest.mark.parametrize("sampler", [SAMPLERS["greedy"], SAMPLERS["T=1"]], ids=["greedy", "T=1"])
@@ -82,6 +82,22 @@ def test_scores_of_all_depths_at_once_are_those_one_by_one(sampler, monkeypatch)
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_where_the_distributions_are_equal_everything_is_accepted(sampler):
     check_best_path(sampler)
+
+
+def test_a_tree_is_planted_as_it_is_grown():
+    """Rows of unequal sizes, one of them empty: shapes, order and padding."""
+    rows = [[(0, 5), (1, 6), (0, 7), (2, 8), (2, 9)], [], [(0, 3), (0, 4)]]
+    tree = Tree.root(torch.tensor([1, 2, 3])).plant(rows)
+    check_shape(tree)
+    assert tree.tokens[:, 0].tolist() == [1, 2, 3] and tree.size == 6
+    for b, row in enumerate(rows):
+        alone = Tree.root(tree.tokens[b : b + 1, 0])
+        for parent, token in row:
+            alone = alone.grow(torch.tensor([[parent]]), torch.tensor([[token]]))
+        for mine, want in ((tree.tokens, alone.tokens), (tree.parent, alone.parent), (tree.depth, alone.depth)):
+            assert mine[b, : alone.size].tolist() == want[0].tolist()
+        assert tree.parent[b, alone.size :].eq(PAD).all()
+    assert Tree.root(torch.tensor([4, 5])).plant([[], []]).size == 1
 
 
 def test_limits():

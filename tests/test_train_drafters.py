@@ -24,6 +24,7 @@ USES = {
     "heads": ("tokenswift", "-o labels=text"),
     "medusa": ("medusa", ""),
     "eagle": ("eagle3", "-o depth=2"),
+    "dflash": ("dflash", "-o slots=4 -o labels=law"),
     "budget": ("budgetdraft", "-o small=tiny -o tail=8"),
 }
 
@@ -70,6 +71,8 @@ BAD = {
     "glide --out o -m tiny --text long.txt --length 16": "tokens to train on",
     "medusa --out o -m tiny --text corpus.txt --length 32 --resume": "no checkpoint there",
     "budget --out o -m tiny --text corpus.txt --length 32": "small=FOLDER",
+    "dflash --out o -m tiny --text corpus.txt --length 32 -o slots=1": "from 2 to 64",
+    "dflash --out o -m tiny --text corpus.txt --length 8 -o slots=12": "give --length 12",
     "eagle --out o -m nothing --text corpus.txt": "no config.json",
 }
 

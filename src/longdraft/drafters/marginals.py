@@ -35,7 +35,7 @@ class BestPaths:
         best = scores.topk(width, -1)
         values = (best.values - scores.logsumexp(-1, keepdim=True)).clamp(max=0).tolist()  # rounding may exceed 0
         rows = zip(values, best.indices.tolist(), seqs.done.tolist(), strict=True)
-        return tree.add_below_root([[] if done else self._pairs(v, tokens, width) for v, tokens, done in rows])
+        return tree.plant([[] if done else self._pairs(v, tokens, width) for v, tokens, done in rows])
 
     def _pairs(self, values: list[list[float]], tokens: list[list[int]], width: int) -> list[tuple[int, int]]:
         return [(parent, tokens[d][rank]) for parent, d, rank in best_paths(values, self.nodes, width)]

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from longdraft.core.options import MAX_DEPTH, MAX_NODES, Depth, Nodes, NotNegative, Positive, Share, Widths
-from longdraft.drafters import Auto, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
+from longdraft.drafters import Auto, DFlash, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Reuse, Sequential
+from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.drafters.marginals import BestPaths
@@ -98,6 +99,15 @@ def eagle(
     reach: how many of the latest tokens the layer attends to.
     """
     return Eagle(target, block, topk, levels, nodes, reach)
+
+
+def dflash(target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth = 0, window: NotNegative = 0) -> Drafter:
+    """A block on the target's hidden states drafts all depths in one pass, as a tree of the `nodes` best paths.
+
+    gamma: draft a chain of this many tokens instead of a tree (0: a tree). window: positions whose features the block
+    attends to (0: as it was trained).
+    """
+    return DFlash(target, block, nodes, gamma, window)
 
 
 # Drafter weights that are used if there are any: kind -> (method, its options).
