@@ -72,7 +72,6 @@ BAD = {
     "medusa --out o -m tiny --text corpus.txt --length 32 --resume": "no checkpoint there",
     "budget --out o -m tiny --text corpus.txt --length 32": "small=FOLDER",
     "dflash --out o -m tiny --text corpus.txt --length 32 -o slots=1": "from 2 to 64",
-    "dflash --out o -m tiny --text corpus.txt --length 8 -o slots=12": "give --length 12",
     "eagle --out o -m nothing --text corpus.txt": "no config.json",
 }
 
