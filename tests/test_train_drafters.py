@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from place import words
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from longdraft import InputError
 from longdraft.methods import METHODS
+from longdraft.training.instructions import ABOUT_CODE, ABOUT_PROSE, ask
 from longdraft.training.processes import Team
 from longdraft.training.trainer import stale
 
@@ -171,6 +173,27 @@ def test_the_targets_own_words_are_written_and_gone_on_with(cli, tmp_path):
     Path("notes.txt").write_text("mine\n")
     status, _, err = cli("train", *line, "--out", "notes.txt", "--count", "3")
     assert status == 2 and "was not written by this command" in err and Path("notes.txt").read_text() == "mine\n"
+
+
+def test_conversations_of_the_target(cli, tmp_path, monkeypatch):
+    """With --chat every text holds whole conversations, also those that a second run adds."""
+    monkeypatch.setattr(
+        "longdraft.cli.train_text.chat_tokens", lambda tokenizer, said: tokenizer(said[0]["content"])["input_ids"]
+    )
+    line = ["text", "-m", "tiny", "--text", "corpus.txt", "--chat", "--turns", "2", "--max-new-tokens", "5"]
+    line += ["--prompt-tokens", "24", "--dtype", "float32", "--threads", "1", "--work", str(tmp_path / "run")]
+    assert cli("train", *line, "--out", str(tmp_path / "whole.jsonl"), "--count", "3")[0] == 0
+    for count in ("1", "3"):
+        assert cli("train", *line, "--out", str(tmp_path / "parts.jsonl"), "--count", count)[0] == 0
+    whole = Path(str(tmp_path / "whole.jsonl")).read_text()
+    assert (tmp_path / "parts.jsonl").read_text() == whole and len(whole.splitlines()) == 3
+
+
+def test_questions_contain_the_piece():
+    rng = np.random.default_rng(0)
+    for code in (True, False):
+        asked = {ask("a {} b", code, rng) for _ in range(300)}
+        assert len(asked) == len(ABOUT_CODE if code else ABOUT_PROSE) and all("a {} b" in a for a in asked)
 
 
 ALONE = [sys.executable, "-m"]

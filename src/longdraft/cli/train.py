@@ -18,15 +18,22 @@ from longdraft.drafters.checkpoint import WEIGHTS, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.released import fill
+from longdraft.errors import InputError
 from longdraft.models.loading import load, quiet
 from longdraft.training import data, plot, probes, target, trainer
 from longdraft.training.frozen import Frozen
+from longdraft.training.kept_states import KeptStates
 from longdraft.training.processes import joined, spread
 from longdraft.training.run import corpora, finish
 from longdraft.training.run import train as run_training
 
 Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
 Patience = Annotated[int, typer.Option(min=0, help="Evaluations without improvement before training stops (0: never).")]
+
+States = Annotated[
+    Path | None,
+    typer.Option(help="Keep the target's states in this folder; rows then begin at multiples of their length."),
+]
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
 
@@ -97,13 +104,16 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         start: Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")] = None,
         shared: Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")] = False,
         patience: Patience = 0,
+        states: States = None,
     ) -> None:
         quiet(run.threads or None)
         team = joined()
+        if states and shared:
+            raise InputError("--states and --spread cannot be combined: leave one of them out")
         lm, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None, rope, weights)
         if shared:
             spread(lm, team)
-        frozen, folder = Frozen(lm), work or out.with_name(out.name + ".run")
+        frozen, folder = KeptStates(lm, states) if states else Frozen(lm), work or out.with_name(out.name + ".run")
         stages = stage or [f"{length}:{steps}"]
         settings = run.settings(stages, lm.positions, folder, patience=patience, parts=accumulate, team=team)
         sources = data.Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
@@ -121,7 +131,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         if start is not None:
             fill(module, read_weights(start / WEIGHTS), str(start))
         if not run.export_only:
-            state = run_training(objective, corpus, heldout, settings, options)
+            state = run_training(objective, corpus, heldout, settings, options, grid=states is not None)
             if run.stop_at and state["step"] < settings.plan.steps:
                 typer.echo(o.stopped(state["step"], settings.plan.steps))
                 return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -12,13 +14,17 @@ import typer
 from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.core.sampling import Sampler
-from longdraft.engine.generate import generate
+from longdraft.engine.scheduler import Finished, serve
 from longdraft.errors import InputError
+from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import load, quiet
 from longdraft.training import rows, trainer
 from longdraft.training.data import Sources
 from longdraft.training.frozen import Frozen
+from longdraft.training.instructions import ask
 from longdraft.training.run import corpora
+
+CODE = 0.65  # share of prompts made of source code
 
 
 def write_text(
@@ -28,7 +34,14 @@ def write_text(
     text: o.Text = [],  # noqa: B006
     environment: o.Environment = None,
     count: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1000,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens of each prompt.")] = 64,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask for something about each piece, in the model's chat template.")
+    ] = False,
+    turns: Annotated[int, typer.Option(min=1, help="Number of prompts, with what follows them, per text.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Number of prompts decoded side by side.")] = 8,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Number of tokens of each piece; with --chat the most, of varied lengths.")
+    ] = 64,
     max_new_tokens: common.NewTokens = 448,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; small models then repeat themselves.")] = 1.0,
     seed: o.Seed = 0,
@@ -38,29 +51,59 @@ def write_text(
     kv: common.KeysAndValues = None,
     threads: o.Threads = 0,
 ) -> None:
-    """Let the target continue pieces of text, to train drafters on its own output. A second run continues the file."""
+    """Let the target continue pieces of text, or answer questions about them, to train drafters on its own output.
+
+    A second run continues the file.
+    """
     quiet(threads or None)
     target, tokenizer = load(model, dtype, rope=rope, weights=weights, kv=kv)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
-    sampler, before = Sampler(temperature), _lines(out)
+    before, done = _lines(out), 0
+
+    def prompt(i: int) -> list[int]:
+        """Prompt i, determined by seed and i."""
+        rng = np.random.default_rng([seed, i])
+        if not chat:
+            return rows.cut(corpus, prompt_tokens, rng, CODE).astype(int).tolist()
+        code, size = bool(rng.random() < CODE), int(np.exp(rng.uniform(0, np.log(prompt_tokens / 16)))) * 16
+        piece = tokenizer.decode(rows.cut(corpus, min(size, prompt_tokens), rng, float(code)).astype(int).tolist())
+        return chat_tokens(tokenizer, [{"role": "user", "content": ask(piece, code, rng)}])
+
+    prompts = [prompt(i) for i in range(before * turns, count * turns)]
+    room = max(map(len, prompts), default=0) + max_new_tokens
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-
-    def written(i: int) -> str:
-        """Line i, determined by seed and i. Decoding is plain: at such lengths a view of the cache saves nothing."""
-        tokens = rows.cut(corpus, prompt_tokens, np.random.default_rng([seed, i]), 0.65).astype(int).tolist()
-        [new] = generate(target, [tokens], max_new_tokens=max_new_tokens, sampler=sampler, seed=seed + i, eos=eos)
-        return json.dumps({"text": tokenizer.decode(tokens + new, skip_special_tokens=True)}) + "\n"
-
+    # Decoding is plain: at such lengths a view of the cache saves nothing.
+    given = {"max_new_tokens": max_new_tokens, "sampler": Sampler(temperature), "seed": seed, "eos": eos}
+    answers = _ordered(serve(target, prompts, None, batch, room + 128, **given, first=before * turns), before * turns)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         bar = trainer.bar("{task.completed}/{task.total} texts")
         with out.open("a", encoding="utf-8", buffering=1) as file, bar:
-            for i in bar.track(range(before, count), total=count, description="text"):
-                file.write(written(i))
+            for i in bar.track(range(before, count), total=count, completed=before, description="text"):
+                pieces = [prompts[n.index - before * turns] + n.tokens for n in islice(answers, turns)]
+                file.write(json.dumps({"text": "".join(_decoded(tokenizer, p, chat) for p in pieces)}) + "\n")
+                done = i + 1 - before
     except OSError as error:
         raise InputError(f"could not write {out}: {error}; make room, then run the same command again") from None
-    typer.echo(f"{max(count - before, 0)} texts written, {max(before, count)} in {out}")
+    typer.echo(f"{done} texts written, {max(count, before)} in {out}")
+
+
+def _decoded(tokenizer: Any, tokens: list[int], chat: bool) -> str:
+    """Tokens as text. What a chat template writes is kept: a drafter meets it again when it drafts."""
+    return tokenizer.decode(tokens, skip_special_tokens=not chat) + ("\n" if chat else "")
+
+
+def _ordered(finished: Iterator[Finished], wanted: int) -> Iterator[Finished]:
+    """What `serve` yields, in the order of the prompts from `wanted` on. Raises InputError for one that failed."""
+    waiting: dict[int, Finished] = {}
+    for each in finished:
+        if each.error is not None:
+            raise InputError(f"prompt {each.index} failed: {each.error}")
+        waiting[each.index] = each
+        while wanted in waiting:
+            yield waiting.pop(wanted)
+            wanted += 1
 
 
 def _lines(out: Path) -> int:

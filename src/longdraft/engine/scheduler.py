@@ -41,6 +41,7 @@ def serve(
     eos: tuple[int, ...] | None = None,
     verify: Verifier = match,
     stats: Stats | None = None,
+    first: int = 0,
 ) -> Iterator[Finished]:
     """Decode any number of prompts, at most `batch` at once; yields each as it ends.
 
@@ -48,13 +49,13 @@ def serve(
     seed, or like the prompt alone with seed=row_seed(seed, i). eos: as for stream. slots: room for the longest prompt
     and its new tokens. A bad or failing prompt is yielded with its error, and the others continue. Prompts are taken
     from the iterable as rows become free. While it blocks, the running rows continue; an exception that it raises is
-    raised after they have ended.
+    raised after they have ended. first: the index of the first prompt, to continue an earlier run.
     """
     check(target, [[0]], max_new_tokens, drafter or Drafter(), verify)
     session = Session(target, drafter, batch, slots, sampler, verify, stats)
     source = _ListedPrompts(prompts) if isinstance(prompts, Sequence) else _PulledPrompts(prompts)
     running: dict[int, Finished] = {}  # by the session's id
-    count = 0
+    count = first
     try:
         while True:
             for prompt in source.take(batch - len(running), wait=not running):

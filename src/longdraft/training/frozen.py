@@ -22,11 +22,15 @@ Labels = Literal["target", "text"]  # what a drafter is trained to predict: the 
 
 @dataclass
 class TargetStates:
-    """The target's states of rows [B,S]: {after n layers: [B,S,d]}, and keys and values [B,K,S,D] of one layer."""
+    """The target's states of rows [B,S]: {after n layers: [B,S,d]}, and keys and values [B,K,S,D] of one layer.
+
+    predicted: its most likely next tokens [B,S].
+    """
 
     states: dict[int, Tensor] = field(default_factory=dict)
     keys: Tensor | None = None
     values: Tensor | None = None
+    predicted: Any = None  # a tensor, if it was asked for
 
 
 @contextmanager
@@ -57,10 +61,19 @@ class Frozen:
 
     @torch.no_grad()
     def read(
-        self, tokens: Tensor, position: Tensor | None = None, states: Sequence[int] = (), layer: int | None = None
+        self,
+        tokens: Tensor,
+        position: Tensor | None = None,
+        states: Sequence[int] = (),
+        layer: int | None = None,
+        predict: bool = False,
     ) -> TargetStates:
-        """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden), keys of `layer`."""
-        captured, cache = Captures(CaptureSpec(hidden=tuple(states))), DynamicCache()
+        """tokens, position [B,S] -> states after these numbers of layers (as CaptureSpec.hidden), keys of `layer`.
+
+        predict: its predictions too.
+        """
+        wanted = sorted({*states, self.last} if predict else states)
+        captured, cache = Captures(CaptureSpec(hidden=tuple(wanted))), DynamicCache()
         with whole_rows(self.lm), self.lm.architecture.capturing(captured):
             self.lm.hf.get_decoder()(
                 input_ids=tokens,
@@ -69,10 +82,13 @@ class Frozen:
                 past_key_values=cache if layer is not None else None,
                 use_cache=layer is not None,
             )
-        if layer is None:
-            return TargetStates(captured.states)
-        held: Any = cache.layers[layer]
-        return TargetStates(captured.states, held.keys, held.values)
+        found = TargetStates({n: captured.states[n] for n in states})
+        if predict:
+            found.predicted = self.predictions(captured.states[self.last])
+        if layer is not None:
+            held: Any = cache.layers[layer]
+            found.keys, found.values = held.keys, held.values
+        return found
 
     @torch.no_grad()
     def predictions(self, state: Tensor) -> Tensor:

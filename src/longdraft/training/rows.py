@@ -11,14 +11,25 @@ from longdraft.training.data import Corpus
 IGNORE = -100
 
 
-def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code: float, copies: float, vocab: int):
+def batch(
+    corpus: Corpus,
+    rows: int,
+    length: int,
+    seed: int,
+    step: int,
+    *,
+    code: float,
+    copies: float,
+    vocab: int,
+    grid: bool = False,
+):
     """-> tokens, labels, sources, each [rows, length + 1] int64.
 
     A label is the token itself, or IGNORE where it is not scored. A source is the earlier position that a token
-    repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has repeated spans.
+    repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has repeated spans. grid: see `cut`.
     """
     rng = np.random.default_rng([seed, step])
-    selected = [cut(corpus, length + 1, rng, code) for _ in range(rows)]
+    selected = [cut(corpus, length + 1, rng, code, grid) for _ in range(rows)]
     tokens = np.stack(selected).astype(np.int64)
     labels, sources = tokens.copy(), np.full_like(tokens, IGNORE)
     for row, label, source in zip(tokens, labels, sources, strict=True):
@@ -27,8 +38,11 @@ def batch(corpus: Corpus, rows: int, length: int, seed: int, step: int, *, code:
     return torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(sources)
 
 
-def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float) -> np.ndarray:
-    """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text. Raises InputError."""
+def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: bool = False) -> np.ndarray:
+    """`size` consecutive tokens of one group, uniform over all places in the drawn kind of text. Raises InputError.
+
+    grid: they begin at a multiple of size - 1 in their group, so that the same rows come again.
+    """
     room = np.diff(corpus.groups) - size + 1
     room[room < 0] = 0
     wanted = "code" if rng.random() < code else "book"
@@ -38,7 +52,8 @@ def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float) -> np.
         raise InputError(f"no document group has {size} tokens: give longer text or a shorter --stage")
     place = int(rng.integers(places[-1]))
     group = int(np.searchsorted(places, place, side="right"))
-    at = int(corpus.groups[group]) + place - (int(places[group - 1]) if group else 0)
+    offset = place - (int(places[group - 1]) if group else 0)
+    at = int(corpus.groups[group]) + (offset - offset % (size - 1) if grid else offset)
     return corpus.tokens[at : at + size]
 
 

@@ -95,16 +95,24 @@ def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> di
 
 
 def train(
-    objective: Objective, corpus: data.Corpus, heldout: data.Corpus, settings: trainer.Settings, options: dict
+    objective: Objective,
+    corpus: data.Corpus,
+    heldout: data.Corpus,
+    settings: trainer.Settings,
+    options: dict,
+    grid: bool = False,
 ) -> dict:
-    """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError."""
+    """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError.
+
+    grid: rows begin at multiples of their length, so that they come again.
+    """
     s, texts = settings, held_out_rows(heldout, max(length for length, _ in settings.plan.stages))
     device = next(objective.module.parameters()).device
 
     def loss_of(unit: int) -> Tensor:
         count, length = s.plan.shape(unit // s.parts)
         rng = np.random.default_rng([s.seed, unit, 1])
-        tokens, _, _ = rows.batch(corpus, count, length, s.seed, unit, code=s.code, copies=0.0, vocab=2)
+        tokens, _, _ = rows.batch(corpus, count, length, s.seed, unit, code=s.code, copies=0.0, vocab=2, grid=grid)
         with torch.autocast(device.type, torch.bfloat16, enabled=s.bf16):
             return objective.loss(tokens.to(device), rng)
 

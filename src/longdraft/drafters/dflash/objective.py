@@ -17,7 +17,7 @@ from longdraft.drafters.dflash.block import DFlashBlock, shape_of
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
-from longdraft.training.frozen import Frozen, matches
+from longdraft.training.frozen import Frozen, TargetStates, matches
 
 
 @dataclass
@@ -41,14 +41,15 @@ class DFlashObjective:
             raise InputError(f"rows of {length - 1} tokens have no room for a block: give --length {self.module.slots}")
         return places
 
-    def _read(self, tokens: Tensor) -> dict[int, Tensor]:
-        return self.frozen.read(tokens, states=sorted({*self.module.taps, self.frozen.last})).states
+    def _read(self, tokens: Tensor) -> TargetStates:
+        last = [self.frozen.last] if self.labels == "law" else []
+        return self.frozen.read(tokens, states=sorted({*self.module.taps, *last}), predict=True)
 
-    def hidden(self, tokens: Tensor, states: dict[int, Tensor], roots: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, seen: TargetStates, roots: Tensor) -> Tensor:
         """tokens [B,S], the target's states of them, positions roots [A] -> normed states [B,A,slots,d]."""
         block, (B, S) = self.module, tokens.shape
         everywhere = torch.arange(S, device=tokens.device)
-        keys, values = block.keys(block.feature([states[tap] for tap in block.taps]), everywhere.expand(B, S))
+        keys, values = block.keys(block.feature([seen.states[tap] for tap in block.taps]), everywhere.expand(B, S))
         masks = {causal: self._mask(roots, S, causal) for causal in set(block.causal)}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -76,32 +77,31 @@ class DFlashObjective:
         places = self._roots(tokens.shape[1])
         chosen = np.sort(rng.permutation(places)[: self.anchors]) + 1
         roots = torch.from_numpy(chosen).to(tokens.device)
-        states = self._read(tokens)
-        hidden, last = self.hidden(tokens, states, roots), states[self.frozen.last]
+        seen = self._read(tokens)
+        hidden = self.hidden(tokens, seen, roots)
         total, weights = hidden.new_zeros((), dtype=torch.float32), 0.0
         for j in range(1, self.module.slots):
             weight, found = exp(-(j - 1) / self.decay), hidden[:, :, j].flatten(0, 1)
-            total, weights = total + weight * self._slot_loss(found, tokens, last, roots + j), weights + weight
+            total, weights = total + weight * self._slot_loss(found, tokens, seen, roots + j), weights + weight
         return total / weights
 
-    def _slot_loss(self, found: Tensor, tokens: Tensor, last: Tensor, at: Tensor) -> Tensor:
+    def _slot_loss(self, found: Tensor, tokens: Tensor, seen: TargetStates, at: Tensor) -> Tensor:
         """The loss of normed states [B*A,d] that predict the tokens at positions at [A]."""
-        before = last[:, at - 1]
         if self.labels == "law":
+            before = seen.states[self.frozen.last][:, at - 1]
             return self.frozen.distribution_loss(found, self.frozen.lm.norm(before).flatten(0, 1))
-        wanted = self.frozen.predictions(before) if self.labels == "target" else tokens[:, at]
+        wanted = seen.predicted[:, at - 1] if self.labels == "target" else tokens[:, at]
         return self.frozen.head_loss(found, wanted.flatten())
 
     def shares(self, tokens: Tensor) -> list[float]:
         """Where the target predicts the text up to the slot: greedy decoding never reaches the rest."""
         places = self._roots(tokens.shape[1])
         roots = torch.arange(1, places + 1, max(1, places // self.anchors), device=tokens.device)
-        states = self._read(tokens)
-        predicted = self.frozen.predictions(states[self.frozen.last])
-        hidden, found = self.hidden(tokens, states, roots), []
+        seen = self._read(tokens)
+        hidden, found = self.hidden(tokens, seen, roots), []
         going = torch.ones_like(tokens[:, roots], dtype=torch.bool)
         for j in range(1, self.module.slots):
-            wanted = predicted[:, roots + j - 1]
+            wanted = seen.predicted[:, roots + j - 1]
             found.append(matches(self.frozen.lm.project(hidden[:, :, j]).argmax(-1)[going], wanted[going]))
             going = going & (tokens[:, roots + j] == wanted)
         return found

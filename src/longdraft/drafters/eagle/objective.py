@@ -34,10 +34,11 @@ class EagleObjective:
 
     def _outputs(self, tokens: Tensor) -> tuple[list[Tensor], Tensor]:
         """tokens [B,S+1] -> the outputs [B,S,d] of every depth, and the labels [B,S]: the token after token t+1."""
-        last, layers = self.frozen.last, self.module.captured_layers(self.frozen.last)
-        states = self.frozen.read(tokens, states=sorted({*layers, last})).states
+        layers = self.module.captured_layers(self.frozen.last)
+        seen = self.frozen.read(tokens, states=sorted(set(layers)), predict=self.labels == "target")
+        states = seen.states
         if self.labels == "target":
-            wanted = self.frozen.predictions(states[last])[:, 1:]
+            wanted = seen.predicted[:, 1:]
         else:
             wanted = F.pad(tokens[:, 2:], (0, 1), value=IGNORE)
         feature = self.module.feature(self.frozen.lm, [states[n][:, :-1] for n in layers])

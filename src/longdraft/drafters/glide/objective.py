@@ -35,7 +35,8 @@ class GlideObjective:
     reach: int = 32768
 
     def _read(self, tokens: Tensor, position: Tensor) -> TargetStates:
-        return self.frozen.read(tokens, position, [self.frozen.last], self.module.host.layer)
+        states = [self.frozen.last] if self.labels == "law" else []
+        return self.frozen.read(tokens, position, states, self.module.host.layer, predict=True)
 
     def positions(self, rows: int, length: int, rng: np.random.Generator) -> Tensor:
         """[rows,length]: 0, 1, 2, ..., with a jump after the anchors in short rows."""
@@ -64,17 +65,16 @@ class GlideObjective:
         normed = (norm(z) if self.module.with_norm else z).flatten(0, 1)
         if self.labels == "law":
             return self.frozen.distribution_loss(normed, norm(seen.states[last]).flatten(0, 1))
-        wanted = self.frozen.predictions(seen.states[last]) if self.labels == "target" else after
+        wanted = seen.predicted if self.labels == "target" else after
         return self.frozen.head_loss(normed, wanted.flatten())
 
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]
         position = torch.arange(given.shape[1], device=given.device).expand_as(given)
         seen, found = self._read(given, position), []
-        predicted = self.frozen.predictions(seen.states[self.frozen.last])
         for lag in range(1, self.lags + 1):
             z = self.hidden(given, position, seen, lag)
-            found.append(matches(self.module.head(z).argmax(-1)[:, lag:], predicted[:, lag:]))
+            found.append(matches(self.module.head(z).argmax(-1)[:, lag:], seen.predicted[:, lag:]))
         return found
 
 

@@ -33,9 +33,9 @@ class HeadsObjective:
     def _read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """tokens [B,S+1] -> the heads' input [B,S+1,d], and the target's prediction of the token after each."""
         last = self.frozen.last
-        state = self.frozen.read(tokens, states=[last]).states[last]
-        chained = isinstance(self.module, ChainedHeads)
-        return (state if chained else self.frozen.lm.norm(state)), self.frozen.predictions(state)
+        seen = self.frozen.read(tokens, states=[last], predict=True)
+        state, chained = seen.states[last], isinstance(self.module, ChainedHeads)
+        return (state if chained else self.frozen.lm.norm(state)), seen.predicted
 
     def _wanted(self, tokens: Tensor, predicted: Tensor) -> Tensor:
         """[B,S+1,heads]: predicted[t+1+i] or token t+2+i; IGNORE beyond the row."""

@@ -83,8 +83,7 @@ class BudgetObjective:
         """row [T+1] -> [C]: the label of each of tokens length..T-1."""
         if self.labels == "text":
             return row[length + 1 :]
-        state = self.frozen.read(row[None, :-1], states=[self.frozen.last]).states[self.frozen.last]
-        return self.frozen.predictions(state[:, length:])[0]
+        return self.frozen.read(row[None, :-1], predict=True).predicted[0, length:]
 
     def _branches(self, row: Tensor, budgets: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """row [T+1] -> the logits [C,V] of its last tokens for each budget, and their labels [C]."""
