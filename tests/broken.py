@@ -393,10 +393,11 @@ def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences, limits) -> Tre
 def noise_of_one_depth(mp: MonkeyPatch) -> None:
     """Every depth of a tree from marginals is drawn with the noise of the first one's position."""
 
-    def scores(logits, tree: Tree, seqs: Sequences):
-        return torch.cat([seqs.sampler.scores(level, tree, seqs) for level in logits.split(1, 1)], 1)
+    def scores(step, depth: int, tree: Tree, seqs: Sequences):
+        return torch.cat([seqs.sampler.scores(step(tree, d), tree, seqs) for d in range(depth)], 1)
 
-    mp.setattr("longdraft.drafters.marginals.depth_scores", scores)
+    mp.setattr(Sampler, "bare", False)
+    mp.setattr("longdraft.drafters.marginals.along_the_best", scores)
 
 
 def features_of_all_nodes(mp: MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "longspec, then lookup": lambda t: Sequential(GlideDrafter(tiny.taught_glide(t), [2, 2]), Lookup(1, 3)),
     "tokenswift by chance": lambda t: make("tokenswift", t, **SWIFT | {"widths": [2, 1, 1, 1], "choice": "random"}),
     "medusa, then lookup": lambda t: Sequential(make("medusa", t), Lookup(1, 3)),
-    "medusa, best paths": lambda t: make("medusa", t, nodes=60),
+    "longspec, best paths": lambda t: make("longspec", t, **GLIDE, nodes=9),
     "eagle3, then reuse": lambda t: Sequential(make("eagle3", t, **EAGLE), Reuse(3, 2)),
     "vegas tree, then reuse": lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)),
     "auto": lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6),

@@ -8,16 +8,17 @@ from itertools import product
 import pytest
 import tiny
 import torch
-from checks import SAMPLERS, SEED, check_best_path
+from checks import SAMPLERS, SEED, check_best_path, check_lossless
 from hypothesis import given
 from hypothesis import strategies as st
-from structure import ancestors, check_shape, close
+from structure import ancestors, check_shape
 
-from longdraft import InputError, Sampler, build
+from longdraft import InputError, Sampler, build, generate, reject
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
+from longdraft.drafters import random_glide
 from longdraft.drafters.heads.drafter import random_medusa
-from longdraft.drafters.marginals import BestPaths, best_paths, depth_scores
+from longdraft.drafters.marginals import BestPaths, best_paths
 
 VALUES = st.sampled_from([0.0, -0.25, -0.25, -0.5, -1.0, -1.5, -math.inf])  # many sums are equal, none is rounded
 
@@ -74,9 +75,28 @@ def test_a_tree_is_that_of_a_slow_search(sampler):
 @pytest.mark.parametrize("sampler", [SAMPLERS["greedy"], SAMPLERS["T=1"]], ids=["greedy", "T=1"])
 def test_scores_of_all_depths_at_once_are_those_one_by_one(sampler, monkeypatch):
     seqs, logits = sequences(sampler), torch.randn(2, 4, 96, generator=torch.Generator().manual_seed(3))
-    want = depth_scores(logits, Tree.root(seqs.last), seqs)
+    want = BestPaths(20).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
     monkeypatch.setattr(Sampler, "bare", False)
-    close(depth_scores(logits, Tree.root(seqs.last), seqs), want)
+    found = BestPaths(20).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
+    assert torch.equal(found.tokens, want.tokens) and torch.equal(found.parent, want.parent)
+
+
+def test_beside_a_chain_are_the_paths_of_its_distributions():
+    """A drafter whose distribution depends on the whole path is asked along its own best path alone."""
+    seqs, asked = sequences(SAMPLERS["T=1 min-p penalty"]), []
+
+    def step(tree, start):
+        asked.append((tree.size, start))
+        noise = [torch.Generator().manual_seed(int(path.sum())) for path in tree.tokens]
+        return torch.stack([torch.randn(1, 96, generator=g) * 3 for g in noise])
+
+    tree = BestPaths(12).add_beside(step, 4, Tree.root(seqs.last), seqs, DraftLimits(depth=3))
+    assert asked == [(1, 0), (2, 1), (3, 2)]
+    chain = BestPaths(12).add_beside(step, 3, Tree.root(seqs.last), seqs, DraftLimits(width=1))
+    logits = torch.cat([step(Tree.chain(chain.tokens[:, : d + 1]), d) for d in range(3)], 1)
+    want = BestPaths(12).add(Tree.root(seqs.last), logits, seqs, DraftLimits())
+    assert torch.equal(tree.tokens, want.tokens) and torch.equal(tree.parent, want.parent)
+    assert BestPaths(12).add_beside(step, 3, tree.root(seqs.last), seqs, DraftLimits(depth=0)).size == 1
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
@@ -112,8 +132,14 @@ def test_limits():
         BestPaths(9).add(chain, logits, seqs, DraftLimits())
 
 
-def test_medusa_takes_nodes():
+def test_medusa_and_longspec_take_nodes():
     lm = tiny.target("llama")
     assert build("medusa", lm, random_medusa(lm, 0), nodes=2).max_depth == 2
+    check_lossless(lambda t: build("medusa", t, random_medusa(t, 0), nodes=60), lengths=(31, 12))
+    glide = random_glide(lm)
+    assert build("longspec", lm, glide, nodes=9).max_depth == 5
+    assert build("longspec", lm, glide, nodes=9, gamma=3).max_depth == 3
+    with pytest.raises(InputError, match="use verify=match"):
+        generate(lm, tiny.prompts(9), build("longspec", lm, glide, nodes=9), verify=reject)
     with pytest.raises(InputError, match="option nodes is -1"):
         build("medusa", lm, random_medusa(lm, 0), nodes=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from longdraft.core import UNBOUNDED, DraftLimits, Sequences, Tree
 
+Step = Callable[[Tree, int], Tensor]
+
 
 @dataclass(frozen=True)
 class BestPaths:
@@ -19,19 +21,40 @@ class BestPaths:
 
     A drafter that gives one distribution per depth (heads, a block) cannot tell what follows one token from what
     follows another at the same depth, so the value of a path is the sum of its tokens' log-probabilities. At a
-    temperature these are the probabilities of being drawn given the noise that the target will add.
+    temperature these are the probabilities of being drawn given the noise that the target will add at their positions,
+    so the best path is what the target will say as far as the distributions are the target's. Rules and penalties are
+    applied as to the best path, and all paths share the result.
     """
 
     nodes: int
 
     def add(self, tree: Tree, logits: Tensor, seqs: Sequences, limits: DraftLimits) -> Tree:
         """The root extended by at most `nodes` nodes; logits [B,D,V] are those of depths 1..D."""
+        depth = self._depth(tree, logits.shape[1], limits)
+        if not depth:
+            return tree
+        if seqs.sampler.bare:  # no score depends on the path
+            scores = seqs.sampler.scores(logits[:, :depth], Tree.chain(tree.tokens.expand(-1, depth)), seqs)
+        else:
+            scores = along_the_best(lambda chain, d: logits[:, d, None], depth, tree, seqs)
+        return self._planted(tree, scores, seqs, limits)
+
+    def add_beside(self, step: Step, depth: int, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        """The same for a drafter that drafts node by node: it drafts a chain of `depth` nodes, whose distributions are
+        taken for those of all nodes at their depths. So the nodes beside the chain cost no draft.
+
+        step(tree, start) -> logits [B,1,V] of node start, the last one, as for `beam`.
+        """
+        depth = self._depth(tree, depth, limits)
+        return self._planted(tree, along_the_best(step, depth, tree, seqs), seqs, limits) if depth else tree
+
+    def _depth(self, tree: Tree, most: int, limits: DraftLimits) -> int:
         if tree.size != 1:
             raise ValueError("this drafter can only grow from the root: put it first")
-        depth, width = min(logits.shape[1], limits.depth), min(self.nodes, limits.width, logits.shape[-1])
-        if depth < 1 or width < 1:
-            return tree
-        scores = depth_scores(logits[:, :depth], tree, seqs)
+        return max(min(most, self.nodes, limits.depth), 0) if limits.width > 0 else 0
+
+    def _planted(self, tree: Tree, scores: Tensor, seqs: Sequences, limits: DraftLimits) -> Tree:
+        width = min(self.nodes, limits.width, scores.shape[-1])
         best = scores.topk(width, -1)
         values = (best.values - scores.logsumexp(-1, keepdim=True)).clamp(max=0).tolist()  # rounding may exceed 0
         rows = zip(values, best.indices.tolist(), seqs.done.tolist(), strict=True)
@@ -68,17 +91,14 @@ def best_paths(values: Sequence[Sequence[float]], nodes: int, width: int = UNBOU
     return found
 
 
-def depth_scores(logits: Tensor, tree: Tree, seqs: Sequences) -> Tensor:
-    """The sampler's scores [B,D,V] of logits [B,D,V] at depths 1..D, with the noise of each depth's position.
+def along_the_best(step: Step, depth: int, tree: Tree, seqs: Sequences) -> Tensor:
+    """The sampler's scores [B,D,V] at depths 1..D, where every node but the root is the best token after its parent.
 
-    So the best token of every depth is what the target will say, as far as the distributions are the target's. Rules
-    and penalties are applied as to the path of the best tokens, and all paths share the result.
+    step(chain, start) -> logits [B,1,V] of the chain's last node. Rules and penalties are applied as to this path.
     """
-    depths = logits.shape[1]
-    if seqs.sampler.bare:  # no score depends on the path
-        return seqs.sampler.scores(logits, Tree.chain(tree.tokens.expand(-1, depths)), seqs)
     chain, found = tree, []
-    for d, level in enumerate(logits.split(1, 1)):
-        found.append(seqs.sampler.scores(level, chain, seqs, d))
-        chain = chain.grow(torch.full_like(tree.tokens, d), found[-1].argmax(-1))
+    for d in range(depth):
+        if d:
+            chain = chain.grow(torch.full_like(tree.tokens, d - 1), found[-1].argmax(-1))
+        found.append(seqs.sampler.scores(step(chain, d), chain, seqs, d))
     return torch.cat(found, 1)

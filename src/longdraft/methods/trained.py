@@ -24,14 +24,20 @@ MaybeNodes = Annotated[int, Field(ge=0, le=MAX_NODES)]
 
 
 def longspec(
-    target: LM, block: Glide, widths: Widths = (4, 16, 16, 16, 16), window: NotNegative = 0, gamma: MaybeDepth = 0
+    target: LM,
+    block: Glide,
+    widths: Widths = (4, 16, 16, 16, 16),
+    window: NotNegative = 0,
+    gamma: MaybeDepth = 0,
+    nodes: MaybeNodes = 0,
 ) -> Drafter:
     """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
 
     window: slots of its own cache that the block attends to (0: as it was trained). gamma: draft a chain of this many
-    tokens instead of a tree (0: a tree).
+    tokens instead of a tree (0: a tree). nodes: draft a chain (of gamma tokens, or as deep as `widths`) and this many
+    of the likeliest paths by its distributions (0: no).
     """
-    return GlideDrafter(block, [1] * gamma or list(widths), window=window)
+    return GlideDrafter(block, [1] * gamma or list(widths), window=window, nodes=nodes)
 
 
 def longspec_chain(target: LM, block: Glide, gamma: Depth = 5, window: NotNegative = 0) -> Drafter:
