@@ -153,7 +153,7 @@ def test_dflash_learns_on_what_it_will_see(model, window, causal, monkeypatch):
 
     def learned() -> torch.Tensor:
         learns = DFlashObjective(Frozen(lm), block)
-        return learns.hidden(tokens, learns._read(tokens), torch.tensor([1, ROOT - 2, ROOT, ROOT + 3]))[0, 2, 1:]
+        return learns.hidden(tokens, learns._read(tokens, False), torch.tensor([1, ROOT - 2, ROOT, ROOT + 3]))[0, 2, 1:]
 
     close(learned(), want)
     good = DFlashObjective._mask

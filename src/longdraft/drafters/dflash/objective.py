@@ -34,16 +34,16 @@ class DFlashObjective:
     anchors: int = 128
     decay: float = 4.0
 
-    def _roots(self, length: int) -> int:
+    def _places(self, length: int) -> int:
         """How many places there are for a block in a row of this length, from position 1 on."""
         places = length - self.module.slots
         if places < 1:
             raise InputError(f"rows of {length - 1} tokens have no room for a block: give --length {self.module.slots}")
         return places
 
-    def _read(self, tokens: Tensor) -> TargetStates:
+    def _read(self, tokens: Tensor, predict: bool) -> TargetStates:
         last = [self.frozen.last] if self.labels == "law" else []
-        return self.frozen.read(tokens, states=sorted({*self.module.taps, *last}), predict=True)
+        return self.frozen.read(tokens, states=sorted({*self.module.taps, *last}), predict=predict)
 
     def hidden(self, tokens: Tensor, seen: TargetStates, roots: Tensor) -> Tensor:
         """tokens [B,S], the target's states of them, positions roots [A] -> normed states [B,A,slots,d]."""
@@ -74,10 +74,10 @@ class DFlashObjective:
         return torch.cat([(position < root[:, None]) & near, own & (slot <= slot[:, None]) if causal else own], 1)
 
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
-        places = self._roots(tokens.shape[1])
+        places = self._places(tokens.shape[1])
         chosen = np.sort(rng.permutation(places)[: self.anchors]) + 1
         roots = torch.from_numpy(chosen).to(tokens.device)
-        seen = self._read(tokens)
+        seen = self._read(tokens, self.labels == "target")
         hidden = self.hidden(tokens, seen, roots)
         total, weights = hidden.new_zeros((), dtype=torch.float32), 0.0
         for j in range(1, self.module.slots):
@@ -95,9 +95,9 @@ class DFlashObjective:
 
     def shares(self, tokens: Tensor) -> list[float]:
         """Where the target predicts the text up to the slot: greedy decoding never reaches the rest."""
-        places = self._roots(tokens.shape[1])
+        places = self._places(tokens.shape[1])
         roots = torch.arange(1, places + 1, max(1, places // self.anchors), device=tokens.device)
-        seen = self._read(tokens)
+        seen = self._read(tokens, True)
         hidden, found = self.hidden(tokens, seen, roots), []
         going = torch.ones_like(tokens[:, roots], dtype=torch.bool)
         for j in range(1, self.module.slots):
