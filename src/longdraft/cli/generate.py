@@ -28,12 +28,12 @@ def generate(
     kv: common.KeysAndValues = None,
     temperature: common.Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")] = 1.0,
+    top_p: common.TopP = 1.0,
     min_p: Annotated[
         float, typer.Option(help="Drop tokens below this share of the highest probability; 0 is off.")
     ] = 0.0,
     eta: Annotated[float, typer.Option(help="Eta sampling: the cutoff of probabilities; 0 is off.")] = 0.0,
-    penalty: Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")] = 1.0,
+    penalty: common.Penalty = 1.0,
     penalty_window: Annotated[int, typer.Option(min=1, help="How many recent tokens the penalty considers.")] = 1024,
     seed: Annotated[
         int,

@@ -44,7 +44,7 @@ class RecordFile:
 
 
 def load(paths: list[Path]) -> list[dict[str, Any]]:
-    """All records of the files. Raises InputError with the file and the line."""
+    """All records of the files, each with `where` it stands, as FILE:LINE. Raises InputError with the file and line."""
     records = []
     for path in paths:
         try:
@@ -60,5 +60,5 @@ def load(paths: list[Path]) -> list[dict[str, Any]]:
                 continue
             if not isinstance(record, dict) or not {"task", "method", "context"} <= record.keys():
                 raise InputError(f"{path}, line {i}: not a bench record (it lacks task, method or context)")
-            records.append(record)
+            records.append(record | {"where": f"{path.name}:{i}"})
     return records

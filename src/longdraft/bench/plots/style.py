@@ -1,0 +1,98 @@
+"""How every plot looks: one colour per method in all plots, safe for colour-blind readers, dark on white."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+WIDTH = 5.4  # inches: at the width of a phone its text is still legible
+LOSS, EDGE = "#f6d5d0", "#a03020"
+LONGEST = 60  # characters of a label that are drawn
+BLACK, GREY, OTHER = "#000000", "#7f7f7f", "#aa4499"
+FAMILIES = {  # methods that draft alike share a colour; in one plot they differ by marker and line
+    "#0072b2": ("vegas", "vegas-tree"),
+    "#56b4e9": ("vegas-reuse", "specextend", "triforce"),
+    "#009e73": ("longspec", "longspec-chain", "longspec-guided"),
+    "#cc79a7": ("sd", "sd-sparse", "budgetdraft"),
+    "#e69f00": ("suffix", "lookup", "recycle"),
+    "#d55e00": ("quantspec",),
+    "#332288": ("magicdec-snapkv", "magicdec-quest"),
+    "#8c6d31": ("medusa", "tokenswift", "eagle2", "eagle3"),
+    "#882255": ("auto",),
+    GREY: ("magicdec-stream", "random-picks", "recents", "llama.cpp", "transformers"),  # controls, other engines
+    BLACK: ("plain",),
+}
+CONTROLS = ("magicdec-stream", "random-picks", "recents")
+COLOURS = {method: colour for colour, methods in FAMILIES.items() for method in methods}
+MARKERS, DASHES = "osD^vPX*", ("-", "--", ":", "-.")
+SHADES = (0.0, -0.45, 0.35, -0.25, -0.6)  # towards black (-1) or white (1)
+
+
+class Look(NamedTuple):
+    """How the points and the line of a label are drawn."""
+
+    color: str
+    marker: str
+    linestyle: str
+
+
+def colour(label: str) -> str:
+    """Of a method with or without options, or of another engine."""
+    name = label.split("@")[0]
+    return COLOURS.get(name) or (GREY if name.split(" ")[0] in COLOURS or name.startswith("hf-") else OTHER)
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Labels of the same colour get different shades of it, markers and lines."""
+    found: dict[str, Look] = {}
+    for label in dict.fromkeys(labels):
+        k = sum(colour(other) == colour(label) for other in found)
+        shade = SHADES[k % len(SHADES)]
+        found[label] = Look(shaded(colour(label), shade), MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
+    return found
+
+
+def shaded(color: str, by: float) -> str:
+    """A colour #rrggbb mixed with white (by > 0) or black."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(x + (255 - x) * by if by > 0 else x * (1 + by)):02x}" for x in parts)
+
+
+def shown(text: object, wrap: bool = False) -> str:
+    """A text of a record as it is drawn: printable, not too long; wrap: every option on a line of its own."""
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    line = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    return line.replace("@", "\n@") if wrap else line
+
+
+def size(context: int) -> str:
+    """16384 -> 16K."""
+    return f"{context // 1024}K" if context % 1024 == 0 else f"{context}"
+
+
+def panels(rows: int, height: float, title: str, columns: int = 1, width: float = WIDTH) -> tuple[Any, list[Any]]:
+    """-> (figure, its axes row by row); height: inches of each row."""
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+
+    figure = Figure(figsize=(width, height * rows + 0.6), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=columns > 1, squeeze=False)
+    return figure, list(axes.flat)
+
+
+def legend(figure: Any, axes: Any) -> None:
+    """Below the axes, in as many columns as its labels leave room for; the figure grows by its height."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(3, 64 // (max(map(len, labels), default=1) + 6)))
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.18 * -(-len(labels) // columns) + 0.1)
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=8, frameon=False)
+
+
+def shade_losses(axes: Any, along: str) -> None:
+    """Shade what is slower than plain decoding, where the speedup is along "x" or "y"; call it after the limits."""
+    low = (axes.get_xlim if along == "x" else axes.get_ylim)()[0]
+    span, line = (axes.axvspan, axes.axvline) if along == "x" else (axes.axhspan, axes.axhline)
+    span(min(low, 0.98), 1, color=LOSS, lw=0, zorder=0)
+    line(1, color=EDGE, lw=1, zorder=1)
