@@ -41,9 +41,10 @@ class PackedLinear(nn.Module):
 
     def unpack(self, dtype: torch.dtype) -> None:
         """Keep the weights in this dtype too, for a layer that torch computes in every step: unpacking takes longer."""
-        if self._unpacked is None or self._unpacked.dtype != dtype:
-            with torch.inference_mode(False), torch.no_grad():  # the copy may also serve training
-                self._unpacked = self.weight.to(dtype)
+        kept = self._unpacked
+        stale = kept is None or kept.dtype != dtype
+        if stale or (kept.is_inference() and torch.is_grad_enabled()):  # training cannot use a copy made for decoding
+            self._unpacked = self.weight.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         bias, kept = None if self.bias is None else self.bias.to(x.dtype), self._unpacked
