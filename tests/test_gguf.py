@@ -27,7 +27,7 @@ from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.blocks import TYPES
-from longdraft.models.lm import fingerprint
+from longdraft.models.lm import digest, fingerprint
 from longdraft.models.loading import load_lm, token_ids
 from longdraft.ops.packed import Packed
 
@@ -165,6 +165,22 @@ def test_a_packed_model_decodes_losslessly(tmp_path, method):
     prompt = (IDS[0].tolist() * 3)[:90]
     made = generate(lm, [prompt], build(method, lm), max_new_tokens=24, eos=())
     assert made == generate(lm, [prompt], max_new_tokens=24, eos=())
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_an_unpacked_model_is_the_same_target(tmp_path, kind):
+    lm = load_lm(str(saved(tmp_path, quantised=kind)), "bfloat16")
+    packed = digest(lm.hf)
+    for name, m in list(lm.hf.named_modules()):
+        if isinstance(m, PackedLinear):
+            plain = torch.nn.Linear(m.in_features, m.out_features, bias=False, dtype=torch.bfloat16)
+            plain.weight = torch.nn.Parameter(m.weight.bfloat16())
+            parent, _, leaf = name.rpartition(".")
+            setattr(lm.hf.get_submodule(parent), leaf, plain)
+    assert digest(lm.hf) == packed
+    with torch.no_grad():
+        plain.weight[0, 0] += 1
+    assert digest(lm.hf) != packed
 
 
 def test_what_reads_weights_copes_with_packed_ones(tmp_path):

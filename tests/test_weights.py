@@ -144,6 +144,12 @@ def test_a_model_without_layers_to_quantise_is_refused(tmp_path):
         load_lm(str(tmp_path / "odd"), "float32", "cpu", weights="int4")
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_single_entries_are_those_of_the_whole_matrix(bits):
+    packed = quantised(torch.randn(5, 96), bits)
+    assert torch.equal(packed.at(torch.arange(480)), packed.dequantised().flatten())
+
+
 def test_drafters_know_the_model_whether_quantised_or_not(folder, tmp_path):
     plain, four, eight = (load_lm(folder, "float32", "cpu", weights=w) for w in (None, "int4", "int8"))
     prints = [fingerprint(lm) for lm in (plain, four, eight)]

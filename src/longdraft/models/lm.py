@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
+from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequ
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
 from longdraft.models.alignment import align_weights
+from longdraft.ops.packed import Packed
 
 KV_BITS = {"int8": 8}
 
@@ -215,10 +217,34 @@ def fingerprint(target: LM) -> dict[str, Any]:
 
 
 def digest(hf: Any) -> str:
-    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of loading."""
-    found = sha256()
-    for name, p in sorted(hf.named_parameters()):
-        some = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)].to("cpu", torch.bfloat16)
-        found.update(f"{name} {list(p.shape)} ".encode())
-        found.update(some.view(torch.int16).numpy().tobytes())
+    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of loading.
+
+    Packed weights count as the numbers that they stand for, and an output matrix that repeats the embeddings does not
+    count: a model is the same target in any kind of file.
+    """
+    found, table = sha256(), _sample(hf.get_input_embeddings().weight)[1]
+    head = {f"{name}.weight" for name, m in hf.named_modules() if m is hf.get_output_embeddings()}
+    for name, weight in sorted(_weights(hf), key=lambda item: item[0]):
+        shape, some = _sample(weight)
+        if name in head and torch.equal(some, table):
+            continue
+        found.update(f"{name} {shape} ".encode())
+        found.update(some.numpy().tobytes())
     return found.hexdigest()[:32]
+
+
+def _weights(hf: Any) -> Iterator[tuple[str, Tensor | Packed]]:
+    packed = {name: m.packed for name, m in hf.named_modules() if isinstance(m, PackedLinear)}
+    parts = {f"{name}.{leaf}" for name in packed for leaf in ("codes", "scale", "offset")}
+    yield from ((name, p) for name, p in hf.named_parameters() if name not in parts)
+    yield from ((f"{name}.weight", p) for name, p in packed.items())
+
+
+def _sample(weight: Tensor | Packed) -> tuple[list[int], Tensor]:
+    """The shape, and some numbers as the bits of bfloat16."""
+    step = max(1, prod(weight.shape) // SAMPLE)
+    if isinstance(weight, Packed):
+        some = weight.at(torch.arange(0, prod(weight.shape), step, device=weight.codes.device))
+    else:
+        some = weight.detach().reshape(-1)[::step]
+    return list(weight.shape), some.to("cpu", torch.bfloat16).view(torch.int16)

@@ -49,6 +49,17 @@ class Packed:
         exact = codes.double() * self.scale.double()[..., None] + self.offset.double()[..., None]
         return exact.float().view(self.shape)
 
+    def at(self, places: Tensor) -> Tensor:
+        """float32: the entries at these places of the matrix, counted row by row."""
+        row, column = places // self.shape[1], places % self.shape[1]
+        group, i = column // self.group, column % self.group
+        if self.bits == 8:
+            codes = self.codes[row, column]
+        else:
+            both = self.codes[row, 16 * group + i % 16]
+            codes = torch.where(i < 16, both & 15, both >> 4)
+        return (codes.double() * self.scale[row, group].double() + self.offset[row, group].double()).float()
+
 
 def in_halves(scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
     """Both as float16 where that changes no number, else both as float32."""
