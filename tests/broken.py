@@ -18,7 +18,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import PAD, Tree
 from longdraft.core.verify import Verdict
-from longdraft.drafters import Hierarchical, Mtp, SelfDrafter
+from longdraft.drafters import DFlash, Hierarchical, Mtp, SelfDrafter
 from longdraft.models.lm import LM
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
 from longdraft.views import View
@@ -388,6 +388,27 @@ def beam_reusing_noise(step, tree: Tree, widths, seqs: Sequences, limits) -> Tre
         parent = torch.arange(start, start + logits.shape[1])[:, None].expand_as(tokens)
         tree, start = tree.grow(parent.reshape(len(tokens), -1), tokens.reshape(len(tokens), -1)), tree.size
     return tree
+
+
+def noise_of_one_depth(mp: MonkeyPatch) -> None:
+    """Every depth of a tree from marginals is drawn with the noise of the first one's position."""
+
+    def scores(step, depth: int, tree: Tree, seqs: Sequences):
+        return torch.cat([seqs.sampler.scores(step(tree, d), tree, seqs) for d in range(depth)], 1)
+
+    mp.setattr(Sampler, "bare", False)
+    mp.setattr("longdraft.drafters.marginals.along_the_best", scores)
+
+
+def features_of_all_nodes(mp: MonkeyPatch) -> None:
+    """A block's context takes the features of a tree's first nodes in place of the accepted ones."""
+    good = DFlash.update
+
+    def update(self, seqs, tree: Tree, verdict: Verdict, captured):
+        first = torch.arange(verdict.path.shape[1]).expand_as(verdict.path)
+        good(self, seqs, tree, replace(verdict, path=first), captured)
+
+    mp.setattr(DFlash, "update", update)
 
 
 def favoured(mp: MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import Drafter, beam
+from longdraft.drafters.marginals import BestPaths
 from longdraft.engine.generate import generate
 from longdraft.models.lm import LM
 from longdraft.ops import noise
@@ -104,6 +105,26 @@ def check_eos(build: Callable[[LM], Drafter], model: str = "llama", lengths: tup
         want = [row[: row.index(eos) + 1] if eos in row else row for row in full]
         options = {"max_new_tokens": new, "sampler": sampler, "seed": SEED, "eos": (eos,)}
         assert generate(lm, tiny.prompts(*lengths), build(lm), **options) == want
+
+
+def check_best_path(sampler: Sampler = SAMPLERS["T=1"], rows: int = 30, limit: int = 12) -> None:
+    """Where each depth's distribution is the target's, the best path of a tree is what the target says."""
+    p = (torch.randn(12, generator=torch.Generator().manual_seed(1)) * 2).expand(12, 12)  # after any token the same
+    refused = []
+
+    class Told(Drafter):
+        def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+            logits = p[0].expand(len(tree.tokens), 3, -1)
+            return BestPaths(9).add(tree, logits, seqs, limits.within(width=1))
+
+    def verifier(tree: Tree, logits: Tensor, sampler: Sampler, rows) -> Verdict:
+        verdict = verify.match(tree, logits, sampler, rows)
+        refused.append(int((tree.last + 1 - verdict.count).sum()))
+        return verdict
+
+    text = run_toy(verifier, Told(), p, sampler, rows, limit)
+    assert torch.equal(text, run_toy(verify.match, Drafter(), p, sampler, rows, limit))
+    assert len(refused) == limit / 4 and sum(refused) == 0
 
 
 # The law of what is emitted ------------------------------------------------------------------------------------------

@@ -84,6 +84,20 @@ def eagle3(target: LM, at: str = "midlayer", known: int = 40, rope: dict | None 
     return weights, layer_config(rope_scaling=rope, draft_vocab_size=known)
 
 
+def dflash(target: LM, kinds: tuple[str, ...] = ("full", "full"), **fields) -> tuple[Weights, dict]:
+    """fields: of its config, beside those of every release."""
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (D, 2 * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
+    for i in range(len(kinds)):
+        at = f"layers.{i}"
+        shapes |= attention(f"{at}.self_attn") | mlp(f"{at}.mlp")
+        shapes |= {f"{at}.self_attn.{p}_norm.weight": (HEAD,) for p in "qk"}
+        shapes |= {f"{at}.{n}_layernorm.weight": (D,) for n in ("input", "post_attention")}
+    own = {"mask_token_id": V - 1, "target_layer_ids": [0, 1]}
+    types = [f"{kind}_attention" for kind in kinds]
+    config = layer_config(num_hidden_layers=len(kinds), head_dim=HEAD, block_size=5, layer_types=types)
+    return random(shapes), config | {"architectures": ["DFlashDraftModel"], "dflash_config": own} | fields
+
+
 def write(folder: Path, weights: Weights, config: dict, file: str = "model.safetensors") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -135,6 +149,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     k, v = (x.repeat_interleave(H // K, 0) for x in (k, v))
     weights = (q @ k.mT / HEAD**0.5).masked_fill(~mask, float("-inf")).softmax(-1)
     return (weights @ v).transpose(0, 1).reshape(q.shape[1], -1)
+
+
+def dflash_layer(w: Weights, at: str, x: Tensor, context: Tensor, f: Tensor, eps: float, mask: Tensor) -> Tensor:
+    """A layer over a block x [N,d] that attends to context [S,d], in front of it, and to itself."""
+    read, S = norm(x, w[f"{at}.input_layernorm.weight"], eps), len(context)
+    both = torch.cat([context, read])
+    q, k, v = (split(linear(w, f"{at}.self_attn.{p}_proj", both)) for p in "qkv")
+    q, k = (norm(y, w[f"{at}.self_attn.{p}_norm.weight"], eps) for p, y in (("q", q), ("k", k)))
+    x = x + linear(w, f"{at}.self_attn.o_proj", attend(turned(q, f)[:, S:], turned(k, f), v, mask))
+    return x + gated(w, f"{at}.mlp", norm(x, w[f"{at}.post_attention_layernorm.weight"], eps))
 
 
 def layer(w: Weights, at: str, residual: Tensor, read: Tensor, f: Tensor, eps: float) -> Tensor:

@@ -11,6 +11,7 @@ import structure
 from broken import plant_verifier, reject_with
 from checks import PENALTY, SAMPLERS, Toy, check_law, check_lossless, remembering, tables
 from pytest import MonkeyPatch
+from test_dflash import check_ring as check_feature_ring
 from test_hierarchical import check_caches
 from test_mtp import check_ring
 
@@ -87,6 +88,8 @@ PLANTED = {
     "the drafter changes the end tokens": (broken.other_ends, chain),
     "the drafter edits the rows' tokens": (broken.other_tokens, penalised),
     "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
+    "one noise for every depth of a block": (broken.noise_of_one_depth, checks.check_best_path),
+    "a block reads features of refused nodes": (broken.features_of_all_nodes, check_feature_ring),
     "view counts slots twice": (broken.double_counting, structure.check_sink_window_pass),
     "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),
     "noise by place in the batch v plain": (broken.noise_by_place, chain),

@@ -41,6 +41,7 @@ def test_drafts_are_as_declared(method):
         ("lookup", 5, False),
         ("medusa", 2, False),
         ("eagle3", 3, False),
+        ("dflash", 7, False),
     ],
 )
 def test_what_is_declared(method, depth, chain):

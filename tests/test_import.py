@@ -17,13 +17,17 @@ from longdraft import InputError, build, generate
 from longdraft.cli import main
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
+from longdraft.drafters import DFlash
+from longdraft.drafters.dflash.ring import FeatureRing
 from longdraft.drafters.kinds import KINDS, import_released, read_released
 from longdraft.models.loading import load
 
 LM = tiny.target("llama")
 TEXT = tiny.prompts(23)[0]
 RELEASES = {"glide": r.glide, "heads": r.tokenswift, "medusa": r.medusa, "eagle2": r.eagle2, "eagle3": r.eagle3}
+RELEASES |= {"dflash": r.dflash}
 METHOD = {"glide": "longspec", "heads": "tokenswift", "medusa": "medusa", "eagle2": "eagle2", "eagle3": "eagle3"}
+METHOD |= {"dflash": "dflash"}
 OPTIONS = {"heads": {"budget": 24}, "medusa": {"widths": [3, 2, 2, 1]}, "eagle2": {"nodes": 9}}
 
 
@@ -134,6 +138,36 @@ def test_eagle3(tmp_path, at, known, rope, normed):
     assert int(found.isfinite().sum()) == want.numel()
 
 
+DFLASH = {
+    "as first released": (("full", "full"), {}, 2048, [False, False]),
+    "sliding": (("sliding", "sliding"), {"sliding_window": 9}, 9, [True, True]),
+    "sliding, not causal": (("sliding", "sliding"), {"sliding_window": 9, "is_causal": False}, 9, [False, False]),
+    "mixed": (("sliding", "full"), {"sliding_window": 64, "rope_scaling": r.LLAMA3}, 64, [True, False]),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", DFLASH)
+def test_dflash(tmp_path, form):
+    kinds, fields, window, causal = DFLASH[form]
+    w, config = r.dflash(LM, kinds, **fields)
+    kind, block = imported(tmp_path, w, config)
+    assert kind == "dflash" and (block.taps, block.window, block.causal) == ([1, 2], window, causal)
+    two, table, f = states(2), LM.hf.get_input_embeddings().weight, r.frequency(500.0, fields.get("rope_scaling"))
+    feature = r.norm(torch.cat(two, -1) @ w["fc.weight"].T, w["hidden_norm.weight"], 1e-5)
+    x, N = torch.cat([table[7][None], table[r.V - 1].expand(4, -1)]), len(TEXT)  # the root and four masks
+    behind = torch.arange(N, N + 5)[:, None] - torch.arange(N + 5)
+    for i in range(2):
+        mask = (behind < window) & ((behind >= 0) if causal[i] else torch.ones_like(behind).bool())
+        x = r.dflash_layer(w, f"layers.{i}", x, feature, f, 1e-5, mask)
+    want = r.norm(x, w["norm.weight"], 1e-5) @ LM.hf.lm_head.weight.T
+
+    drafter = DFlash(LM, block)
+    drafter.ring = FeatureRing(block, min(window, 64), torch.tensor([0]))
+    drafter._feed(torch.tensor([0]), [s[None] for s in two], torch.tensor([N]))
+    close(LM.project(drafter.states(torch.tensor([7]))[0]), want[1:], 1e-4)
+
+
 @pytest.mark.parametrize("kind", RELEASES)
 def test_an_imported_drafter_is_saved_loaded_and_lossless(tmp_path, kind):
     w, config = RELEASES[kind](LM)
@@ -185,6 +219,7 @@ def test_missing_surplus_and_misshapen_weights_are_named(tmp_path, kind):
     w, config = RELEASES[kind](LM)
     name = {"glide": "mlp.up_proj.weight", "heads": "model.medusa_layers.1.linear.weight"}
     name |= {"medusa": "2.0.linear.bias", "eagle2": "fc.weight", "eagle3": "midlayer.self_attn.k_proj.weight"}
+    name |= {"dflash": "layers.1.self_attn.k_norm.weight"}
     short = name[kind].removeprefix("model.")
     if kind != "eagle2":  # without fc it is no layer of EAGLE at all
         refuse(f"lacks {short}", tmp_path, {k: v for k, v in w.items() if k != name[kind]}, config)
@@ -214,6 +249,27 @@ def test_another_targets_tables_are_seen(tmp_path):
 def test_a_layer_of_another_make_is_refused(tmp_path, words, field):
     w, config = r.eagle3(LM)
     refuse(words, tmp_path, w, config | field)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ("lacks block_size", {"block_size": None}),
+        ("hidden_size is 48", {"hidden_size": 48}),
+        ("num_target_layers is 36", {"num_target_layers": 36}),
+        ("states after layers", {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}}),
+        ("its mask token is 151669", {"dflash_config": {"mask_token_id": 151669, "target_layer_ids": [0, 1]}}),
+        ("its mask token is None", {"dflash_config": {"target_layer_ids": [0, 1]}}),
+        ("selector_rank=256", {"selector_rank": 256}),
+        ("final_logit_softcapping=20", {"final_logit_softcapping": 20.0}),
+        ("linear_attention layers", {"layer_types": ["full_attention", "linear_attention"]}),
+        ("1 layer_types for 2 layers", {"layer_types": ["full_attention"]}),
+        ("rope type dynamic", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+    ],
+)
+def test_a_dflash_of_another_make_is_refused(tmp_path, words, field):
+    w, config = r.dflash(LM)
+    refuse(words, tmp_path, w, {k: v for k, v in (config | field).items() if v is not None})
 
 
 def test_fields_of_another_kind_are_one_line(tmp_path):

@@ -13,7 +13,9 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
-from longdraft.drafters import GlideDrafter, random_glide
+from longdraft.drafters import DFlash, GlideDrafter, random_glide
+from longdraft.drafters.dflash.block import random_dflash
+from longdraft.drafters.dflash.objective import DFlashObjective, block_for
 from longdraft.drafters.eagle.objective import EagleObjective
 from longdraft.drafters.glide import objective as glide
 from longdraft.drafters.glide.objective import GlideObjective, banded
@@ -134,6 +136,31 @@ def test_eagle_learns_on_what_it_will_see():
         close(outputs[i][:, pair : pair + 1], out)
 
 
+@pytest.mark.parametrize("model", ["llama", "qwen3", "gpt-oss"])
+@pytest.mark.parametrize(("window", "causal"), [(16, False), (16, True), (512, False)])
+@torch.no_grad()
+def test_dflash_learns_on_what_it_will_see(model, window, causal, monkeypatch):
+    """A block at ROOT, beside others, sees the features before it and its own slots, as when it drafts."""
+    lm, tokens = tiny.target(model), row()
+    block = random_dflash(lm, 1, slots=5, window=window, causal=causal)
+    cache = lm.new_cache(1, SIZE)
+    lm.prefill(tokens[0, :ROOT].tolist(), cache)
+    seqs = Sequences.of([tokens[0, : ROOT + 1].tolist()], 9, cache, Sampler())
+    drafter = DFlash(lm, block)
+    drafter.start(seqs)
+    drafter.ready(seqs)
+    want = drafter.states(seqs.last)[0]
+
+    def learned() -> torch.Tensor:
+        learns = DFlashObjective(Frozen(lm), block)
+        return learns.hidden(tokens, learns._read(tokens, False), torch.tensor([1, ROOT - 2, ROOT, ROOT + 3]))[0, 2, 1:]
+
+    close(learned(), want)
+    good = DFlashObjective._mask
+    monkeypatch.setattr(DFlashObjective, "_mask", lambda self, roots, *more: good(self, roots + 1, *more))
+    assert not torch.allclose(learned(), want, atol=1e-3)  # the root's own feature, which is not known yet, is seen
+
+
 @pytest.mark.parametrize("make", [chained, lambda lm: MedusaHeads(lm.config.hidden_size)])
 @torch.no_grad()
 def test_heads_learn_the_token_after_the_next(make):
@@ -168,6 +195,9 @@ def test_a_budget_drafter_learns_on_what_it_will_see(budget_):
         assert not torch.allclose(found, small(Tree.chain(tokens[None, ROOT:]), cache)[0], atol=1e-3)
 
 
+ALL = ["glide", "glide law", "heads", "medusa", "eagle", "dflash", "dflash law", "budget"]
+
+
 def objectives(lm: LM) -> dict:
     frozen = Frozen(lm)
     return {
@@ -176,11 +206,13 @@ def objectives(lm: LM) -> dict:
         "heads": HeadsObjective(frozen, chained(lm)),
         "medusa": HeadsObjective(frozen, MedusaHeads(lm.config.hidden_size), "text"),
         "eagle": EagleObjective(frozen, KINDS["eagle3"].random(lm, 0).requires_grad_(True), depth=2),
+        "dflash": DFlashObjective(frozen, block_for(lm, slots=5)),
+        "dflash law": DFlashObjective(frozen, block_for(lm, slots=3, causal=True), "law", anchors=9),
         "budget": budget.BudgetObjective(frozen, LM(tiny.stock("llama", 1), "small"), tail=20),
     }
 
 
-@pytest.mark.parametrize("kind", ["glide", "glide law", "heads", "medusa", "eagle", "budget"])
+@pytest.mark.parametrize("kind", ALL)
 def test_the_loss_falls_and_only_the_module_learns(kind):
     lm = tiny.target("llama")
     learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, 41, seed=5))
@@ -198,7 +230,7 @@ def test_the_loss_falls_and_only_the_module_learns(kind):
     assert all(0 <= share <= 1 for share in learns.shares(tokens))
 
 
-@pytest.mark.parametrize("kind", ["glide", "glide law", "heads", "medusa", "eagle", "budget"])
+@pytest.mark.parametrize("kind", ALL)
 def test_autocast_beside_a_target_in_bfloat16(kind):
     lm = LM(tiny.stock("llama", dtype=torch.bfloat16))
     learns, tokens = objectives(lm)[kind], torch.tensor(tiny.prompts(41, seed=5))

@@ -151,7 +151,9 @@ def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["enter", "leave"])
-@pytest.mark.parametrize("method", ["sd", "longspec", "eagle3", "vegas, then lookup", "tokenswift", "recycle"])
+@pytest.mark.parametrize(
+    "method", ["sd", "longspec", "eagle3", "dflash", "vegas, then lookup", "tokenswift", "recycle"]
+)
 def test_a_drafter_that_cannot_follow_starts_anew(method, verb, monkeypatch):
     """A request whose drafter cannot take it in fails alone; a drafter that fails when a row leaves fails nobody."""
     drafter, calls = BUILD[method](tiny.target("llama")), []

@@ -17,7 +17,7 @@ from longdraft.core.sampling import Sampler
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
-from longdraft.drafters import AdaptiveDraft, Auto, Drafter, Eagle, Hierarchical, SelfDrafter, SmallModelDrafter
+from longdraft.drafters import AdaptiveDraft, Auto, DFlash, Drafter, Eagle, Hierarchical, SelfDrafter, SmallModelDrafter
 from longdraft.drafters.small_model.drafter import NEAR, SINK, random_lm
 from longdraft.engine.generate import generate, prefill, step
 from longdraft.models.lm import LM
@@ -104,6 +104,32 @@ def test_a_part_of_auto_reads_when_its_turn_comes():
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())
     assert small.read > SINK + TAIL // 2
+
+
+@torch.inference_mode()
+def test_dflash_reads_its_window_and_only_when_it_drafts():
+    """The target runs again for features that are missing, for no more than the block sees."""
+    lm = Spy(tiny.stock("llama"))
+    drafter = make("dflash", lm, window=30)
+    seqs = prefill(lm, tiny.prompts(200), 300, Sampler(), SEED, ())
+    lm.passes.clear()
+    drafter.start(seqs)
+    step(lm, drafter, seqs, match, Stats(), draft=False)
+    assert isinstance(drafter, DFlash) and lm.read == 0
+    drafter.ready(seqs)
+    assert lm.read == 30
+    for _ in range(4):
+        step(lm, Drafter(), seqs, match, Stats())
+    drafter.ready(seqs)
+    assert lm.read == 34
+    for _ in range(60):
+        step(lm, Drafter(), seqs, match, Stats())
+    lm.passes.clear()
+    drafter.ready(seqs)
+    assert lm.read == 30
+    fresh = DFlash(lm, drafter.block, window=30)
+    fresh.start(seqs)
+    assert torch.equal(*(d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens for d in (drafter, fresh)))
 
 
 @torch.inference_mode()

@@ -26,6 +26,7 @@ USES = {
     "heads": ("tokenswift", "-o labels=text"),
     "medusa": ("medusa", ""),
     "eagle": ("eagle3", "-o depth=2"),
+    "dflash": ("dflash", "-o slots=4 -o labels=law"),
     "budget": ("budgetdraft", "-o small=tiny -o tail=8"),
 }
 
@@ -72,6 +73,7 @@ BAD = {
     "glide --out o -m tiny --text long.txt --length 16": "tokens to train on",
     "medusa --out o -m tiny --text corpus.txt --length 32 --resume": "no checkpoint there",
     "budget --out o -m tiny --text corpus.txt --length 32": "small=FOLDER",
+    "dflash --out o -m tiny --text corpus.txt --length 32 -o slots=1": "from 2 to 64",
     "eagle --out o -m nothing --text corpus.txt": "no config.json",
 }
 

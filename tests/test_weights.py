@@ -20,7 +20,7 @@ from longdraft.models.alignment import LINE
 from longdraft.models.lm import fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.ops import native
-from longdraft.ops.packed import quantised
+from longdraft.ops.packed import Packed, quantised
 
 KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
 
@@ -45,6 +45,21 @@ def same_numbers(kind: str):
         bits = 8 if m is head else packed_linear.BITS[kind]
         m.weight = torch.nn.Parameter(packed_linear.quantised(m.weight, bits).dequantised())
     return hf
+
+
+def test_a_drafter_unpacks_the_output_matrix_once(folder, monkeypatch):
+    """And it can be trained afterwards; the numbers stay those of the packed matrix."""
+    lm, made, good = load_lm(folder, "float32", "cpu", weights="int8"), [], Packed.dequantised
+    monkeypatch.setattr(Packed, "dequantised", lambda self: made.append(self.shape) or good(self))
+    state, head = torch.randn(2, 3, 64), lm.hf.get_output_embeddings()
+    want = state @ good(head.packed).T
+    with torch.inference_mode():
+        for _ in range(3):
+            torch.testing.assert_close(lm.project(state), want)
+    assert made == [(96, 64)]
+    state.requires_grad_(True)
+    lm.project(state).sum().backward()
+    assert state.grad is not None and len(made) == 2
 
 
 @KIND

@@ -28,6 +28,7 @@ class PackedLinear(nn.Module):
         self.scale = nn.Parameter(packed.scale, requires_grad=False)
         self.offset = nn.Parameter(packed.offset, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._unpacked: Tensor | None = None
 
     @property
     def packed(self) -> Packed:
@@ -38,9 +39,16 @@ class PackedLinear(nn.Module):
         """float32 [outputs,inputs], computed anew at each call."""
         return self.packed.dequantised()
 
+    def unpack(self, dtype: torch.dtype) -> None:
+        """Keep the weights in this dtype too, for a layer that torch computes in every step: unpacking takes longer."""
+        kept = self._unpacked
+        fits = kept is not None and kept.dtype == dtype
+        if kept is None or not fits or (kept.is_inference() and torch.is_grad_enabled()):  # else training cannot use it
+            self._unpacked = self.weight.to(dtype)
+
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        bias, kept = None if self.bias is None else self.bias.to(x.dtype), self._unpacked
+        return F.linear(x, self.weight.to(x.dtype) if kept is None or kept.dtype != x.dtype else kept, bias)
 
 
 @torch.no_grad()

@@ -113,6 +113,28 @@ class Tree:
             above, tree = tree.size, tree.grow(columns[..., 0], columns[..., 1])
         return tree
 
+    def plant(self, rows: list[list[tuple[int, int]]]) -> Tree:
+        """The root alone with a subtree of each row below it, made at once: node i is the row's i-th pair.
+
+        rows[b]: (parent, token) pairs, parents first; a parent is 0 for the root, or i for the row's i-th pair.
+        """
+        most = max(map(len, rows), default=0)
+        parents = [[-1, *(p for p, _ in row), *[PAD] * (most - len(row))] for row in rows]
+        depths, masks = [], []
+        for parent in parents:
+            depth, mask = [0], [[True] + [False] * most]
+            for i, p in enumerate(parent[1:], 1):
+                depth.append(0 if p == PAD else depth[p] + 1)
+                mask.append([False] * (most + 1) if p == PAD else mask[p].copy())
+                mask[i][i] = True
+            depths.append(depth)
+            masks.append(mask)
+        tokens = [[token for _, token in row] + [0] * (most - len(row)) for row in rows]
+        new, parent, depth, mask = (
+            torch.tensor(x, device=self.tokens.device) for x in (tokens, parents, depths, masks)
+        )
+        return Tree(torch.cat([self.tokens[:, :1], new.long()], 1), parent, depth, mask)
+
     def with_draft_probs(self, start: int, probs: Tensor) -> Tree:
         """The same tree, with probs [B,W,V] as the distributions of the children of nodes [start, start+W)."""
         known = self.draft_probs

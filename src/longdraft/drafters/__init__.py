@@ -5,6 +5,7 @@ from __future__ import annotations
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.adaptive.auto import Auto
 from longdraft.drafters.base import Drafter, Sequential, beam
+from longdraft.drafters.dflash.drafter import DFlash
 from longdraft.drafters.eagle.drafter import Eagle
 from longdraft.drafters.glide.block import Glide, random_glide
 from longdraft.drafters.glide.drafter import GlideDrafter
@@ -22,6 +23,7 @@ from longdraft.drafters.small_model.drafter import SmallModelDrafter
 __all__ = [
     "AdaptiveDraft",
     "Auto",
+    "DFlash",
     "Drafter",
     "Eagle",
     "Glide",

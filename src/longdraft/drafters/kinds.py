@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from longdraft.drafters.dflash.kind import DFLASH
 from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
 from longdraft.drafters.heads.kind import CHAINED, MEDUSA
@@ -17,7 +18,8 @@ from longdraft.drafters.small_model.kind import BUDGET, SMALL_MODEL
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUSA, EAGLE2, EAGLE3, MTP)}
+# A release is read by the first kind that recognises it: a block of DFlash also has all that EAGLE-2 is known by.
+KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUSA, DFLASH, EAGLE2, EAGLE3, MTP)}
 
 
 def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM, any_target: bool = False) -> Any:

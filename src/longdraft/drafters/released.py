@@ -69,7 +69,7 @@ class Released:
         module that stay as they are. Raises InputError.
         """
         wanted = module.state_dict()
-        found = {name: wanted[name] for name in kept}
+        found = dict[str, Tensor]()
         used = {n for theirs in names.values() for n in ([theirs] if isinstance(theirs, str) else theirs)}
         surplus = sorted(self.places.keys() - used - set(dropped))
         if surplus and used <= self.places.keys():
@@ -81,6 +81,7 @@ class Released:
             else:
                 found[ours] = torch.stack([self._shaped(n, want[1:]) for n in theirs])
         dtype = next(t.dtype for t in found.values() if t.is_floating_point())
+        found |= {name: wanted[name] for name in kept}
         fill(module.to(dtype), found, str(self.folder))
         return module
 

@@ -24,7 +24,17 @@ from longdraft.methods.self_speculative import (
     vegas_tree,
 )
 from longdraft.methods.small_models import budgetdraft, sd, specextend, triforce
-from longdraft.methods.trained import auto, eagle, longspec, longspec_chain, longspec_guided, medusa, mtp, tokenswift
+from longdraft.methods.trained import (
+    auto,
+    dflash,
+    eagle,
+    longspec,
+    longspec_chain,
+    longspec_guided,
+    medusa,
+    mtp,
+    tokenswift,
+)
 from longdraft.models.lm import LM
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
@@ -49,6 +59,7 @@ METHODS = {
     "eagle2": Method(eagle, "EAGLE-2 (Li et al. 2024)", needs="eagle2"),
     "eagle3": Method(eagle, "EAGLE-3 (Li et al. 2025)", needs="eagle3"),
     "mtp": Method(mtp, "multi-token prediction (DeepSeek-AI 2024), with a window", needs="mtp"),
+    "dflash": Method(dflash, "DFlash (2026) with trees as in DDTree (2026)", needs="dflash"),
     "vegas-reuse": Method(vegas_reuse, "ours: Vegas and TokenSwift's n-grams in one tree"),
     "longspec": Method(longspec, LONGSPEC, needs="glide"),
     "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),

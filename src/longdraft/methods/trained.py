@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from longdraft.core.options import MAX_DEPTH, Depth, Nodes, NotNegative, Positive, Share, Widths
-from longdraft.drafters import Auto, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Mtp, Reuse, Sequential
+from longdraft.core.options import MAX_DEPTH, MAX_NODES, Depth, Nodes, NotNegative, Positive, Share, Widths
+from longdraft.drafters import Auto, DFlash, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Mtp, Reuse, Sequential
+from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
+from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.errors import InputError
 from longdraft.methods.model_free import suffix
@@ -19,17 +21,24 @@ from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
 
 MaybeDepth = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
+MaybeNodes = Annotated[int, Field(ge=0, le=MAX_NODES)]
 
 
 def longspec(
-    target: LM, block: Glide, widths: Widths = (4, 16, 16, 16, 16), window: NotNegative = 0, gamma: MaybeDepth = 0
+    target: LM,
+    block: Glide,
+    widths: Widths = (4, 16, 16, 16, 16),
+    window: NotNegative = 0,
+    gamma: MaybeDepth = 0,
+    nodes: MaybeNodes = 0,
 ) -> Drafter:
     """A block that attends to the target's KV cache drafts a tree with `widths` nodes per depth.
 
     window: slots of its own cache that the block attends to (0: as it was trained). gamma: draft a chain of this many
-    tokens instead of a tree (0: a tree).
+    tokens instead of a tree (0: a tree). nodes: draft a chain (of gamma tokens, or as deep as `widths`) and this many
+    of the likeliest paths by its distributions (0: no).
     """
-    return GlideDrafter(block, [1] * gamma or list(widths), window=window)
+    return GlideDrafter(block, [1] * gamma or list(widths), window=window, nodes=nodes)
 
 
 def longspec_chain(target: LM, block: Glide, gamma: Depth = 5, window: NotNegative = 0) -> Drafter:
@@ -53,8 +62,18 @@ def longspec_guided(
 SparseOrWidths = Annotated[Widths | Literal["sparse"], Field(description="sparse, or nodes per depth like 4,2,2")]
 
 
-def medusa(target: LM, heads: MedusaHeads, widths: SparseOrWidths = "sparse") -> Drafter:
-    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes."""
+def medusa(
+    target: LM,
+    heads: MedusaHeads,
+    widths: SparseOrWidths = "sparse",
+    nodes: MaybeNodes = 0,
+) -> Drafter:
+    """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes.
+
+    nodes: instead of a tree of fixed shape, draft this many of the likeliest paths (0: the fixed shape).
+    """
+    if nodes:
+        return Medusa(target, heads, BestPaths(nodes))
     return Medusa(target, heads, SPARSE if widths == "sparse" else cartesian(list(widths)))
 
 
@@ -102,6 +121,15 @@ def mtp(
     layer attends to.
     """
     return Mtp(layers, list(widths), sink, window)
+
+
+def dflash(target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth = 0, window: NotNegative = 0) -> Drafter:
+    """A block on the target's hidden states drafts all depths in one pass, as a tree of the `nodes` best paths.
+
+    gamma: draft a chain of this many tokens instead of a tree (0: a tree). window: positions whose features the block
+    attends to (0: as it was trained).
+    """
+    return DFlash(target, block, nodes, gamma, window)
 
 
 # Drafter weights that are used if there are any: kind -> (method, its options).

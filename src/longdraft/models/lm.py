@@ -184,9 +184,12 @@ class LM:
     def project(self, normed: Tensor) -> Tensor:
         """Logits [..,V] of a normed state [..,d]: by the output matrix, and any bias, scaling and soft cap.
 
-        This runs the model's own forward without its layers, so that no architecture's scaling is repeated here.
+        This runs the model's own forward without its layers, so that no architecture's scaling is repeated here. A
+        packed output matrix is unpacked at the first call, and stays in memory in both forms.
         """
-        state = normed.to(self.dtype).reshape(1, -1, normed.shape[-1])
+        state, head = normed.to(self.dtype).reshape(1, -1, normed.shape[-1]), self.hf.get_output_embeddings()
+        if isinstance(head, PackedLinear):
+            head.unpack(self.dtype)
         logits = without_layers(self.hf)(input_ids=None, use_cache=False, longdraft_state=state).logits
         return logits.view(*normed.shape[:-1], -1)
 

@@ -13,20 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft import ops
 from longdraft.core.cache import KVCache
+from longdraft.drafters.rotations import ropes_of
 from longdraft.models.lm import LM
 
 B = TypeVar("B", bound="EagleBlock")
-ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length of the context
-
-
-def ropes_of(config: Any) -> dict[str, Any]:
-    """The RoPE parameters of a target's or a layer's config; only theta where the layer does not support the type."""
-    found = getattr(config, "rope_parameters", None) or {}
-    theta = float(found.get("rope_theta") or 10000.0)
-    kind = found.get("rope_type", "default")
-    if kind == "default" or kind not in ROPES:
-        return {"rope_type": "default", "rope_theta": theta}
-    return {**{k: v for k, v in found.items() if k != "partial_rotary_factor"}, "rope_theta": theta}
 
 
 class EagleBlock(nn.Module, ABC):

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from longdraft.drafters.checkpoint import ModuleKind
-from longdraft.drafters.eagle.block import ROPES, Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
+from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.kind import Training
 from longdraft.drafters.released import TABLES, Names, Released, renamed
+from longdraft.drafters.rotations import released_ropes
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -87,20 +88,11 @@ def _layer_of(source: Released, target: LM) -> dict[str, Any]:
         raise InputError(f"{source.folder}: {sizes}: give the target that it was trained for (-m)")
     return c | {
         "rms_norm_eps": float(c.get("rms_norm_eps", 1e-6)),
-        "rope_parameters": _rope(source, c),
+        "rope_parameters": released_ropes(source, c),
         "vocab_size": target.vocab,
         "qkv_bias": any(n.endswith("self_attn.q_proj.bias") for n in source.places),
         "fuse_bias": "fc.bias" in source,
     }
-
-
-def _rope(source: Released, c: dict[str, Any]) -> dict[str, Any]:
-    """Theta and scaling, as written by older or newer releases."""
-    found = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
-    kind = found.pop("type", None) or found.get("rope_type") or "default"
-    if kind not in ROPES:
-        raise InputError(f"{source.folder} has rope type {kind}; longdraft's EAGLE layer supports {', '.join(ROPES)}")
-    return {"rope_theta": float(c.get("rope_theta") or 10000.0), **found, "rope_type": kind}
 
 
 EAGLE2 = ModuleKind(

@@ -13,6 +13,7 @@ from torch import Tensor
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import UnderView, beam
 from longdraft.drafters.glide.block import Glide
+from longdraft.drafters.marginals import BestPaths
 from longdraft.models.memory_traffic import head_size, keys_read, size_of
 from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
@@ -94,13 +95,17 @@ class Ring:
 class GlideDrafter(UnderView):
     """Draft nodes attend only to the target's keys of verified tokens: to all of them, or to the policy's view.
 
-    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3). window 0: the block's own.
+    widths: nodes per depth, by cumulative score (LongSpec sec. 3.3). window 0: the block's own. nodes above 0: it
+    drafts a chain as deep as `widths`, and the tree has that many of the likeliest paths of the chain's distributions.
     """
 
-    has_draft_probs = True
-
-    def __init__(self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0):
+    def __init__(
+        self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0, nodes: int = 0
+    ):
         super().__init__(block.host.target, policy or Full(), widths)
+        self.has_draft_probs, self.shape = not nodes, BestPaths(nodes) if nodes else None
+        if nodes:
+            self.max_depth, self.is_chain = min(len(widths), nodes), nodes == 1
         self.block, self.window = block, window or block.window
         self.compiled = self.target.backend.compile_block(block)
 
@@ -129,8 +134,15 @@ class GlideDrafter(UnderView):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.policy.view(seqs.cache)
         self.ready(seqs)
-        chain = self.chain(tree, seqs, view)
-        return beam(lambda t, start: self.logits(t, start, seqs, view), tree, self.widths, seqs, limits, chain)
+
+        def step(tree: Tree, start: int) -> Tensor:
+            return self.logits(tree, start, seqs, view)
+
+        if self.shape is None:
+            return beam(step, tree, self.widths, seqs, limits, self.chain(tree, seqs, view))
+        tree = self.shape.add_beside(step, self.max_depth, tree, seqs, limits)
+        self.ring.drafted = None  # its nodes are the chain's, not the tree's
+        return tree
 
     def chain(self, tree: Tree, seqs: Sequences, view: KVView | None) -> Callable[[ChainDraws], Tensor] | None:
         """A function that drafts a chain in one call; None if the block is not compiled."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter, UnderView
+from longdraft.drafters.marginals import BestPaths
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read, head_size, size_of
@@ -132,11 +133,14 @@ class Heads(UnderView):
 class Medusa(Drafter):
     """Heads read the last verified token's state, captured in the verify pass: a draft needs no pass of the target."""
 
-    def __init__(self, target: LM, module: MedusaHeads, counts: Counts = SPARSE):
-        if len(counts) > len(module):
-            raise InputError(f"a tree of depth {len(counts)} needs {len(counts)} heads; the drafter has {len(module)}")
-        self.target, self.module, self.counts = target, module, counts
-        self.max_depth, self.is_chain = len(counts), all(level == [1] for level in counts)
+    def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):
+        self.target, self.module, self.shape = target, module, shape
+        if isinstance(shape, BestPaths):
+            self.max_depth, self.is_chain = min(len(module), shape.nodes), shape.nodes == 1
+        elif len(shape) > len(module):
+            raise InputError(f"a tree of depth {len(shape)} needs {len(shape)} heads; the drafter has {len(module)}")
+        else:
+            self.max_depth, self.is_chain = len(shape), all(level == [1] for level in shape)
         self._last = target.config.num_hidden_layers
 
     def captures(self) -> CaptureSpec:
@@ -160,8 +164,10 @@ class Medusa(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth or self._state is None:
             return tree
-        logits = self.module(self.target.norm(self._state), self.target.project)
-        return add_product(tree, logits.float(), self.counts, seqs, limits)
+        logits = self.module(self.target.norm(self._state), self.target.project).float()
+        if isinstance(self.shape, BestPaths):
+            return self.shape.add(tree, logits, seqs, limits)
+        return add_product(tree, logits, self.shape, seqs, limits)
 
 
 def random_heads(target: LM, seed: int) -> ChainedHeads:

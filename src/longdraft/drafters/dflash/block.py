@@ -1,0 +1,151 @@
+"""DFlash's block: a few layers that turn a root and masks into a whole draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from longdraft.drafters.rotations import ropes_of
+from longdraft.models.lm import LM
+
+Turn = tuple[Tensor, Tensor]  # cosines and sines [B,1,N,D/2] of some positions
+# (layer, q [B,H,N,D], k and v [B,K,N,D] of the slots) -> [B,N,H*D]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+def taps(layers: int, count: int) -> list[int]:
+    """After how many of the target's layers its states are read: evenly spaced, as published, without repeats."""
+    if count == 1:
+        return [min(layers // 2 + 1, layers)]
+    low, high = min(1, layers - 1), max(layers - 3, 0)
+    return sorted({round(low + i * (high - low) / (count - 1)) + 1 for i in range(count)})
+
+
+def shape_of(
+    target: LM, layers: int = 2, features: int = 3, slots: int = 8, window: int = 512, causal: bool = False
+) -> dict[str, Any]:
+    """What a block for this target is built from, as JSON. The names are those of a Transformers config."""
+    c = target.config
+    heads = c.num_attention_heads
+    return {
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(c, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(c, "head_dim", None) or c.hidden_size // heads,
+        "rms_norm_eps": float(getattr(c, "rms_norm_eps", None) or 1e-6),
+        "rope_parameters": ropes_of(c),
+        "max_position_embeddings": getattr(c, "max_position_embeddings", 2048),
+        "attention_bias": False,
+        "taps": taps(c.num_hidden_layers, features),
+        "causal": [causal] * layers,
+        "slots": slots,
+        "window": window,
+    }
+
+
+class Layer(nn.Module):
+    """A Qwen3 layer. Its keys and values are projections of its own input and of the target's features."""
+
+    def __init__(self, shape: dict[str, Any]):
+        super().__init__()
+        d, mlp, self.dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+        heads, kv = shape["num_attention_heads"] * self.dim, shape["num_key_value_heads"] * self.dim
+        eps, bias = shape["rms_norm_eps"], shape["attention_bias"]
+        self.q_proj, self.o_proj = nn.Linear(d, heads, bias), nn.Linear(heads, d, bias)
+        self.k_proj, self.v_proj = (nn.Linear(d, kv, bias) for _ in range(2))
+        self.q_norm, self.k_norm = (nn.RMSNorm(self.dim, eps) for _ in range(2))
+        self.gate_proj, self.up_proj = (nn.Linear(d, mlp, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(mlp, d, bias=False)
+        self.attention_norm, self.mlp_norm = (nn.RMSNorm(d, eps) for _ in range(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B,N,heads*D] -> [B,heads,N,D]."""
+        return x.unflatten(-1, (-1, self.dim)).transpose(1, 2)
+
+    def keys(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+        """Features, or the normed input, [B,N,d] -> k, v [B,K,N,D]."""
+        return rotate(self.k_norm(self._split(self.k_proj(x))), turn), self._split(self.v_proj(x))
+
+    def forward(self, x: Tensor, turn: Turn, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """x [B,N,d] -> [B,N,d]."""
+        normed = self.attention_norm(x)
+        q = rotate(self.q_norm(self._split(self.q_proj(normed))), turn)
+        x = x + self.o_proj(attend(q, *self.keys(normed, turn)))
+        normed = self.mlp_norm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+
+class DFlashBlock(nn.Module):
+    """Slot 0 holds the root's embedding, the others a mask's; the output of slot j predicts the token at slot j itself.
+
+    Every layer attends to the target's features at the `window` positions before a slot, of which the last is that of
+    the token before the root, and to the block: to all slots, or in a `causal` layer to those up to its own. Embedding
+    and output matrix are the target's; the mask's embedding is the block's own.
+    """
+
+    def __init__(self, shape: dict[str, Any]):
+        super().__init__()
+        d, eps = shape["hidden_size"], shape["rms_norm_eps"]
+        self.shape, self.taps, self.causal = shape, list(shape["taps"]), list(shape["causal"])
+        self.slots, self.window = int(shape["slots"]), int(shape["window"])
+        self.fuse = nn.Linear(len(self.taps) * d, d, bias=False)
+        self.feature_norm, self.norm_out = (nn.RMSNorm(d, eps) for _ in range(2))
+        self.mask = nn.Parameter(torch.zeros(d))
+        self.layers = nn.ModuleList(Layer(shape) for _ in self.causal)
+        sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
+        rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(shape[k]) for k in sizes}))
+        self.frequency, self.scaling = rotary.inv_freq.double(), rotary.attention_scaling
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fuse.weight.dtype
+
+    def feature(self, states: list[Tensor]) -> Tensor:
+        """The target's states after `taps` layers, [B,N,d] each -> features [B,N,d]."""
+        return self.feature_norm(self.fuse(torch.cat(states, -1).to(self.dtype)))
+
+    def turn(self, position: Tensor) -> Turn:
+        """position [B,N] -> its rotation; angles in float64, so that only differences of positions matter."""
+        self.frequency = self.frequency.to(position.device)
+        angle = (position[..., None] * self.frequency)[:, None]
+        return (self.scaling * angle.cos()).to(self.dtype), (self.scaling * angle.sin()).to(self.dtype)
+
+    def keys(self, feature: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [B,N,d], position [B,N] -> k, v [B,layers,K,N,D]."""
+        turn = self.turn(position)
+        k, v = zip(*(layer.keys(feature, turn) for layer in self.layers), strict=True)  # type: ignore[operator]
+        return torch.stack(k, 1), torch.stack(v, 1)
+
+    def forward(self, roots: Tensor, position: Tensor, attend: Attend) -> Tensor:
+        """Embeddings of roots [B,A,d] and their position [B,A] -> normed states [B,A,slots,d]."""
+        B, A, d = roots.shape
+        masks = self.mask.expand(B, A, self.slots - 1, d)
+        x = torch.cat([roots.to(self.dtype)[:, :, None], masks], 2).flatten(1, 2)
+        turn = self.turn((position[..., None] + torch.arange(self.slots, device=x.device)).flatten(1))
+        for n, layer in enumerate(self.layers):
+            x = layer(x, turn, lambda q, k, v, n=n: attend(n, q, k, v))
+        return self.norm_out(x).view(B, A, self.slots, d)
+
+
+def rotate(x: Tensor, turn: Turn) -> Tensor:
+    """x [B,H,N,D] rotated: the halves of a head are the pairs' first and second numbers."""
+    (cos, sin), (a, b) = (t.to(x.dtype) for t in turn), x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def random_dflash(target: LM, seed: int, **options: Any) -> DFlashBlock:
+    """An untrained block in the target's dtype and on its device; options: those of shape_of."""
+    block, generator = DFlashBlock(shape_of(target, **options)), torch.Generator().manual_seed(seed)
+    for p in block.parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, std=p.shape[1] ** -0.5, generator=generator)
+    nn.init.normal_(block.mask, generator=generator)
+    return block.to(target.device, target.dtype).eval().requires_grad_(False)

@@ -1,0 +1,111 @@
+"""DFlash: one pass of a block over masks drafts the tokens of several depths, and the best paths become a tree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.dflash.block import DFlashBlock
+from longdraft.drafters.dflash.ring import FeatureRing
+from longdraft.drafters.marginals import BestPaths
+from longdraft.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import head_size, size_of
+from longdraft.ops import Segment, attend
+
+CHUNK = 128  # tokens that the target reads again in one pass
+
+
+class DFlash(Drafter):
+    """Before a draft, the ring holds the features of the latest `window` tokens in the target's cache, all computed
+    from the target's states.
+
+    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. Before the first draft, and after steps
+    that were not passed to `update`, the target reads the missing tokens again, at most the last `window`. The whole
+    block runs whatever the limits, because its slots see each other. window 0: the block's own. Not for use inside a
+    hierarchy, which verifies under a view.
+    """
+
+    def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
+        if gamma >= block.slots:
+            raise InputError(f"option gamma is {gamma}: give at most {block.slots - 1}, what a block of it drafts")
+        self.target, self.block, self.window = target, block, window or block.window
+        self.shape, self.width = BestPaths(gamma or nodes), 1 if gamma else UNBOUNDED
+        self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1
+
+    def captures(self) -> CaptureSpec:
+        return CaptureSpec(hidden=tuple(self.block.taps))
+
+    def start(self, seqs: Sequences) -> None:
+        size = max(min(self.window, seqs.tokens.shape[1]), 1)
+        self.ring = FeatureRing(self.block, size, (seqs.cache.length - size).clamp(min=0))
+
+    def enter(self, seqs: Sequences, row: int) -> None:
+        self.ring.enter(max(int(seqs.cache.length[row]) - self.ring.size, 0))
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        self.ring.leave(row)
+
+    def rewind(self, seqs: Sequences) -> None:
+        self.ring.rewind(seqs.cache.length)
+
+    def reads(self, seqs: Sequences, depth: int) -> float:
+        """The same at any depth: one pass of the block."""
+        return size_of(self.block) + head_size(self.target) + 2 * self.ring.k.nbytes
+
+    def ready(self, seqs: Sequences) -> None:
+        """Compute missing features of rows that are not done."""
+        lacking = (seqs.cache.length - self.ring.end).masked_fill(seqs.done, 0)
+        for b in lacking.nonzero()[:, 0].tolist():
+            self._read(seqs, b)
+
+    def _read(self, seqs: Sequences, b: int) -> None:
+        """Run a row's tokens without features through the target again; its cache keeps its contents."""
+        row, n = seqs.cache.row(b), int(seqs.cache.length[b])
+        if n - int(self.ring.end[b]) > self.ring.size:
+            self.ring.restart(b, n - self.ring.size)
+        fed = n - int(self.ring.end[b])
+        with row.reopen(fed):
+            passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
+        for captured in passes:
+            states = [captured.states[tap] for tap in self.block.taps]
+            self._feed(torch.tensor([b], device=seqs.tokens.device), states, torch.tensor([states[0].shape[1]]))
+
+    def _feed(self, rows: Tensor, states: list[Tensor], count: Tensor) -> None:
+        """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""
+        count = count.to(rows.device)
+        position = self.ring.end[rows][:, None] + torch.arange(states[0].shape[1], device=rows.device)
+        self.ring.append(rows, *self.block.keys(self.block.feature(states), position), count)
+
+    def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        count = seqs.cache.length - self.ring.end  # new tokens of each row; 0 if it was done
+        count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
+        path = verdict.path[..., None]
+        states = [captured.states[tap] for tap in self.block.taps]
+        kept = [x.gather(1, path.expand(-1, -1, x.shape[-1])) for x in states]
+        self._feed(torch.arange(len(count), device=count.device), kept, count)
+
+    def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        limits = limits.within(self.max_depth, self.width)
+        if limits.depth < 1 or limits.width < 1:
+            return tree
+        self.ready(seqs)
+        logits = self.target.project(self.states(tree.tokens[:, 0])[:, : limits.depth])
+        return self.shape.add(tree, logits.float(), seqs, limits)
+
+    def states(self, roots: Tensor) -> Tensor:
+        """Tokens of the roots [B] -> the normed states [B,slots-1,d] that predict the tokens after them."""
+        seen = self.ring.visible(self.block.slots, self.window)
+        causal = torch.ones_like(seen[0, :, :1]).expand(-1, self.block.slots).tril()
+
+        def attended(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            own, found = causal if self.block.causal[layer] else None, []
+            for b, query in enumerate(q):
+                context = Segment(self.ring.k[b, layer], self.ring.v[b, layer], seen[b])
+                found.append(attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out)
+            return torch.stack(found).flatten(2)
+
+        embedded = self.target.hf.get_input_embeddings()(roots)[:, None]
+        return self.block(embedded, self.ring.end[:, None], attended)[:, 0, 1:]

@@ -1,0 +1,128 @@
+"""DFlash's block as a kind of drafter: how it is created, stored, imported and trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from longdraft.drafters.checkpoint import ModuleKind
+from longdraft.drafters.dflash.block import DFlashBlock, random_dflash, taps
+from longdraft.drafters.kind import Training
+from longdraft.drafters.released import TABLES, Names, Released, renamed
+from longdraft.drafters.rotations import released_ropes
+from longdraft.errors import InputError
+from longdraft.models.lm import LM
+
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+LAYER = {
+    **{f"{p}_proj": f"self_attn.{p}_proj" for p in "qkvo"},
+    **{f"{p}_norm": f"self_attn.{p}_norm" for p in "qk"},
+    **{f"{p}_proj": f"mlp.{p}_proj" for p in ("gate", "up", "down")},
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+# Fields that change the computation in ways that the block does not support, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "conv_kernel_size": (None, 0),
+    "selector_rank": (None, 0),
+    "markov_rank": (None, 0),
+    "output_multiplier": (None, 1),
+    "input_embedding_scale": (None, 1),
+    "final_logit_softcapping": (None, 0),
+    "hidden_act": (None, "silu"),
+}
+WINDOW = 2048  # of a release with full attention, whose memory would grow with the context
+
+
+def _build(target: LM, shape: dict) -> DFlashBlock:
+    block, layers = DFlashBlock(shape), target.config.num_hidden_layers
+    if len(block.mask) != target.config.hidden_size or not all(0 <= n <= layers for n in block.taps):
+        raise ValueError(f"a block of width {len(block.mask)} on states after layers {block.taps} is not this target's")
+    if block.slots < 2 or block.window < 1:
+        raise ValueError(f"a block of {block.slots} slots that sees {block.window} positions cannot draft")
+    return block
+
+
+def _read(source: Released, target: LM) -> DFlashBlock | None:
+    """z-lab/*-DFlash-*: `fc` and `hidden_norm` for the features, Qwen3 layers, `norm`; tables are the target's."""
+    if "hidden_norm.weight" not in source or "layers.0.self_attn.q_norm.weight" not in source:
+        return None
+    c = source.config | source.config.get("dflash_config", {})
+    odd = next((k for k, plain in UNSUPPORTED.items() if c.get(k) not in plain), None)
+    if odd:
+        raise InputError(f"{source.folder} was made with {odd}={c[odd]}, which longdraft's DFlash does not support")
+    block = _build(target, _shape(source, target, c))
+    source.check_tables(target)
+    mask = c.get("mask_token_id")
+    if not isinstance(mask, int) or not 0 <= mask < target.vocab:
+        raise InputError(f"{source.folder}: its mask token is {mask}; give a target that has one (0 to {target.vocab})")
+    table = target.hf.get_input_embeddings()(target.hf.get_input_embeddings().weight.new_tensor([mask]).long())
+    block.mask.data.copy_(table[0])
+    return source.fill(block, _names(block), TABLES, {"mask"})
+
+
+def _names(block: DFlashBlock) -> Names:
+    at = {
+        f"layers.{n}.{ours}": f"layers.{n}.{theirs}" for n in range(len(block.layers)) for ours, theirs in LAYER.items()
+    }
+    return renamed(block, at | {"fuse": "fc", "feature_norm": "hidden_norm", "norm_out": "norm"})
+
+
+def _shape(source: Released, target: LM, c: dict[str, Any]) -> dict[str, Any]:
+    """The block's shape from the release's config. Raises InputError for what the block does not support."""
+    missing = next((k for k in (*SIZES, "block_size") if k not in c), None)
+    if missing:
+        raise InputError(f"{source.folder}/config.json lacks {missing}: download it with the drafter's own config")
+    layers = target.config.num_hidden_layers
+    for name, theirs, given in (
+        ("hidden_size", c["hidden_size"], target.config.hidden_size),
+        ("num_target_layers", c.get("num_target_layers", layers), layers),
+    ):
+        if theirs != given:
+            what = f"its {name} is {theirs}, the target's is {given}"
+            raise InputError(f"{source.folder}: {what}: give the target that it was trained for (-m)")
+    read = [n + 1 for n in c.get("target_layer_ids") or (n - 1 for n in taps(layers, c["num_hidden_layers"]))]
+    if not all(0 < n < layers for n in read):  # Transformers' state after the last layer is normed
+        raise InputError(f"{source.folder} reads states after layers {read}; longdraft supports 1 to {layers - 1}")
+    sliding, causal = _attention(source, c)
+    heads = c["num_attention_heads"]
+    return {
+        **{k: c[k] for k in SIZES if k != "num_hidden_layers"},
+        "num_key_value_heads": c.get("num_key_value_heads") or heads,
+        "head_dim": c.get("head_dim") or c["hidden_size"] // heads,
+        "rms_norm_eps": float(c.get("rms_norm_eps", 1e-6)),
+        "rope_parameters": released_ropes(source, c),
+        "max_position_embeddings": c.get("max_position_embeddings", 2048),
+        "attention_bias": "layers.0.self_attn.q_proj.bias" in source,
+        "taps": read,
+        "causal": causal,
+        "slots": int(c["block_size"]),
+        "window": sliding,
+    }
+
+
+def _attention(source: Released, c: dict[str, Any]) -> tuple[int, list[bool]]:
+    """The window, and which layers are causal inside the block: as released, those that slide unless it is stated."""
+    count = c["num_hidden_layers"]
+    types = c.get("layer_types") or ["full_attention"] * count
+    odd = next((kind for kind in types if kind not in ("full_attention", "sliding_attention")), None)
+    if odd or len(types) != count:
+        what = f"{odd} layers" if odd else f"{len(types)} layer_types for {count} layers"
+        raise InputError(f"{source.folder} has {what}, which longdraft's DFlash does not support")
+    sliding = [kind == "sliding_attention" for kind in types]
+    stated = c.get("is_causal", c.get("causal"))
+    window = int(c.get("sliding_window") or WINDOW) if any(sliding) else WINDOW
+    return window, sliding if stated is None else [bool(stated)] * count
+
+
+DFLASH = ModuleKind(
+    name="dflash",
+    title="a block of DFlash",
+    weights=DFlashBlock,
+    random=random_dflash,
+    options_of=lambda block: {"shape": block.shape},
+    build=_build,
+    importer=_read,
+    training=Training(
+        "dflash", "Train DFlash's block, which drafts in one pass.", "longdraft.drafters.dflash.objective:objective"
+    ),
+)

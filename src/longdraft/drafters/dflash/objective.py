@@ -1,0 +1,135 @@
+"""DFlash: blocks at random places of a text learn what the target says there (DFlash sec. 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from longdraft.core.options import NotNegative, Positive
+from longdraft.drafters.dflash.block import DFlashBlock, shape_of
+from longdraft.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.training.data import Corpus
+from longdraft.training.frozen import Frozen, TargetStates, matches
+
+
+@dataclass
+class DFlashObjective:
+    """A block whose root is token r sees the features of tokens before r; its slot j learns the token at r + j.
+
+    labels: the "target"'s most likely token there, its distribution ("law"), or the "text"'s token. anchors: blocks in
+    every row. decay: slot j has weight exp(-(j-1)/decay), because a draft counts only if those before it are right.
+    """
+
+    frozen: Frozen
+    module: DFlashBlock
+    labels: str = "target"
+    anchors: int = 128
+    decay: float = 4.0
+
+    def _places(self, length: int) -> int:
+        """How many places there are for a block in a row of this length, from position 1 on."""
+        places = length - self.module.slots
+        if places < 1:
+            raise InputError(f"rows of {length - 1} tokens have no room for a block: give --length {self.module.slots}")
+        return places
+
+    def _read(self, tokens: Tensor, predict: bool) -> TargetStates:
+        last = [self.frozen.last] if self.labels == "law" else []
+        return self.frozen.read(tokens, states=sorted({*self.module.taps, *last}), predict=predict)
+
+    def hidden(self, tokens: Tensor, seen: TargetStates, roots: Tensor) -> Tensor:
+        """tokens [B,S], the target's states of them, positions roots [A] -> normed states [B,A,slots,d]."""
+        block, (B, S) = self.module, tokens.shape
+        everywhere = torch.arange(S, device=tokens.device)
+        keys, values = block.keys(block.feature([seen.states[tap] for tap in block.taps]), everywhere.expand(B, S))
+        masks = {causal: self._mask(roots, S, causal) for causal in set(block.causal)}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = torch.cat([keys[:, layer], k], 2), torch.cat([values[:, layer], v], 2)
+            shared = q.shape[1] != k.shape[1]
+            out = F.scaled_dot_product_attention(
+                q, k.to(q.dtype), v.to(q.dtype), masks[block.causal[layer]], enable_gqa=shared
+            )
+            return out.transpose(1, 2).flatten(2)
+
+        embedded = self.frozen.lm.hf.get_input_embeddings()(tokens[:, roots])
+        return block(embedded, roots.expand(B, -1), attend)
+
+    def _mask(self, roots: Tensor, size: int, causal: bool) -> Tensor:
+        """[A*slots, size + A*slots]: the features that each slot sees, and the slots of its own block."""
+        slots = torch.arange(self.module.slots, device=roots.device)
+        root = roots.repeat_interleave(len(slots))
+        slot, block = slots.repeat(len(roots)), torch.arange(len(root), device=roots.device) // len(slots)
+        position = torch.arange(size, device=roots.device)
+        near = position > (root + slot)[:, None] - self.module.window
+        own = block[:, None] == block
+        return torch.cat([(position < root[:, None]) & near, own & (slot <= slot[:, None]) if causal else own], 1)
+
+    def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
+        places = self._places(tokens.shape[1])
+        chosen = np.sort(rng.permutation(places)[: self.anchors]) + 1
+        roots = torch.from_numpy(chosen).to(tokens.device)
+        seen = self._read(tokens, self.labels == "target")
+        hidden = self.hidden(tokens, seen, roots)
+        total, weights = hidden.new_zeros((), dtype=torch.float32), 0.0
+        for j in range(1, self.module.slots):
+            weight, found = exp(-(j - 1) / self.decay), hidden[:, :, j].flatten(0, 1)
+            total, weights = total + weight * self._slot_loss(found, tokens, seen, roots + j), weights + weight
+        return total / weights
+
+    def _slot_loss(self, found: Tensor, tokens: Tensor, seen: TargetStates, at: Tensor) -> Tensor:
+        """The loss of normed states [B*A,d] that predict the tokens at positions at [A]."""
+        if self.labels == "law":
+            before = seen.states[self.frozen.last][:, at - 1]
+            return self.frozen.distribution_loss(found, self.frozen.lm.norm(before).flatten(0, 1))
+        wanted = seen.predicted[:, at - 1] if self.labels == "target" else tokens[:, at]
+        return self.frozen.head_loss(found, wanted.flatten())
+
+    def shares(self, tokens: Tensor) -> list[float]:
+        """Where the target predicts the text up to the slot: greedy decoding never reaches the rest."""
+        places = self._places(tokens.shape[1])
+        roots = torch.arange(1, places + 1, max(1, places // self.anchors), device=tokens.device)
+        seen = self._read(tokens, True)
+        hidden, found = self.hidden(tokens, seen, roots), []
+        going = torch.ones_like(tokens[:, roots], dtype=torch.bool)
+        for j in range(1, self.module.slots):
+            wanted = seen.predicted[:, roots + j - 1]
+            found.append(matches(self.frozen.lm.project(hidden[:, :, j]).argmax(-1)[going], wanted[going]))
+            going = going & (tokens[:, roots + j] == wanted)
+        return found
+
+
+def block_for(target: LM, **options: Any) -> DFlashBlock:
+    """A new block that starts with the target's final norm, and a mask as large as its embeddings."""
+    block = DFlashBlock(shape_of(target, **options))
+    norm = getattr(target.hf.get_decoder().norm, "weight", None)
+    with torch.no_grad():
+        if norm is not None and norm.shape == block.norm_out.weight.shape:
+            block.norm_out.weight.copy_(norm)
+        block.mask.normal_(std=float(target.hf.get_input_embeddings().weight.float().std()))
+    return block
+
+
+def objective(
+    frozen: Frozen,
+    corpus: Corpus,
+    labels: Literal["target", "text", "law"] = "target",
+    layers: Positive = 2,
+    features: Positive = 3,
+    slots: Annotated[int, Field(ge=2, le=64)] = 8,
+    window: Positive = 512,
+    causal: NotNegative = 0,
+    anchors: Positive = 128,
+    decay: Annotated[float, Field(gt=0)] = 4.0,
+) -> DFlashObjective:
+    """labels=law: the target's distribution. causal=1: a slot sees only the slots up to its own."""
+    block = block_for(frozen.lm, layers=layers, features=features, slots=slots, window=window, causal=bool(causal))
+    return DFlashObjective(frozen, block, labels, anchors, decay)
