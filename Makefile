@@ -12,7 +12,7 @@ help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
-	@echo "make lint    ruff, pyright, and whether the figure is from the records; make fix corrects what ruff can"
+	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
@@ -50,6 +50,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python docs/figures.py --check
+	$(BIN)/python docs/smollm2.py --check
 	$(BIN)/python docs/diagram.py --check
 
 fix: $(READY)

@@ -94,8 +94,8 @@ def given_text(found: list[Record]) -> str:
     from longdraft.bench.averages import mean_and_errors, paired
 
     parts = [HUMAN.format(anchors=max(r["anchors"] for r in found))]
-    for name, how, context in unique((task(r), sampling(r), r["context"]) for r in found):
-        same = [r for r in found if (task(r), sampling(r), r["context"]) == (name, how, context)]
+    for key in unique(map(_group, found)):
+        same = [r for r in found if _group(r) == key]
         rows = []
         for r in same:
             window = next((w for w in same if w["method"] == "magicdec-stream" and budget(w) == budget(r)), None)
@@ -107,8 +107,14 @@ def given_text(found: list[Record]) -> str:
             positions = " ".join(f"{p:.2f}" for p in r["acceptance_per_position"])
             rows.append([f"`{r['label']}`", length, gain, positions])
         header = ["method", "acceptance length", "minus window", "accepted by position"]
-        parts.append(f"### {name}, {context:,} tokens, {how}\n\n{table(header, rows)}\n")
+        parts.append(f"### {', '.join(key)}\n\n{table(header, rows)}\n")
     return "\n".join(parts)
+
+
+def _group(r: Record) -> tuple[str, ...]:
+    """What records of given text share a table for."""
+    when = "after a verification" if r["warmup_rounds"] else "guided by the prompt's last token alone"
+    return task(r), f"{r['context']:,} tokens", sampling(r), when
 
 
 def budget(r: Record) -> str | None:

@@ -15,6 +15,7 @@ from longdraft.methods import CONTROLS, METHODS
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import figures  # noqa: E402
+import smollm2  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("README.md")]
@@ -170,6 +171,10 @@ def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys):
     assert main(["report", *files, "--out", str(tmp_path)]) == 0
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert PAGES["docs/results/speed.md"].split("\n## ", 1)[1] == report.split("\n## ", 1)[1]
+
+
+def test_the_page_on_smollm2_is_made_from_the_records():
+    assert smollm2.main(["--check"]) == 0
 
 
 def test_every_test_file_is_in_the_table_of_guarantees():
