@@ -11,7 +11,7 @@ python -c "from pydoc_data.topics import topics; print('\n\n'.join(map(topics.ge
 meeting=${MEETING:-}
 tasks=${TASKS-code book documentation ${meeting:+meeting}}
 contexts=${CONTEXTS:-1024,4096,7000}
-methods=${METHODS:-lookup,suffix,recycle,vegas,vegas-reuse,magicdec-stream,magicdec-snapkv,longspec-chain,longspec@nodes=8@gamma=3,eagle3}
+methods=${METHODS:-lookup,suffix,recycle,vegas,vegas-reuse,magicdec-stream,magicdec-snapkv,longspec-chain,longspec@nodes=8@gamma=3,eagle3@topk=4@levels=3@nodes=8}
 fixed=$(echo "$methods" | sed 's/,/@pace=off,/g; s/$/@pace=off/')
 
 free() { longdraft bench -m smollm2 --out "$out/free.jsonl" --context "$contexts" --max-new-tokens "${TOKENS:-96}" "$@"; }
