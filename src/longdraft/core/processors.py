@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as lp
 from transformers.generation.utils import GenerationMixin
 
+from longdraft.core.nucleus import nucleus
 from longdraft.core.rows import Rows
 from longdraft.core.tree import Tree
 
@@ -78,7 +79,7 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
     if names <= WARPERS:
         flat = logits.reshape(B * W, V)
         for process in chain(settings, (), 1, 1, V, device):
-            flat = process(no_ids, flat)
+            flat = _warped(process, no_ids, flat)
         return flat.view(B, W, V)
     if len(set(rows.eos)) > 1:  # a row without end tokens has fewer processors than the others
         return torch.cat([apply(settings, logits[b : b + 1], tree.row(b), rows.row(b), start) for b in range(B)])
@@ -86,7 +87,7 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
     chains = [chain(settings, rows.eos[0], *(s if names & ROW_DEPENDENT else (1, 1)), V, device) for s in spans]
     for steps in zip(*chains, strict=True):  # one kind of processor, in each row's own version
         if isinstance(steps[0], READS_NOTHING):
-            logits = steps[0](no_ids, logits.reshape(B * W, V)).view(B, W, V)
+            logits = _warped(steps[0], no_ids, logits.reshape(B * W, V)).view(B, W, V)
         elif isinstance(steps[0], lp.RepetitionPenaltyLogitsProcessor):
             logits = penalised(logits, on_path(tree, rows, start, W, V), steps[0].penalty)
         else:
@@ -95,6 +96,13 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
                 out[b, nodes] = steps[b](ids, logits[b, nodes])
             logits = out
     return logits
+
+
+def _warped(process: Any, no_ids: Any, logits: Tensor) -> Tensor:
+    """logits [N,V] after a processor that reads nothing else."""
+    if isinstance(process, lp.TopPLogitsWarper) and logits.is_cpu:
+        return nucleus(logits, process.top_p)
+    return process(no_ids, logits)
 
 
 def penalised(logits: Tensor, mask: Tensor, penalty: float) -> Tensor:
