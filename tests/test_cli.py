@@ -338,7 +338,7 @@ def test_demo_asks_a_model_that_answers(cli, monkeypatch):
     monkeypatch.setattr(common, "load_target", with_template)
     status, out, _ = cli("demo", "-m", "tiny", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
     rows = [line.split() for line in out.splitlines() if line.startswith("│")]
-    assert status == 0 and [row[1] for row in rows] == ["plain", "vegas", "suffix"] and rows[2][-2] == "yes"
+    assert status == 0 and [row[1] for row in rows] == ["plain", "vegas", "magicdec-stream"] and rows[2][-2] == "yes"
     assert "documentation, then: Why?" in out and "temperature 0.3" in out
 
 

@@ -50,7 +50,7 @@ def question(tokenizer: Any, context: int) -> Scene:
     prompt = chat_tokens(tokenizer, [{"role": "user", "content": f"{text}\n\n{QUESTION}"}])
     about = f"{context} tokens of this Python's documentation, then: {QUESTION}"
     sampling = {"temperature": 0.3, "top_p": 0.9, "penalty": 1.1}  # greedy, a small model goes in circles
-    return Scene(prompt, about, ("vegas", "suffix"), sampling, ends=True)
+    return Scene(prompt, about, ("vegas", "magicdec-stream"), sampling, ends=True)
 
 
 def source_code(tokenizer: Any, context: int) -> Scene:
