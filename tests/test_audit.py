@@ -114,6 +114,10 @@ REJECTING = {
 UNSEEN = {
     "end token inside a branch missed": "an audit decodes all its tokens, past every end token",
     "view counts slots twice": "drafts are worse and the text is right",
+    "one noise for every depth of a block": "drafts are worse and the text is right",
+    "a block reads features of refused nodes": "drafts are worse and the text is right",
+    "an MTP ring keeps refused drafts": "drafts are worse and the text is right",
+    "an accepted token's feature is lost": "drafts are worse and the text is right",
     "noise without position": "plain decoding has the same noise",
     "noise of seed + position": "plain decoding has the same noise",
     "top-k children tested as draws (LongSpec)": "drafts for reject, which an audit does not use",

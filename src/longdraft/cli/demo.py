@@ -40,7 +40,10 @@ def demo(
     from longdraft.cli.job import WARM
     from longdraft.cli.show import Detokenizer
     from longdraft.core.sampling import Sampler
+    from longdraft.core.verify import match
+    from longdraft.drafters import Drafter
     from longdraft.engine.decode_session import DecodeSession, first_difference
+    from longdraft.engine.generate import check
     from longdraft.engine.measure import Output, distinct, traffic
     from longdraft.methods import build
 
@@ -49,6 +52,7 @@ def demo(
     shown = scene(tokenizer, context)
     sampling: dict[str, Any] = shown.sampling | ({} if temperature is None else {"temperature": temperature})
     sampler = Sampler(**sampling)
+    check(target, [shown.prompt], max_new_tokens, Drafter(), match)
     console.print(f"[bold]Prompt[/]: {shown.about}", soft_wrap=True)
     how = ", ".join(f"{name} {value:g}" for name, value in sampling.items()) + f", seed {seed}"
     console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}.", soft_wrap=True)
