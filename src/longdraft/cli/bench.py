@@ -80,11 +80,8 @@ def bench(
     from longdraft.methods.drafter_weights import DrafterWeights
 
     drafters = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
-    chosen, contexts, sampler = (
-        parse(methods, option, drafters),
-        _contexts(context),
-        Sampler(temperature, top_p=top_p, penalty=penalty),
-    )
+    chosen, contexts = parse(methods, option, drafters), _contexts(context)
+    sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
     if shape and rope:

@@ -66,7 +66,7 @@ def write_text(
         rng = np.random.default_rng([seed, i])
         if not chat:
             return rows.cut(corpus, prompt_tokens, rng, CODE).astype(int).tolist()
-        code, size = bool(rng.random() < CODE), int(np.exp(rng.uniform(0, np.log(prompt_tokens / 16)))) * 16
+        code, size = bool(rng.random() < CODE), int(np.exp(rng.uniform(0, np.log(max(prompt_tokens, 16) / 16)))) * 16
         piece = tokenizer.decode(rows.cut(corpus, min(size, prompt_tokens), rng, float(code)).astype(int).tolist())
         return chat_tokens(tokenizer, [{"role": "user", "content": ask(piece, code, rng)}])
 
