@@ -17,11 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
 RECORDS = ROOT / "benchmarks" / "records"
 FREE, GIVEN = "2026-11-22-smollm2-free.jsonl", "2026-11-22-smollm2-given.jsonl"
+LONG = "2026-11-22-long-context.jsonl"
+TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
 HEAD = """# SmolLM2-135M-Instruct
 
 Acceptance and speed on a real model: the file that `longdraft fetch smollm2` downloads (Q4_1), its keys and values in
 bfloat16. `benchmarks/smollm2.sh` measures, `python docs/smollm2.py` writes this page from the records
-`benchmarks/records/{free}` and `{given}`.
+`benchmarks/records/{free}` and `{given}`, and the last section from
+`{long}`, which `benchmarks/long_context.py` measures.
 """
 OWN = """## On text that the model writes
 
@@ -36,6 +39,20 @@ Teacher-forced: at {anchors} positions of each text, how many drafts the target 
 given. It understates what happens on the model's own text, and it is the same for all methods. Mean acceptance length
 ± standard error over windows; controls keep as many keys as the method above them. *minus window*: paired difference to
 sink and window at the same budget.
+"""
+LONGER = """## Long context
+
+The model was trained on {trained:,} positions; `--rope yarn:2` and `yarn:4` give it two and four times as many without
+training. Loss in nats per token of the same last {scored} tokens of each text when the model sees its last {shortest:,}
+to {longest:,} tokens (those {scored} among them), weights and keys in {dtype}. Column {trained:,}: the mean loss;
+*minus none*: its difference to the unscaled model's. Other columns: the difference to the loss of the same row at
+{trained:,} tokens. Differences are paired by text, ± is their standard error over texts; [2]: of 2 texts alone.
+"""
+FACTS = """### Facts found in a book
+
+Five unlike sentences (as in "The code of the lighthouse is 48213.") stand at {depths} of a book's
+text. The model is asked for each in its chat template, greedy; an answer counts if it has the number. In brackets: how
+many were found at each depth, in that order. A cell of one book is five answers, which is little.
 """
 
 Record = dict[str, Any]
@@ -124,6 +141,103 @@ def budget(r: Record) -> str | None:
     return r["options"].get("keep_ratio")
 
 
+def long_text(found: list[Record]) -> str:
+    """Losses by context, a table per kind of text and one of all; what follows; and the facts found."""
+    losses = [r for r in found if r["task"] == "long-context-loss"]
+    contexts, kinds = sorted({r["context"] for r in losses}), unique(r["text"] for r in losses)
+    shared = {"trained": TRAINED, "scored": losses[0]["scored"], "shortest": contexts[0], "longest": contexts[-1]}
+    parts = [LONGER.format(**shared, dtype=losses[0]["weights"] or losses[0]["dtype"])]
+    for some in [[k] for k in kinds] + [kinds]:
+        same = [r for r in losses if r["text"] in some]
+        count = len({r["text_sha256"] for r in same})
+        rows = [_loss_row(same, rope, contexts) for rope in _ropes(same)]
+        header = ["rope", f"{TRAINED:,}", "minus none", *(f"{c:,}" for c in contexts if c != TRAINED)]
+        parts.append(f"### Loss: {' and '.join(some)}, {count} texts\n\n{table(header, rows)}\n")
+    parts += [f"{verdict(losses)}\n", facts([r for r in found if r["task"] == "long-context-facts"])]
+    return "\n".join(parts)
+
+
+def _ropes(found: list[Record]) -> list[str | None]:
+    return sorted({r["rope"] for r in found}, key=lambda rope: rope or "")
+
+
+def differences(found: list[Record], rope: str | None, context: int, base: str | None) -> list[float]:
+    """Loss at this context minus that of `base` at TRAINED tokens, for each text that has both."""
+    loss = {(r["rope"], r["context"], r["text_sha256"]): r["loss"] for r in found}
+    texts = unique(r["text_sha256"] for r in found)
+    both = [t for t in texts if (rope, context, t) in loss and (base, TRAINED, t) in loss]
+    return [loss[rope, context, t] - loss[base, TRAINED, t] for t in both]
+
+
+def _signed(values: list[float], texts: int) -> str:
+    """Mean and standard error; how many texts it is of, if these are not all."""
+    from longdraft.bench.averages import mean_and_errors
+
+    mean, error, _ = mean_and_errors([values])
+    return f"{mean:+.3f}{'' if error is None else f' ± {error:.3f}'}{_few(len(values), texts)}"
+
+
+def _few(count: int, texts: int) -> str:
+    return "" if count == texts else f" [{count}]"
+
+
+def _loss_row(found: list[Record], rope: str | None, contexts: list[int]) -> list[str]:
+    texts = len({r["text_sha256"] for r in found})
+    here = [r["loss"] for r in found if r["rope"] == rope and r["context"] == TRAINED]
+    mean = f"{sum(here) / len(here):.3f}{_few(len(here), texts)}" if here else ""
+    cells = [[] if rope is None else differences(found, rope, TRAINED, None)]
+    cells += [differences(found, rope, c, rope) for c in contexts if c != TRAINED]
+    return [f"`{rope}`" if rope else "none", mean, *(_signed(x, texts) if x else "" for x in cells)]
+
+
+def verdict(found: list[Record]) -> str:
+    """How far each rope may be used: both limits, and contexts that too few texts were measured at."""
+    lines = []
+    for rope in _ropes(found):
+        measured = {c for c in (r["context"] for r in found) if c >= TRAINED}
+        enough = sorted(c for c in measured if len(differences(found, rope, c, rope)) >= FEWEST)
+        own, plain = (_longest(found, rope, enough, base) for base in (rope, None))
+        name = f"`--rope {rope}`" if rope else "the model as it is"
+        if not enough:
+            lines.append(f"- {name}: measured on fewer than {FEWEST} texts, so nothing is claimed.")
+            continue
+        line = f"- {name}: more context does not hurt up to {own:,} tokens (of {enough[-1]:,} measured)"
+        also = f"up to {plain:,} tokens" if plain else "nowhere"
+        lines.append(line + (f"; no worse than the unscaled model at {TRAINED:,} tokens: {also}." if rope else "."))
+    head = (
+        f"On all texts, a loss counts as no worse if it is at most one standard error above that at {TRAINED:,} tokens;"
+    )
+    return f"{head}\nonly cells of at least {FEWEST} texts count:\n\n" + "\n".join(lines)
+
+
+def _longest(found: list[Record], rope: str | None, contexts: list[int], base: str | None) -> int:
+    """The last context of the unbroken run from TRAINED whose loss is no worse than that of `base`; 0: none."""
+    from longdraft.bench.averages import mean_and_errors
+
+    last = 0
+    for c in contexts:
+        mean, error, _ = mean_and_errors([differences(found, rope, c, base)])
+        if mean > (error or 0.0):
+            break
+        last = c
+    return last
+
+
+def facts(found: list[Record]) -> str:
+    """A row per rope, a column per context: how many facts were found, and at which depths."""
+    contexts = sorted({r["context"] for r in found})
+    rows = []
+    for rope in _ropes(found):
+        cells = []
+        for c in contexts:
+            here = [r["found"] for r in found if (r["rope"], r["context"]) == (rope, c)]
+            at = [sum(column) for column in zip(*here, strict=True)]
+            cells.append(f"{sum(at)} of {sum(map(len, here))} ({' '.join(map(str, at))})" if here else "")
+        rows.append([f"`{rope}`" if rope else "none", *cells])
+    depths = ", ".join(f"{d:.0%}" for d in found[0]["depths"])
+    return FACTS.format(depths=depths) + "\n" + table(["rope", *(f"{c:,}" for c in contexts)], rows) + "\n"
+
+
 def origin(found: list[Record]) -> str:
     """Machines, revisions, versions and commands, once each."""
     lines = []
@@ -134,9 +248,11 @@ def origin(found: list[Record]) -> str:
 
 
 def page() -> str:
-    free, given = records(FREE), records(GIVEN)
-    head = HEAD.format(free=FREE, given=GIVEN)
-    return "\n".join([head, own_text(free), given_text(given), "## Origin\n", origin(free + given), ""])
+    free, given, long = records(FREE), records(GIVEN), records(LONG)
+    head = HEAD.format(free=FREE, given=GIVEN, long=LONG)
+    runs = free + given + list({r["command"]: r for r in reversed(long)}.values())[::-1]
+    parts = [head, own_text(free), given_text(given), long_text(long)]
+    return "\n".join([*parts, "## Origin\n", origin(runs), ""])
 
 
 def main(arguments: list[str]) -> int:
