@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from longdraft.backends.architecture import NAME
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training import losses
 
@@ -97,17 +98,33 @@ class Frozen:
         found = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(losses.chunk_rows(self.lm.vocab))]
         return torch.cat(found).view(state.shape[:-1])
 
-    def head_loss(self, normed: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE."""
+    def head_loss(self, normed: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE.
+
+        tokens: those that the drafter can draft; other labels are ignored too.
+        """
+        if tokens is not None:
+            return losses.by_matrix(normed, self._rows(tokens), losses.draft_ids(labels, tokens, self.lm.vocab))
         if self.matrix is not None:
             return losses.by_matrix(normed, self.matrix, labels)
         return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
 
-    def distribution_loss(self, normed: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's normed states [N,d]."""
+    def distribution_loss(self, normed: Tensor, targets: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's normed states [N,d].
+
+        tokens: those that the drafter can draft; both distributions are over these.
+        """
+        if tokens is not None:
+            return losses.distribution_by_matrix(normed, self._rows(tokens), targets)
         if self.matrix is not None:
             return losses.distribution_by_matrix(normed, self.matrix, targets)
         return losses.distribution_by_function(normed, self.lm.project, targets, self.lm.vocab)
+
+    def _rows(self, tokens: Tensor) -> Tensor:
+        """The head's rows [count,d] for these tokens. Raises InputError if the head is not one matrix."""
+        if self.matrix is None:
+            raise InputError("this model scales or caps its output, so a drafter needs all its tokens: leave out vocab")
+        return self.matrix[tokens]
 
 
 def matches(found: Tensor, wanted: Tensor) -> float:
