@@ -21,6 +21,7 @@ from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, Labels, matches, whole_rows
+from longdraft.training.rows import IGNORE
 from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
@@ -99,7 +100,8 @@ class BudgetObjective:
         for row in tokens:
             branches, wanted = self._branches(row, list(weights))
             for logits, weight in zip(branches, weights.values(), strict=True):
-                total = total + weight * cross_entropy(logits.float(), wanted) / len(tokens)
+                loss = cross_entropy(logits.float(), wanted, ignore_index=IGNORE, reduction="sum")
+                total = total + weight * loss / (wanted != IGNORE).sum().clamp(min=1) / len(tokens)
         return total
 
     def shares(self, tokens: Tensor) -> list[float]:
