@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from longdraft.core.cache import KVCache, KVView, is_indexable
-from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.capture import Captures, CaptureSpec, PromptSpec
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import ChainDraws, Sampler
-from longdraft.core.sequences import Sequences, without
+from longdraft.core.sequences import Sequences, shared, without
 from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
 
@@ -20,6 +20,7 @@ __all__ = [
     "DraftLimits",
     "KVCache",
     "KVView",
+    "PromptSpec",
     "Rows",
     "Rules",
     "Sampler",
@@ -30,5 +31,6 @@ __all__ = [
     "is_indexable",
     "match",
     "reject",
+    "shared",
     "without",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypeVar, overload
 
 import torch
@@ -28,12 +28,23 @@ def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
     return rows[order] if isinstance(rows, Tensor) else [rows[b] for b in order]
 
 
+def shared(a: Tensor, b: Tensor) -> int:
+    """How many first tokens two texts [N] and [M] have in common."""
+    n = min(len(a), len(b))
+    unequal = (a[:n] != b[:n]).nonzero()
+    return int(unequal[0]) if len(unequal) else n
+
+
 @dataclass
 class Sequences(Rows):
-    """Between steps length == cache.length + 1: the root's keys and values are not cached yet."""
+    """Between steps length == cache.length + 1: the root's keys and values are not cached yet.
+
+    prompt_states {row: {layer: [1,m,d]}}: until the first step, what a prefill has kept of a row's last cached tokens.
+    """
 
     cache: KVCache
     sampler: Sampler
+    prompt_states: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -50,14 +61,20 @@ class Sequences(Rows):
 
     def _slice(self, rows: slice) -> Self:
         view = super()._slice(rows)
-        view.cache = self.cache.rows(rows)
+        view.cache, view.prompt_states = self.cache.rows(rows), {}
         return view
+
+    def states_from(self, b: int, first: int) -> dict[int, Tensor]:
+        """{layer: [1,n-first,d]} of the n cached tokens of row b from `first` on; {} unless all of them were kept."""
+        count, kept = int(self.cache.length[b]) - first, self.prompt_states.get(b, {})
+        return {layer: x[:, -count:] for layer, x in kept.items() if 0 < count <= x.shape[1]}
 
     def commit(self, verdict: Verdict) -> Tensor:
         """Commit the accepted keys and values and append the emitted tokens -> how many each row took [B].
 
         Tokens after an end token or beyond the limit are dropped; rows that are done take none.
         """
+        self.prompt_states = {}
         room, done = (self.prompt + self.limit - self.length).tolist(), self.done.tolist()
         taken, over = [], []
         for b, (row, n) in enumerate(zip(verdict.emitted.tolist(), verdict.count.tolist(), strict=True)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
+from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, PromptSpec, Sequences, Tree, Verdict
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
@@ -22,10 +22,11 @@ class DFlash(Drafter):
     """Before a draft, the ring holds the features of the latest `window` tokens in the target's cache, all computed
     from the target's states.
 
-    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. Before the first draft, and after steps
-    that were not passed to `update`, the target reads the missing tokens again, at most the last `window`. The whole
-    block runs whatever the limits, because its slots see each other. window 0: the block's own. Not for use inside a
-    hierarchy, which verifies under a view.
+    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. The prefill keeps the states of the
+    prompt's last `window` tokens. Where it did not, and after steps that were not passed to `update`, the target reads
+    the missing tokens again before a draft, at most the last `window`. The whole block runs whatever the limits,
+    because its slots see each other. window 0: the block's own. Not for use inside a hierarchy, which verifies under a
+    view.
     """
 
     def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
@@ -38,12 +39,18 @@ class DFlash(Drafter):
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(self.block.taps))
 
+    def prompt_captures(self) -> PromptSpec:
+        return PromptSpec(self.captures().hidden, self.window)
+
     def start(self, seqs: Sequences) -> None:
         size = max(min(self.window, seqs.tokens.shape[1]), 1)
         self.ring = FeatureRing(self.block, size, (seqs.cache.length - size).clamp(min=0))
+        for b in range(len(seqs.length)):
+            self._take(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.ring.enter(max(int(seqs.cache.length[row]) - self.ring.size, 0))
+        self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self.ring.leave(row)
@@ -61,6 +68,11 @@ class DFlash(Drafter):
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
+    def _take(self, seqs: Sequences, b: int) -> None:
+        """Compute the missing features of a row if its prefill has kept the states."""
+        if states := seqs.states_from(b, int(self.ring.end[b])):
+            self._feed_row(b, states)
+
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's tokens without features through the target again; its cache keeps its contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
@@ -70,8 +82,12 @@ class DFlash(Drafter):
         with row.reopen(fed):
             passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
         for captured in passes:
-            states = [captured.states[tap] for tap in self.block.taps]
-            self._feed(torch.tensor([b], device=seqs.tokens.device), states, torch.tensor([states[0].shape[1]]))
+            self._feed_row(b, captured.states)
+
+    def _feed_row(self, b: int, states: dict[int, Tensor]) -> None:
+        """Append the features of all these states [1,N,d] to one row."""
+        found = [states[tap] for tap in self.block.taps]
+        self._feed(torch.tensor([b], device=self.ring.end.device), found, torch.tensor([found[0].shape[1]]))
 
     def _feed(self, rows: Tensor, states: list[Tensor], count: Tensor) -> None:
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""

@@ -5,7 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core import PAD, Captures, CaptureSpec, DraftLimits, KVCache, Sequences, Tree, Verdict, without
+from longdraft.core import (
+    PAD,
+    Captures,
+    CaptureSpec,
+    DraftLimits,
+    KVCache,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+    without,
+)
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.errors import InputError
@@ -32,10 +43,11 @@ class Eagle(Drafter):
     features are computed from the target's states.
 
     Each of `levels` levels adds the `topk` best children of the `topk` best nodes of the level above, and the best
-    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Before the first draft, and after steps that were not
-    passed to `update`, the target reads the missing tokens again, at most the last `reach`. A node's value is its
-    cumulative log-probability (at a temperature, that of being sampled given the noise), so it never exceeds its
-    parent's. Not for use inside a hierarchy, which verifies under a view.
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). The prefill keeps the states of the prompt's last `reach`
+    tokens. Where it did not, and after steps that were not passed to `update`, the target reads the missing tokens
+    again before a draft, at most the last `reach`. A node's value is its cumulative log-probability (at a temperature,
+    that of being sampled given the noise), so it never exceeds its parent's. Not for use inside a hierarchy, which
+    verifies under a view.
     """
 
     def __init__(
@@ -53,8 +65,11 @@ class Eagle(Drafter):
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(sorted(set(self.layers))))
 
-    def _states(self, captured: Captures) -> Tensor:
-        return self.block.feature(self.target, [captured.states[n] for n in self.layers])
+    def prompt_captures(self) -> PromptSpec:
+        return PromptSpec(self.captures().hidden, self.reach)
+
+    def _features(self, states: dict[int, Tensor]) -> Tensor:
+        return self.block.feature(self.target, [states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
         B, cache = len(seqs.length), seqs.cache
@@ -63,12 +78,15 @@ class Eagle(Drafter):
         self.own = self._whole.first(B)
         self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
         self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
+        for b in range(B):
+            self._take(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self._whole.length[row] = 0
         self.own = self._whole.first(row + 1)
         self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
         self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
+        self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         last = len(seqs.length)
@@ -82,6 +100,12 @@ class Eagle(Drafter):
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
+    def _take(self, seqs: Sequences, b: int) -> None:
+        """Compute the missing pairs of a row if its prefill has kept the states."""
+        first, n = int(self.first[b] + self.own.length[b]), int(seqs.cache.length[b])
+        if states := seqs.states_from(b, first):
+            self._feed(self._features(states), seqs.tokens[b : b + 1, first + 1 : n + 1], slice(b, b + 1), [n - first])
+
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
@@ -90,7 +114,7 @@ class Eagle(Drafter):
         fed = n - int(self.first[b] + self.own.length[b])
         with row.reopen(fed):
             passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
-        features = torch.cat([self._states(captured) for captured in passes], 1)
+        features = torch.cat([self._features(captured.states) for captured in passes], 1)
         self._feed(features, seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
@@ -120,8 +144,8 @@ class Eagle(Drafter):
         return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        states = self._states(captured)
-        features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
+        features = self._features(captured.states)
+        features = features.gather(1, verdict.path[..., None].expand(-1, -1, features.shape[-1]))
         count = seqs.cache.length - self.first - self.own.length  # new tokens of each row; 0 if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
         self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
