@@ -7,7 +7,7 @@ from longdraft.core.capture import Captures, CaptureSpec, PromptSpec
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import ChainDraws, Sampler
-from longdraft.core.sequences import Sequences, shared, without
+from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
 
@@ -31,6 +31,5 @@ __all__ = [
     "is_indexable",
     "match",
     "reject",
-    "shared",
     "without",
 ]

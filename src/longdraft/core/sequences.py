@@ -28,13 +28,6 @@ def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
     return rows[order] if isinstance(rows, Tensor) else [rows[b] for b in order]
 
 
-def shared(a: Tensor, b: Tensor) -> int:
-    """How many first tokens two texts [N] and [M] have in common."""
-    n = min(len(a), len(b))
-    unequal = (a[:n] != b[:n]).nonzero()
-    return int(unequal[0]) if len(unequal) else n
-
-
 @dataclass
 class Sequences(Rows):
     """Between steps length == cache.length + 1: the root's keys and values are not cached yet.
@@ -68,6 +61,18 @@ class Sequences(Rows):
         """{layer: [1,n-first,d]} of the n cached tokens of row b from `first` on; {} unless all of them were kept."""
         count, kept = int(self.cache.length[b]) - first, self.prompt_states.get(b, {})
         return {layer: x[:, -count:] for layer, x in kept.items() if 0 < count <= x.shape[1]}
+
+    def shared(self, before: Tensor | None) -> int:
+        """How many of the only row's first cached tokens are also the first of the text before, its tokens [1,N].
+
+        0 if either is not the only row, and for the same memory, to which a session writes one text after another.
+        """
+        if before is None or before.data_ptr() == self.tokens.data_ptr():
+            return 0
+        if not len(before) == len(self.tokens) == self.capacity == 1:
+            return 0
+        n = min(int(self.cache.length[0]), before.shape[1])
+        return int((before[0, :n] == self.tokens[0, :n]).cumprod(0).sum())
 
     def commit(self, verdict: Verdict) -> Tensor:
         """Commit the accepted keys and values and append the emitted tokens -> how many each row took [B].

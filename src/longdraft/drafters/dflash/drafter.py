@@ -35,6 +35,7 @@ class DFlash(Drafter):
         self.target, self.block, self.window = target, block, window or block.window
         self.shape, self.width = BestPaths(gamma or nodes), 1 if gamma else UNBOUNDED
         self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1
+        self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(self.block.taps))
@@ -44,15 +45,22 @@ class DFlash(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         size = max(min(self.window, seqs.tokens.shape[1]), 1)
-        self.ring = FeatureRing(self.block, size, (seqs.cache.length - size).clamp(min=0))
+        shared, self._text = seqs.shared(self._text), seqs.tokens
+        if shared:
+            self.ring.rewind(torch.full_like(self.ring.end, shared))
+            self.ring = self.ring.resized(self.block, size)
+        else:
+            self.ring = FeatureRing(self.block, size, (seqs.cache.length - size).clamp(min=0))
         for b in range(len(seqs.length)):
             self._take(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
+        self._text = None
         self.ring.enter(max(int(seqs.cache.length[row]) - self.ring.size, 0))
         self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
+        self._text = None
         self.ring.leave(row)
 
     def rewind(self, seqs: Sequences) -> None:
@@ -68,17 +76,22 @@ class DFlash(Drafter):
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
+    def _missing(self, seqs: Sequences, b: int) -> int:
+        """The first position that a row lacks; a row that lacks more than the ring holds begins anew."""
+        low = int(seqs.cache.length[b]) - self.ring.size
+        if low > int(self.ring.end[b]):
+            self.ring.restart(b, low)
+        return int(self.ring.end[b])
+
     def _take(self, seqs: Sequences, b: int) -> None:
         """Compute the missing features of a row if its prefill has kept the states."""
-        if states := seqs.states_from(b, int(self.ring.end[b])):
+        if states := seqs.states_from(b, self._missing(seqs, b)):
             self._feed_row(b, states)
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's tokens without features through the target again; its cache keeps its contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
-        if n - int(self.ring.end[b]) > self.ring.size:
-            self.ring.restart(b, n - self.ring.size)
-        fed = n - int(self.ring.end[b])
+        fed = n - self._missing(seqs, b)
         with row.reopen(fed):
             passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
         for captured in passes:

@@ -61,6 +61,7 @@ class Eagle(Drafter):
         self.topk, self.levels, self.nodes = topk, levels, nodes
         self.max_depth = min(levels + 1, nodes - 1)
         self.layers = block.captured_layers(target.config.num_hidden_layers)
+        self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(sorted(set(self.layers))))
@@ -72,24 +73,43 @@ class Eagle(Drafter):
         return self.block.feature(self.target, [states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
+        shared, self._text = seqs.shared(self._text), seqs.tokens
+        if not self._continue(seqs, shared):
+            self._begin(seqs)
+        for b in range(len(seqs.length)):
+            self._take(seqs, b)
+
+    def _continue(self, seqs: Sequences, shared: int) -> bool:
+        """Keep the pairs within `reach` of the first `shared` tokens of the text before; False if there are none."""
+        if shared < 2:
+            return False
+        first, n = int(self.first[0]), int(seqs.cache.length[0])
+        low, end = max(first, n - self.reach), min(first + int(self.own.length[0]), shared - 1)
+        if low >= end:
+            return False
+        k, v = (x[None, :, low - first : end - first].clone() for x in self.own.read(0, 0))
+        self.own.write(0, k, v, [0])
+        self.first[0], self.own.length[0] = low, end - low
+        return True
+
+    def _begin(self, seqs: Sequences) -> None:
+        """No pairs yet."""
         B, cache = len(seqs.length), seqs.cache
         room = seqs.tokens.shape[1] - max(min(cache.length.tolist(), default=0) - self.reach, 0)
         self._whole = KVCache(seqs.capacity, room + self.topk * self.levels, cache.length.device)
         self.own = self._whole.first(B)
         self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
         self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
-        for b in range(B):
-            self._take(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        self._whole.length[row] = 0
+        self._whole.length[row], self._text = 0, None
         self.own = self._whole.first(row + 1)
         self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
         self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
         self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        last = len(seqs.length)
+        last, self._text = len(seqs.length), None
         if row != last:
             self._whole.move(last, row)
         self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
