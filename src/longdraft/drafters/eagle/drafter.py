@@ -60,7 +60,7 @@ class Eagle(Drafter):
         self.target, self.block, self.reach = target, block, reach
         self.topk, self.levels, self.nodes = topk, levels, nodes
         self.max_depth = min(levels + 1, nodes - 1)
-        self.layers = block.captured_layers(target.config.num_hidden_layers)
+        self.layers, self.tokens = block.captured_layers(target.config.num_hidden_layers), block.tokens
         self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
@@ -194,15 +194,25 @@ class Eagle(Drafter):
                 mask = small.mask[:, start:, 1:]
                 output = self.block(feature, self._embed(token), position, mask, self.own, start - 1)
                 outputs = torch.cat([outputs, output], 1)
-            scores = seqs.sampler.scores(self.block.scores(self.target, output), small, seqs, start).log_softmax(-1)
-            best = scores.topk(topk, -1)
-            new = (value.gather(1, here)[..., None] + best.values).flatten(1)
-            first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), best.indices.flatten(1))
+            chances, tokens = self._children(output, small, seqs, start, topk)
+            new = (value.gather(1, here)[..., None] + chances).flatten(1)
+            first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), tokens.flatten(1))
             value = torch.cat([value, new], 1)
             here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
         if topk < self.topk:  # a level may not be wider than the nodes that were run
             return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
         return self._best(tree, value)
+
+    def _children(self, output: Tensor, tree: Tree, seqs: Sequences, start: int, topk: int) -> tuple[Tensor, Tensor]:
+        """The best children of nodes [start, size): their log-probabilities and tokens [B,W,topk]."""
+        if self.tokens is None or not seqs.sampler.bare:
+            logits = self.block.scores(self.target, output)
+            best = seqs.sampler.scores(logits, tree, seqs, start).log_softmax(-1).topk(topk, -1)
+            return best.values, best.indices
+        logits = self.block.known_scores(self.target, output)  # a vocabulary of the target's size takes longer
+        scores = seqs.sampler.scores(logits, tree, seqs, start, tokens=self.tokens)
+        best = scores.log_softmax(-1).topk(topk, -1)
+        return best.values, self.tokens[best.indices]
 
     def _best(self, tree: Tree, value: Tensor) -> Tree:
         """The root and the best other nodes; a stable sort puts a parent before a child of equal value."""
