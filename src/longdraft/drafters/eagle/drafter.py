@@ -198,10 +198,20 @@ class Eagle(Drafter):
             new = (value.gather(1, here)[..., None] + chances).flatten(1)
             first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), tokens.flatten(1))
             value = torch.cat([value, new], 1)
-            here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
+            best = new.topk(min(topk, new.shape[1]))
+            here = first + best.indices.sort(-1).values
+            if topk == self.topk and self._complete(value, best.values):
+                break
         if topk < self.topk:  # a level may not be wider than the nodes that were run
             return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
         return self._best(tree, value)
+
+    def _complete(self, value: Tensor, newest: Tensor) -> bool:
+        """Whether no child of the newest level's best nodes can be chosen: none is worth more than its parent."""
+        if value.shape[1] <= self.nodes:
+            return False
+        least = value[:, 1:].topk(self.nodes - 1).values[:, -1]
+        return bool((newest[:, 0] < least).all())
 
     def _children(self, output: Tensor, tree: Tree, seqs: Sequences, start: int, topk: int) -> tuple[Tensor, Tensor]:
         """The best children of nodes [start, size): their log-probabilities and tokens [B,W,topk]."""
