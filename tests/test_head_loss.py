@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from structure import close
 
+from longdraft import InputError
 from longdraft.training import losses
 from longdraft.training.frozen import Frozen
 from longdraft.training.rows import IGNORE
@@ -53,3 +54,15 @@ def test_a_head_that_is_more_than_a_matrix_is_noticed():
     capped = Frozen(tiny.target("gemma2-softcap"))
     x, wanted = torch.randn(5, 64, requires_grad=True), torch.arange(5)
     close(capped.head_loss(x, wanted).detach(), F.cross_entropy(capped.lm.project(x), wanted).detach(), 1e-5)
+
+
+def test_a_loss_over_some_tokens_is_that_of_their_rows():
+    lm, some = tiny.target("llama"), torch.tensor([2, 5, 11, 40])
+    x, wanted = torch.randn(6, 64, requires_grad=True), torch.tensor([5, 2, 7, 40, IGNORE, 11])  # 7 is not one of them
+    rows = lm.hf.get_output_embeddings().weight[some]
+    want = F.cross_entropy(x @ rows.T, torch.tensor([1, 0, IGNORE, 3, IGNORE, 2]), ignore_index=IGNORE)
+    close(Frozen(lm).head_loss(x, wanted, some).detach(), want.detach(), 1e-5)
+    law = F.cross_entropy(x @ rows.T, (x.detach().flip(0) @ rows.T).softmax(-1))
+    close(Frozen(lm).distribution_loss(x, x.detach().flip(0), some).detach(), law.detach(), 1e-5)
+    with pytest.raises(InputError, match="leave out vocab"):
+        Frozen(tiny.target("cohere2")).head_loss(x, wanted, some)

@@ -75,9 +75,22 @@ def test_options_come_back(tmp_path):
     KINDS["glide"].save(block, tmp_path / "g", LM, {})
     back = KINDS["glide"].load(str(tmp_path / "g"), LM)
     assert (back.window, back.with_norm) == (9, True)
+    some = Glide(LM, vocab=30)
+    some.vocabulary.tokens.mul_(3)
+    KINDS["glide"].save(some, tmp_path / "s", LM, {})
+    assert KINDS["glide"].load(str(tmp_path / "s"), LM).vocabulary.tokens.tolist() == list(range(0, 90, 3))
     heads = MedusaHeads(64, 2, torch.randn(2, 96, 64))
     KINDS["medusa"].save(heads, tmp_path / "m", LM, {})
     assert equal(heads, KINDS["medusa"].load(str(tmp_path / "m"), LM))
+
+
+@pytest.mark.parametrize("wrong", [[5, 3, 7], [3, 3, 7], [3, 5, 96], [-1, 3, 5]])
+def test_draft_tokens_that_are_none_are_refused(tmp_path, wrong):
+    block = Glide(LM, vocab=3)
+    block.vocabulary.tokens.copy_(torch.tensor(wrong))
+    KINDS["glide"].save(block, tmp_path / "s", LM, {})
+    with pytest.raises(InputError, match="draft tokens"):
+        KINDS["glide"].load(str(tmp_path / "s"), LM)
 
 
 def test_the_layout_is_that_of_speculators(folder):

@@ -72,7 +72,7 @@ BAD = {
     "glide --out o -m tiny --text empty.txt --length 32": "no readable text",
     "glide --out o -m tiny --text long.txt --length 16": "tokens to train on",
     "medusa --out o -m tiny --text corpus.txt --length 32 --resume": "no checkpoint there",
-    "budget --out o -m tiny --text corpus.txt --length 32": "small=FOLDER",
+    "budget --out o -m tiny --text corpus.txt --length 32 -o width=20": "multiple of 16",
     "dflash --out o -m tiny --text corpus.txt --length 32 -o slots=1": "from 2 to 64",
     "eagle --out o -m nothing --text corpus.txt": "no config.json",
 }
@@ -105,6 +105,38 @@ def test_a_run_ends_when_acceptance_no_longer_rises():
 
     assert not stale(looks(1.0, 1.0, 1.0), 0) and not stale(looks(1.0, 0.9), 2)
     assert stale(looks(1.0, 1.2, 1.1, 1.2), 2) and not stale(looks(1.0, 1.2, 1.1, 1.3), 2)
+
+
+def test_a_small_model_of_its_own(cli, record, tmp_path):
+    """Without -o small, BudgetDraft's model is new: as wide as asked for, and with the target's embeddings reduced.
+
+    Its input and output matrices are one, in a checkpoint too.
+    """
+    line = f"budget {QUICK} -o tail=31 -o width=32 -o layers=1 -o labels=text -o share=0 --steps 4".split()
+    assert cli("train", *line, "--out", str(tmp_path / "whole"))[0] == 0
+    assert cli("train", *line, "--out", str(tmp_path / "parts"), "--stop-at", "2")[0] == 0
+    assert (
+        cli("train", *line, "--out", str(tmp_path / "parts"), "--resume")[0] == 0
+    )  # tied matrices are in a checkpoint
+    assert losses(f"{tmp_path}/parts.run") == losses(f"{tmp_path}/whole.run")
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"], config["tie_word_embeddings"]) == (32, 1, True)
+    found = record("--prompt-file", "a.txt", "--method", "sd", "--drafter", str(tmp_path / "whole"), "--compare")
+    assert found["equal"]
+
+
+@pytest.mark.parametrize(("kind", "method"), [("glide", "longspec"), ("heads", "tokenswift"), ("medusa", "medusa")])
+def test_a_drafter_with_some_of_the_tokens(cli, record, tmp_path, kind, method):
+    """They are the text's most frequent ones, and are stored as their numbers."""
+    line = f"{kind} {QUICK} -o vocab=20 --steps 3".split()
+    assert cli("train", *line, "--out", str(tmp_path / "d"))[0] == 0
+    weights = load_file(tmp_path / "d" / "model.safetensors")
+    tokens = weights["vocabulary.tokens"]
+    text = np.load(tmp_path / "d.run" / "data" / "train" / "tokens.npy")
+    counts = np.bincount(text)
+    assert len(tokens) == 20 and counts[tokens].min() >= np.delete(counts, tokens).max()
+    found = record("--prompt-file", "a.txt", "--method", method, "--drafter", str(tmp_path / "d"), "--compare")
+    assert found["equal"]
 
 
 def test_a_run_begins_with_a_drafters_weights(cli, tmp_path):

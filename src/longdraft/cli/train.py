@@ -26,6 +26,7 @@ from longdraft.training.kept_states import KeptStates
 from longdraft.training.processes import joined, spread
 from longdraft.training.run import corpora, finish
 from longdraft.training.run import train as run_training
+from longdraft.training.turns import Turns
 
 Option = Annotated[list[str], typer.Option("-o", "--option", help="What to train for, as key=value; repeatable.")]
 Patience = Annotated[int, typer.Option(min=0, help="Evaluations without improvement before training stops (0: never).")]
@@ -33,6 +34,10 @@ Patience = Annotated[int, typer.Option(min=0, help="Evaluations without improvem
 States = Annotated[
     Path | None,
     typer.Option(help="Keep the target's states in this folder; rows then begin at multiples of their length."),
+]
+
+Answers = Annotated[
+    bool, typer.Option("--answers", help="Learn only what the model answers in conversations, not what it is asked.")
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
@@ -105,6 +110,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         shared: Annotated[bool, typer.Option("--spread", help="Divide the target's layers among processes.")] = False,
         patience: Patience = 0,
         states: States = None,
+        answers: Answers = False,
     ) -> None:
         quiet(run.threads or None)
         team = joined()
@@ -113,7 +119,9 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         lm, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None, rope, weights)
         if shared:
             spread(lm, team)
-        frozen, folder = KeptStates(lm, states) if states else Frozen(lm), work or out.with_name(out.name + ".run")
+        turns = Turns.of(tokenizer) if answers else None
+        frozen = KeptStates(lm, states, turns) if states else Frozen(lm, turns)
+        folder = work or out.with_name(out.name + ".run")
         stages = stage or [f"{length}:{steps}"]
         settings = run.settings(stages, lm.positions, folder, patience=patience, parts=accumulate, team=team)
         sources = data.Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
@@ -126,6 +134,8 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         module_name, function = training.objective.split(":")
         objective_of = getattr(import_module(module_name), function)
         options = dict(read(f"train {training.command}", declared(objective_of), pairs(option), text=True))
+        if answers and options.get("labels", "target") != "target":
+            raise InputError(f"--answers needs -o labels=target, not {options['labels']}: leave one of them out")
         objective = objective_of(frozen, corpus, **options)
         module = objective.module.to(lm.device)
         if start is not None:

@@ -20,7 +20,8 @@ def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: in
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        save_file({k: v.contiguous() for k, v in model.state_dict().items()}, draft / "model.safetensors")
+        weights, first = model.state_dict(), _first_names(model)
+        save_file({k: weights[k].contiguous() for k in set(first.values())}, draft / "model.safetensors")
         torch.save([o.state_dict() for o in optimisers], draft / "optimisers.pt")
         (draft / "state.json").write_text(json.dumps({**state, "step": step}))
         shutil.rmtree(final, ignore_errors=True)
@@ -31,6 +32,12 @@ def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: in
     for old in listed(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def _first_names(model) -> dict[str, str]:
+    """Of each tensor's name, the first name of the same tensor: tied matrices are written once."""
+    names: dict[tuple, str] = {}
+    return {k: names.setdefault((v.data_ptr(), v.shape), k) for k, v in model.state_dict().items()}
 
 
 def listed(folder: Path) -> list[Path]:
@@ -52,7 +59,8 @@ def load(path: Path, model, optimisers: list) -> dict:
         state = parse((path / "state.json").read_text())
         if not isinstance(state, dict):
             raise ValueError("state.json is not a JSON object")
-        model.load_state_dict(load_file(path / "model.safetensors"))
+        weights = load_file(path / "model.safetensors")
+        model.load_state_dict({k: weights[first] for k, first in _first_names(model).items()})
         if optimisers:
             saved = torch.load(path / "optimisers.pt", weights_only=True)
             for optimiser, its_state in zip(optimisers, saved, strict=True):

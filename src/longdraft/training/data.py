@@ -68,6 +68,11 @@ class Corpus:
         """Tokens of this kind of text."""
         return int(np.diff(self.groups)[np.asarray(self.kinds) == kind].sum())
 
+    def frequent(self, count: int, vocab: int) -> np.ndarray:
+        """The `count` most frequent of the tokens 0..vocab-1, ascending."""
+        found = np.bincount(np.asarray(self.tokens), minlength=vocab)[:vocab]
+        return np.sort(np.argsort(-found, kind="stable")[:count])
+
 
 @dataclass(frozen=True)
 class Sources:

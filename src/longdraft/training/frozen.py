@@ -14,8 +14,11 @@ from transformers import DynamicCache
 
 from longdraft.backends.architecture import NAME
 from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training import losses
+from longdraft.training.rows import IGNORE
+from longdraft.training.turns import Turns
 
 Labels = Literal["target", "text"]  # what a drafter is trained to predict: the target's predictions, or the text
 
@@ -44,10 +47,13 @@ def whole_rows(lm: LM) -> Iterator[None]:
 
 
 class Frozen:
-    """The target's weights never change, and gradients pass through its head only."""
+    """The target's weights never change, and gradients pass through its head only.
 
-    def __init__(self, lm: LM):
-        self.lm, self.last = lm, lm.config.num_hidden_layers
+    turns: predictions of tokens that are not in an answer are IGNORE; None: all predictions count.
+    """
+
+    def __init__(self, lm: LM, turns: Turns | None = None):
+        self.lm, self.last, self.turns = lm, lm.config.num_hidden_layers, turns
         lm.hf.requires_grad_(False)
         self.matrix = self._plain_head()
 
@@ -59,7 +65,6 @@ class Frozen:
         plain = F.linear(some, head).float()
         return head if torch.allclose(self.lm.project(some).float(), plain, rtol=0.02, atol=1e-4) else None
 
-    @torch.no_grad()
     def read(
         self,
         tokens: Tensor,
@@ -72,6 +77,16 @@ class Frozen:
 
         predict: its predictions too.
         """
+        found = self.compute(tokens, position, states, layer, predict)
+        if predict and self.turns is not None:
+            found.predicted = found.predicted.where(self.turns.answers(tokens), IGNORE)
+        return found
+
+    @torch.no_grad()
+    def compute(
+        self, tokens: Tensor, position: Tensor | None, states: Sequence[int], layer: int | None, predict: bool
+    ) -> TargetStates:
+        """As `read`, with all predictions."""
         wanted = sorted({*states, self.last} if predict else states)
         captured, cache = Captures(CaptureSpec(hidden=tuple(wanted))), DynamicCache()
         with whole_rows(self.lm), self.lm.architecture.capturing(captured):
@@ -97,22 +112,39 @@ class Frozen:
         found = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(losses.chunk_rows(self.lm.vocab))]
         return torch.cat(found).view(state.shape[:-1])
 
-    def head_loss(self, normed: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE."""
+    def head_loss(self, normed: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE.
+
+        tokens: those that the drafter can draft; other labels are ignored too.
+        """
+        normed, labels = normed[labels != IGNORE], labels[labels != IGNORE]
+        if tokens is not None:
+            return losses.by_matrix(normed, self._rows(tokens), losses.draft_ids(labels, tokens, self.lm.vocab))
         if self.matrix is not None:
             return losses.by_matrix(normed, self.matrix, labels)
         return losses.by_function(normed, self.lm.project, labels, self.lm.vocab)
 
-    def distribution_loss(self, normed: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's normed states [N,d]."""
+    def distribution_loss(self, normed: Tensor, targets: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of the head on normed [N,d] with its distribution on the target's normed states [N,d].
+
+        tokens: those that the drafter can draft; both distributions are over these.
+        """
+        if tokens is not None:
+            return losses.distribution_by_matrix(normed, self._rows(tokens), targets)
         if self.matrix is not None:
             return losses.distribution_by_matrix(normed, self.matrix, targets)
         return losses.distribution_by_function(normed, self.lm.project, targets, self.lm.vocab)
 
+    def _rows(self, tokens: Tensor) -> Tensor:
+        """The head's rows [count,d] for these tokens. Raises InputError if the head is not one matrix."""
+        if self.matrix is None:
+            raise InputError("this model scales or caps its output, so a drafter needs all its tokens: leave out vocab")
+        return self.matrix[tokens]
+
 
 def matches(found: Tensor, wanted: Tensor) -> float:
-    """The share of equal tokens; 0 if there are no tokens."""
-    return float((found == wanted).float().sum() / max(found.numel(), 1))
+    """The share of equal tokens where one is wanted (not IGNORE); 0 if there are none."""
+    return float((found == wanted).float().sum() / (wanted != IGNORE).sum().clamp(min=1))
 
 
 def implied_length(shares: Sequence[float]) -> float:

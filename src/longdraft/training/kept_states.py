@@ -15,27 +15,23 @@ from torch import Tensor
 
 from longdraft.models.lm import LM, fingerprint
 from longdraft.training.frozen import Frozen, TargetStates
+from longdraft.training.turns import Turns
 
 
 class KeptStates(Frozen):
-    """`read` returns what Frozen.read returns; each row's states are in a file named after all that they depend on.
+    """`compute` returns what Frozen's returns; each row's states are in a file named after all that they depend on.
 
     A row that is not there yet, or whose file is damaged, is computed and written.
     """
 
-    def __init__(self, lm: LM, folder: Path):
-        super().__init__(lm)
+    def __init__(self, lm: LM, folder: Path, turns: Turns | None = None):
+        super().__init__(lm, turns)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._target = folder, repr(sorted(fingerprint(lm).items())) + str(lm.dtype)
 
     @torch.no_grad()
-    def read(
-        self,
-        tokens: Tensor,
-        position: Tensor | None = None,
-        states: Sequence[int] = (),
-        layer: int | None = None,
-        predict: bool = False,
+    def compute(
+        self, tokens: Tensor, position: Tensor | None, states: Sequence[int], layer: int | None, predict: bool
     ) -> TargetStates:
         found = []
         for b, row in enumerate(tokens):
@@ -44,7 +40,7 @@ class KeptStates(Frozen):
             file = self.folder / f"{hashlib.sha256((self._target + repr(given)).encode()).hexdigest()}.safetensors"
             kept = _load(file)
             if kept is None:
-                kept = _packed(super().read(row[None], where, states, layer, predict))
+                kept = _packed(super().compute(row[None], where, states, layer, predict))
                 _save(kept, file)
             found.append(kept)
         rows = {name: torch.cat([kept[name] for kept in found]).to(tokens.device) for name in found[0]}

@@ -94,5 +94,12 @@ def _in_chunks(one: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vo
     return torch.stack([checkpoint(one, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
 
 
+def draft_ids(wanted: Tensor, tokens: Tensor, vocab: int) -> Tensor:
+    """The target's tokens as indices of a draft vocabulary, tokens [count]; IGNORE for tokens that are not in it."""
+    index = torch.full((vocab,), IGNORE, device=wanted.device)
+    index[tokens] = torch.arange(len(tokens), device=wanted.device)
+    return torch.where(wanted >= 0, index[wanted.clamp(min=0)], wanted)
+
+
 def _counted(labels: Tensor) -> Tensor:
     return (labels != IGNORE).sum().clamp(min=1)

@@ -30,10 +30,13 @@ class NativeBlock:
         own = layer(RING, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
         cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
         self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
+        head, tokens = whole.head, None
+        if block.vocabulary is not None:
+            head, tokens = pins.linear(block.vocabulary.linear(block.host.target)), pins.raw(block.vocabulary.tokens)
         self.model = native.Model(
             2, whole.width, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
             block.gate_proj.out_features, whole.vocab, whole.frequencies, block.self_norm.eps, block.host.dim**-0.5,
-            whole.rope_scale, whole.inv_freq, whole.embed, whole.head, whole.norm if block.with_norm else None,
+            whole.rope_scale, whole.inv_freq, whole.embed, head, tokens, whole.norm if block.with_norm else None,
             self.layers,
         )  # fmt: skip
 

@@ -66,7 +66,7 @@ class NativeStep:
             c.num_attention_heads // c.num_key_value_heads, attention.head_dim, c.intermediate_size, c.vocab_size,
             len(model.rotary_emb.inv_freq), c.rms_norm_eps, attention.scaling, model.rotary_emb.attention_scaling,
             self._pins.float(model.rotary_emb.inv_freq), self._pins.raw(model.embed_tokens.weight),
-            self._pins.linear(hf.lm_head), self._pins.float(model.norm.weight), layers,
+            self._pins.linear(hf.lm_head), None, self._pins.float(model.norm.weight), layers,
         )  # fmt: skip
         self.work, self.lock = self.lib.longdraft_new(), Lock()
 

@@ -14,7 +14,7 @@ from longdraft.drafters.eagle.block import Eagle3Block
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, Labels, matches
-from longdraft.training.losses import by_function
+from longdraft.training.losses import by_function, draft_ids
 from longdraft.training.rows import IGNORE
 
 DECAY = 0.8  # weight of each depth relative to the previous one
@@ -55,15 +55,10 @@ class EagleObjective:
             feature = F.pad(outputs[-1][:, :-1], (0, 0, 1, 0))
         return outputs, wanted
 
-    def _draft_ids(self, wanted: Tensor) -> Tensor:
-        """The target's tokens as draft tokens; IGNORE for those that the drafter does not have."""
-        index = torch.full((self.frozen.lm.vocab,), IGNORE, device=wanted.device)
-        index[self.module.tokens] = torch.arange(self.module.known, device=wanted.device)
-        return torch.where(wanted >= 0, index[wanted.clamp(min=0)], wanted)
-
     def loss(self, tokens: Tensor, rng: np.random.Generator) -> Tensor:
         outputs, wanted = self._outputs(tokens)
-        labels, total = self._draft_ids(wanted), outputs[0].new_zeros((), dtype=torch.float32)
+        labels = draft_ids(wanted, self.module.tokens, self.frozen.lm.vocab)
+        total = outputs[0].new_zeros((), dtype=torch.float32)
         for i, output in enumerate(outputs):
             some = by_function(output[:, i:].flatten(0, 1), self._head, labels[:, i:].flatten(), self.module.known)
             total = total + DECAY**i * some
@@ -106,8 +101,7 @@ def over_depths(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 def layer_for(target: LM, corpus: Corpus, vocab: int) -> Eagle3Block:
     """A new layer whose head has the `vocab` most frequent tokens of the text, initialised with the target's rows."""
     block = Eagle3Block(target.config, vocab)
-    counts = np.bincount(np.asarray(corpus.tokens), minlength=target.vocab)[: target.vocab]
-    tokens = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: block.known]).copy())
+    tokens = torch.from_numpy(corpus.frequent(block.known, target.vocab))
     block.d2t.copy_(tokens - torch.arange(block.known))
     with torch.no_grad():
         block.head.weight.copy_(target.hf.get_output_embeddings().weight[tokens].float())

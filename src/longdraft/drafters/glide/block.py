@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core.tree import Tree
+from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -79,13 +80,15 @@ class Glide(nn.Module):
     z = c + SwiGLU(N3(c)),  c = s + Oc Cross(Qc N2(s)),  s = e + Os Self(Qs N1(e), Ks N1(e), Vs N1(e)),  e = E[token].
     Self attends to a node's ancestors up to `window` positions back; Cross attends to the cached keys and values of one
     of the target's layers. The caller provides both: from a drafter's ring, or with a trainer's masks. Logits are G z,
-    or G N(z) with_norm, where G is the target's output matrix and N its final norm.
+    or G N(z) with_norm, where G is the target's output matrix and N its final norm. vocab: the number of tokens that it
+    can draft (0: all).
     """
 
-    def __init__(self, target: LM, window: int = 512, with_norm: bool = False):
+    def __init__(self, target: LM, window: int = 512, with_norm: bool = False, vocab: int = 0):
         super().__init__()
         host, c = Host(target), target.config
         self.host, self.window, self.with_norm = host, window, with_norm
+        self.vocabulary = draft_vocabulary(target, vocab)
         d, mlp, eps = c.hidden_size, c.intermediate_size, float(getattr(c, "rms_norm_eps", None) or 1e-6)
         self.heads = c.num_attention_heads
         self.self_norm, self.cross_norm, self.mlp_norm = (nn.RMSNorm(d, eps) for _ in range(3))
@@ -136,7 +139,7 @@ class Glide(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """[B,W,d] -> logits [B,W,V] of the target's output matrix, after its final norm if with_norm."""
         target = self.host.target
-        return target.head(hidden) if self.with_norm else target.project(hidden)
+        return draft_logits(target, self.vocabulary, target.norm(hidden) if self.with_norm else hidden)
 
     def forward(self, tokens: Tensor, position: Tensor, own: Own, cross: Cross) -> Tensor:
         """tokens, position [B,W] -> logits [B,W,V]."""

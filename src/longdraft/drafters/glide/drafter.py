@@ -14,7 +14,8 @@ from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVVie
 from longdraft.drafters.base import UnderView, beam
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.marginals import BestPaths
-from longdraft.models.memory_traffic import head_size, keys_read, size_of
+from longdraft.drafters.vocabulary import read_for_logits
+from longdraft.models.memory_traffic import keys_read, size_of
 from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
 
@@ -126,7 +127,7 @@ class GlideDrafter(UnderView):
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         keys = keys_read(self.target, seqs.cache, self.policy.seen, [self.block.host.layer])
-        return depth * (size_of(self.block) + head_size(self.target) + keys)
+        return depth * (size_of(self.block) + read_for_logits(self.target, self.block.vocabulary) + keys)
 
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)

@@ -32,8 +32,8 @@ def _read(source: Released, target: LM) -> Glide | None:
     return source.fill(block, renamed(block, NAMES), TABLES | dropped)
 
 
-def _build(target: LM, window: int = 512, with_norm: bool = False) -> Glide:
-    return Glide(target, window, with_norm)
+def _build(target: LM, window: int = 512, with_norm: bool = False, vocab: int = 0) -> Glide:
+    return Glide(target, window, with_norm, vocab)
 
 
 GLIDE = ModuleKind(
@@ -41,7 +41,11 @@ GLIDE = ModuleKind(
     title="a GLIDE block of LongSpec",
     weights=Glide,
     random=random_glide,
-    options_of=lambda block: {"window": block.window, "with_norm": block.with_norm},
+    options_of=lambda block: {
+        "window": block.window,
+        "with_norm": block.with_norm,
+        "vocab": len(block.vocabulary or ()),
+    },
     build=_build,
     importer=_read,
     training=Training(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.glide.block import Glide
+from longdraft.drafters.vocabulary import choose_tokens
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, TargetStates, matches
 
@@ -33,6 +34,10 @@ class GlideObjective:
     lags: int = 5
     anchors: int = 4
     reach: int = 32768
+
+    @property
+    def _known(self) -> Tensor | None:
+        return None if self.module.vocabulary is None else self.module.vocabulary.tokens
 
     def _read(self, tokens: Tensor, position: Tensor) -> TargetStates:
         states = [self.frozen.last] if self.labels == "law" else []
@@ -64,9 +69,9 @@ class GlideObjective:
         z = self.hidden(given, position, seen, lag)
         normed = (norm(z) if self.module.with_norm else z).flatten(0, 1)
         if self.labels == "law":
-            return self.frozen.distribution_loss(normed, norm(seen.states[last]).flatten(0, 1))
+            return self.frozen.distribution_loss(normed, norm(seen.states[last]).flatten(0, 1), self._known)
         wanted = seen.predicted if self.labels == "target" else after
-        return self.frozen.head_loss(normed, wanted.flatten())
+        return self.frozen.head_loss(normed, wanted.flatten(), self._known)
 
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]
@@ -115,7 +120,11 @@ def objective(
     anchors: NotNegative = 4,
     window: Positive = 512,
     norm: NotNegative = 1,
+    vocab: NotNegative = 0,
 ) -> GlideObjective:
     """labels=law: the target's distribution. lags=1: no flash noisy training. anchors=0: no anchor-offset indices.
-    norm=0: without the target's final norm, as published."""
-    return GlideObjective(frozen, Glide(frozen.lm, window, with_norm=bool(norm)), labels, lags, anchors)
+    norm=0: without the target's final norm, as published. vocab: draft this many of the text's most frequent tokens
+    only (0: all)."""
+    block = Glide(frozen.lm, window, bool(norm), vocab)
+    choose_tokens(block.vocabulary, corpus)
+    return GlideObjective(frozen, block, labels, lags, anchors)

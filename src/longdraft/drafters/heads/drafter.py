@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import TypeVar
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.drafters.base import Drafter, UnderView
 from longdraft.drafters.marginals import BestPaths
+from longdraft.drafters.vocabulary import DraftVocabulary, draft_logits, read_for_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import bytes_read, head_size, size_of
+from longdraft.models.memory_traffic import bytes_read, size_of
 from longdraft.views.base import Policy
 
 NODES = 1024
@@ -66,8 +68,9 @@ class ChainedHeads(nn.Module):
     at zero, so an untrained head predicts from h_0 alone.
     """
 
-    def __init__(self, dim: int, heads: int = 3, eps: float = 1e-6):
+    def __init__(self, dim: int, heads: int = 3, eps: float = 1e-6, vocabulary: DraftVocabulary | None = None):
         super().__init__()
+        self.vocabulary = vocabulary
         self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
         self.norm_in, self.norm_out = (nn.Parameter(torch.ones(heads, dim)) for _ in range(2))
         self.eps = eps
@@ -87,11 +90,13 @@ class ChainedHeads(nn.Module):
 class MedusaHeads(nn.Module):
     """Each head reads only the target's normed state: h + SiLU(Wh + b), then an output matrix (Medusa sec. 2.1).
 
-    W and b start at zero, as published. own: the heads' output matrices [heads,V,d]; None: they use the target's.
+    W and b start at zero, as published. own: the heads' output matrices [heads,V,d]; None: they use the target's, or
+    its rows for the vocabulary.
     """
 
-    def __init__(self, dim: int, heads: int = 4, own: Tensor | None = None):
+    def __init__(self, dim: int, heads: int = 4, own: Tensor | None = None, vocabulary: DraftVocabulary | None = None):
         super().__init__()
+        self.vocabulary = vocabulary
         self.weight, self.bias = nn.Parameter(torch.zeros(heads, dim, dim)), nn.Parameter(torch.zeros(heads, dim))
         self.out = None if own is None else nn.Parameter(own)
 
@@ -114,11 +119,12 @@ class Heads(UnderView):
             raise InputError(f"{len(widths)} widths are given; {drafted}")
         super().__init__(target, policy, widths)
         self.module, self.counts = module, cartesian(widths)
+        self.project = partial(draft_logits, target, module.vocabulary)
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         """The same at any depth: one pass of the target, then all heads at once."""
         first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
-        return first + size_of(self.module) + head_size(self.target)
+        return first + size_of(self.module) + read_for_logits(self.target, self.module.vocabulary)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth:
@@ -126,7 +132,7 @@ class Heads(UnderView):
         last = self.target.config.num_hidden_layers
         captured = Captures(CaptureSpec(hidden=(last,)))
         first = self.target(tree, seqs.cache, view=self.policy.view(seqs.cache), captured=captured)
-        later = self.module(captured.states[last][:, -1], self.target.project)
+        later = self.module(captured.states[last][:, -1], self.project)
         return add_product(tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs, limits)
 
 
@@ -135,6 +141,7 @@ class Medusa(Drafter):
 
     def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):
         self.target, self.module, self.shape = target, module, shape
+        self.project = partial(draft_logits, target, module.vocabulary)
         if isinstance(shape, BestPaths):
             self.max_depth, self.is_chain = min(len(module), shape.nodes), shape.nodes == 1
         elif len(shape) > len(module):
@@ -154,7 +161,8 @@ class Medusa(Drafter):
 
     def reads(self, seqs: Sequences, depth: int) -> float:
         """The same at any depth: all heads at once."""
-        return size_of(self.module) + (head_size(self.target) if self.module.out is None else 0)
+        used = read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0
+        return size_of(self.module) + used
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         states = captured.states[self._last]
@@ -164,7 +172,7 @@ class Medusa(Drafter):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth or self._state is None:
             return tree
-        logits = self.module(self.target.norm(self._state), self.target.project).float()
+        logits = self.module(self.target.norm(self._state), self.project).float()
         if isinstance(self.shape, BestPaths):
             return self.shape.add(tree, logits, seqs, limits)
         return add_product(tree, logits, self.shape, seqs, limits)

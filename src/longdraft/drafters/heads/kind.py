@@ -10,6 +10,7 @@ from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads, random_heads, random_medusa
 from longdraft.drafters.kind import Training
 from longdraft.drafters.released import BODY, TABLES, Names, Released
+from longdraft.drafters.vocabulary import draft_vocabulary
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -18,13 +19,13 @@ MEDUSA_NAME = re.compile(r"(medusa_head\.|heads\.|)(\d+)\.0\.linear\.weight")
 NAMES = {"weight": "linear", "norm_in": "input_layernorm", "norm_out": "post_layernorm"}
 
 
-def _build_chained(target: LM, heads: int = 3, eps: float = 1e-6) -> ChainedHeads:
-    return ChainedHeads(target.config.hidden_size, heads, eps)
+def _build_chained(target: LM, heads: int = 3, eps: float = 1e-6, vocab: int = 0) -> ChainedHeads:
+    return ChainedHeads(target.config.hidden_size, heads, eps, draft_vocabulary(target, vocab))
 
 
-def _build_medusa(target: LM, heads: int, own: bool) -> MedusaHeads:
+def _build_medusa(target: LM, heads: int, own: bool, vocab: int = 0) -> MedusaHeads:
     d = target.config.hidden_size
-    return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None)
+    return MedusaHeads(d, heads, torch.zeros(heads, target.vocab, d) if own else None, draft_vocabulary(target, vocab))
 
 
 def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
@@ -75,7 +76,7 @@ CHAINED = ModuleKind(
     title="TokenSwift's heads",
     weights=ChainedHeads,
     random=random_heads,
-    options_of=lambda heads: {"heads": len(heads), "eps": heads.eps},
+    options_of=lambda heads: {"heads": len(heads), "eps": heads.eps, "vocab": len(heads.vocabulary or ())},
     build=_build_chained,
     importer=_read_chained,
     training=Training(
@@ -87,7 +88,11 @@ MEDUSA = ModuleKind(
     title="Medusa's heads",
     weights=MedusaHeads,
     random=random_medusa,
-    options_of=lambda heads: {"heads": len(heads), "own": heads.out is not None},
+    options_of=lambda heads: {
+        "heads": len(heads),
+        "own": heads.out is not None,
+        "vocab": len(heads.vocabulary or ()),
+    },
     build=_build_medusa,
     importer=_read_medusa,
     training=Training("medusa", "Train Medusa's heads.", "longdraft.drafters.heads.objective:medusa_objective"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longdraft.core.options import Positive
+from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
+from longdraft.drafters.vocabulary import choose_tokens, draft_logits, draft_vocabulary
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, Labels, matches
@@ -48,14 +50,15 @@ class HeadsObjective:
         wanted, guesses = self._wanted(tokens, predicted), self.module(read, lambda normed: normed)
         decay = 1.0 if isinstance(self.module, ChainedHeads) else MEDUSA_DECAY
         heads = zip(guesses.unbind(2), wanted.unbind(-1), strict=True)
-        losses = torch.stack([self.frozen.head_loss(guess.flatten(0, 1), label.flatten()) for guess, label in heads])
+        known = None if self.module.vocabulary is None else self.module.vocabulary.tokens
+        losses = torch.stack([self.frozen.head_loss(x.flatten(0, 1), y.flatten(), known) for x, y in heads])
         weights = decay ** torch.arange(len(losses), device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
     def shares(self, tokens: Tensor) -> list[float]:
         """From token t+2 on, where the target predicts the text up to there: greedy decoding never reaches the rest."""
         read, predicted = self._read(tokens)
-        found = self.module(read, self.frozen.lm.project).argmax(-1)
+        found = self.module(read, partial(draft_logits, self.frozen.lm, self.module.vocabulary)).argmax(-1)
         own, shares = tokens[:, 1:] == predicted[:, :-1], []
         going = torch.ones_like(own)
         for i in range(len(self.module)):
@@ -65,9 +68,10 @@ class HeadsObjective:
         return shares
 
 
-def chained(target: LM, count: int = 3) -> ChainedHeads:
+def chained(target: LM, count: int = 3, vocab: int = 0) -> ChainedHeads:
     """Heads with zero matrices and the target's final norm: at first each predicts the token after the state's own."""
-    heads = ChainedHeads(target.config.hidden_size, count, float(getattr(target.config, "rms_norm_eps", None) or 1e-6))
+    eps = float(getattr(target.config, "rms_norm_eps", None) or 1e-6)
+    heads = ChainedHeads(target.config.hidden_size, count, eps, draft_vocabulary(target, vocab))
     norm = getattr(target.hf.get_decoder().norm, "weight", None)
     if norm is not None and norm.shape == heads.norm_out[0].shape:
         with torch.no_grad():
@@ -75,9 +79,19 @@ def chained(target: LM, count: int = 3) -> ChainedHeads:
     return heads
 
 
-def chained_objective(frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 3) -> HeadsObjective:
-    return HeadsObjective(frozen, chained(frozen.lm, count), labels)
+def chained_objective(
+    frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 3, vocab: NotNegative = 0
+) -> HeadsObjective:
+    """vocab: draft this many of the text's most frequent tokens only (0: all)."""
+    heads = chained(frozen.lm, count, vocab)
+    choose_tokens(heads.vocabulary, corpus)
+    return HeadsObjective(frozen, heads, labels)
 
 
-def medusa_objective(frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 4) -> HeadsObjective:
-    return HeadsObjective(frozen, MedusaHeads(frozen.lm.config.hidden_size, count), labels)
+def medusa_objective(
+    frozen: Frozen, corpus: Corpus, labels: Labels = "target", count: Positive = 4, vocab: NotNegative = 0
+) -> HeadsObjective:
+    """vocab: draft this many of the text's most frequent tokens only (0: all)."""
+    heads = MedusaHeads(frozen.lm.config.hidden_size, count, vocabulary=draft_vocabulary(frozen.lm, vocab))
+    choose_tokens(heads.vocabulary, corpus)
+    return HeadsObjective(frozen, heads, labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -184,7 +185,13 @@ def random_lm(target: LM, seed: int) -> LM:
         return target.vocab * width + layers * (4 + 3 * 3) * width**2
 
     width = max((d for d in range(16, c.hidden_size + 1, 16) if cost(d) <= most), default=16)
-    dim = next(d for d in (64, 32, 16) if width % d == 0)
+    hf = new_small(target, width, layers, seed)
+    return LM(hf.to(device=weight.device, dtype=weight.dtype), "random")
+
+
+def new_small(target: LM, width: int, layers: int, seed: int) -> Any:
+    """An untrained Transformers model of this width, a multiple of 16, with the target's tokens and positions."""
+    c, dim = target.config, next(d for d in (64, 32, 16) if width % d == 0)
     rope = getattr(c, "rope_parameters", None) or {}
     make = Qwen3Config if c.model_type == "qwen3" else LlamaConfig
     config = make(
@@ -204,5 +211,4 @@ def random_lm(target: LM, seed: int) -> LM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        hf = AutoModelForCausalLM.from_config(config)
-    return LM(hf.to(device=weight.device, dtype=weight.dtype), "random")
+        return AutoModelForCausalLM.from_config(config)

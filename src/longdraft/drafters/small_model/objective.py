@@ -15,11 +15,13 @@ from transformers import DynamicCache
 
 from longdraft.core.cache import KVCache
 from longdraft.core.options import Positive
+from longdraft.drafters.small_model.drafter import new_small
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, Labels, matches, whole_rows
+from longdraft.training.rows import IGNORE
 from longdraft.views import Chunks
 
 BUDGETS, WEIGHTS = (256, 512, 1024, 2048), (0.4, 0.3, 0.2, 0.1)
@@ -98,7 +100,8 @@ class BudgetObjective:
         for row in tokens:
             branches, wanted = self._branches(row, list(weights))
             for logits, weight in zip(branches, weights.values(), strict=True):
-                total = total + weight * cross_entropy(logits.float(), wanted) / len(tokens)
+                loss = cross_entropy(logits.float(), wanted, ignore_index=IGNORE, reduction="sum")
+                total = total + weight * loss / (wanted != IGNORE).sum().clamp(min=1) / len(tokens)
         return total
 
     def shares(self, tokens: Tensor) -> list[float]:
@@ -110,6 +113,24 @@ class BudgetObjective:
         return [sum(f) / len(f) for f in zip(*found, strict=True)]
 
 
+@torch.no_grad()
+def reduced(target: LM, corpus: Corpus, width: int, layers: int) -> LM:
+    """A new small model whose embeddings are the target's, projected to their principal components in the text.
+
+    It learns much faster than from random embeddings, which are most of its weights.
+    """
+    if width % 16:
+        raise InputError(f"option width is {width}: give a multiple of 16")
+    hf = new_small(target, width, layers, 0).float().to(target.device)
+    table = target.hf.get_input_embeddings().weight.float()
+    if width < table.shape[1]:
+        count = np.bincount(np.asarray(corpus.tokens), minlength=len(table))[: len(table)]
+        weighted = table * torch.from_numpy(count / max(count.sum(), 1)).to(table).sqrt()[:, None]
+        table = table @ torch.linalg.eigh(weighted.T @ weighted).eigenvectors[:, -width:]
+        hf.get_input_embeddings().weight.copy_(table / table.std() * 0.05)
+    return LM(hf, "new")
+
+
 def objective(
     frozen: Frozen,
     corpus: Corpus,
@@ -117,10 +138,15 @@ def objective(
     labels: Labels = "target",
     share: Annotated[float, Field(ge=0)] = 0.5,
     tail: Positive = 256,
+    width: Annotated[int, Field(ge=16, le=8192)] = 96,
+    layers: Positive = 3,
 ) -> BudgetObjective:
-    """small: the folder of the model to train. share=0: without the sparse branch."""
+    """small: the folder of the model to train; without it, a new one of this width with so many layers.
+
+    share=0: without the sparse branch.
+    """
     if not small:
-        raise InputError("option small is missing: give -o small=FOLDER, a small model with the target's tokenizer")
+        return BudgetObjective(frozen, reduced(frozen.lm, corpus, width, layers), labels, share, tail)
     lm = load_lm(small, "float32", str(frozen.lm.device))
     if lm.vocab != frozen.lm.vocab:
         what = f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}"

@@ -20,12 +20,19 @@ static bool fits(const Layer& f, const Model& m) {
     return f.kind == RING || (f.mlp_norm && gate_and_up && fits(f.down, m.width, m.mlp));
 }
 
+static bool head_fits(const Model& m) {
+    if (!m.head_tokens) return fits(m.head, m.vocab, m.width);
+    const int64_t n = m.head.outputs;
+    if (!in_range(n, 1, m.vocab) || !fits(m.head, n, m.width)) return false;
+    return std::all_of(m.head_tokens, m.head_tokens + n, [&](int64_t token) { return in_range(token, 0, m.vocab - 1); });
+}
+
 static bool fits(const Model& m) {
     for (const int64_t n : {m.layers, m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
         if (!in_range(n, 1, MANY)) return false;
     if (m.heads != m.key_heads * m.groups || m.frequencies * 2 != m.head_dim) return false;
     if (m.width % 16 || m.mlp % 16 || m.vocab < 16) return false;
-    if (!m.inv_freq || !m.embed || !m.layer || !fits(m.head, m.vocab, m.width)) return false;
+    if (!m.inv_freq || !m.embed || !m.layer || !head_fits(m)) return false;
     return std::all_of(m.layer, m.layer + m.layers, [&](const Layer& f) { return fits(f, m); });
 }
 

@@ -39,6 +39,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
     for (const int64_t in : {m.width, H * D, m.mlp}) t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
     t.own.reserve(threads * t.own_bytes);
+    t.some_logits.reserve(m.head_tokens ? T * m.head.outputs : 0);
     return {0, pairs, widest};
 }
 
@@ -174,11 +175,20 @@ class Forward {
     }
 
     void head() {
-        const int64_t n = p.logit_nodes;
-        if (!n) return linear<E>(m.head, normed, T, p.logits, false, t.mine());
-        for (int64_t b = 0; b < p.rows; b++) {
-            const float* last = normed + ((b + 1) * W - n) * width;
-            linear<E>(m.head, last, n, p.logits + b * n * m.vocab, false, t.mine());
+        const int64_t n = p.logit_nodes ? p.logit_nodes : W, some = m.head.outputs;
+        float* const out = m.head_tokens ? t.some_logits.data() : p.logits;
+        if (n == W)
+            linear<E>(m.head, normed, T, out, false, t.mine());
+        else
+            for (int64_t b = 0; b < p.rows; b++)
+                linear<E>(m.head, normed + ((b + 1) * W - n) * width, n, out + b * n * some, false, t.mine());
+        if (!m.head_tokens) return;
+        t.barrier.wait();
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < p.rows * n; i++) {
+            float* const row = p.logits + i * m.vocab;
+            std::fill(row, row + m.vocab, -INFINITY);
+            for (int64_t j = 0; j < some; j++) row[m.head_tokens[j]] = out[i * some + j];
         }
     }
 

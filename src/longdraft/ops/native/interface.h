@@ -56,8 +56,9 @@ struct Model {
     const float* inv_freq;
     const void* embed;  // E [vocab,width]
     Linear head;
-    const float* norm;   // [width], or null: none before the head
-    const Layer* layer;  // [layers]
+    const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens
+    const float* norm;           // [width], or null: none before the head
+    const Layer* layer;          // [layers]
 };
 
 // Where the keys and values of a layer lie.

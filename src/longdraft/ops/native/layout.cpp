@@ -47,7 +47,7 @@ static constexpr Entry table[] = {
     STRUCT(Model), FIELD(Model, layers), FIELD(Model, width), FIELD(Model, heads), FIELD(Model, key_heads),
     FIELD(Model, groups), FIELD(Model, head_dim), FIELD(Model, mlp), FIELD(Model, vocab), FIELD(Model, frequencies),
     FIELD(Model, eps), FIELD(Model, scale), FIELD(Model, rope_scale), FIELD(Model, inv_freq), FIELD(Model, embed),
-    FIELD(Model, head), FIELD(Model, norm), FIELD(Model, layer),
+    FIELD(Model, head), FIELD(Model, head_tokens), FIELD(Model, norm), FIELD(Model, layer),
 
     STRUCT(LayerCache), FIELD(LayerCache, k), FIELD(LayerCache, v), FIELD(LayerCache, slots), FIELD(LayerCache, bits),
 

@@ -23,6 +23,7 @@ struct Work {
     Buffer<float> lse;                              // [B,H,W]: log of the sum of exp(score)
     Buffer<float> kept_scores, chunk_max;           // what a ScoreSink points to: logits, or maxima
     Buffer<bf16> kept_weights;                      // and weights
+    Buffer<float> some_logits;                      // [B,W,head.outputs]: of a head that does not have all tokens
     Buffer<int64_t> score_row;                      // [B,W]: its index among the nodes whose scores are kept
     Buffer<char> own;                               // own_bytes for each thread
     Buffer<int64_t> token, depth, position;         // of a chain
@@ -45,7 +46,7 @@ struct Work {
     static void each(W& w, Call call) {
         call(w.residual), call(w.projected), call(w.normed), call(w.queries), call(w.rotation);
         call(w.block_max), call(w.block_sum), call(w.block_out), call(w.lse), call(w.kept_scores), call(w.chunk_max);
-        call(w.kept_weights), call(w.score_row), call(w.own), call(w.token), call(w.depth), call(w.position);
+        call(w.kept_weights), call(w.some_logits), call(w.score_row), call(w.own), call(w.token), call(w.depth), call(w.position);
         call(w.mask), call(w.ring_mask);
     }
 };

@@ -1,0 +1,50 @@
+"""Which tokens of a conversation the model wrote itself, found by the marks of its chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.errors import InputError
+from longdraft.models.chat import chat_tokens
+from longdraft.models.loading import token_ids
+
+MARK = "0a9f3b7c5d"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """An answer begins after the tokens `begin` and ends with the token `end`, which is part of it."""
+
+    begin: tuple[int, ...]
+    end: int
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Turns:
+        """Raises InputError for a model without a chat template, and for a template with other marks."""
+        asked = [{"role": "user", "content": MARK}]
+        whole = chat_tokens(tokenizer, asked)
+        before = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=False)
+        begin = whole[len(token_ids(tokenizer, before, True, add_special_tokens=False)) :]
+        answered = [*asked, {"role": "assistant", "content": MARK[::-1]}]
+        after = tokenizer.apply_chat_template(answered, tokenize=False).partition(MARK[::-1])[2]
+        end = token_ids(tokenizer, after, True, add_special_tokens=False)[:1]
+        if not begin or not end:
+            raise InputError("this chat template does not mark where an answer begins and ends: leave out --answers")
+        return cls(tuple(begin), end[0])
+
+    def answers(self, tokens: Tensor) -> Tensor:
+        """tokens [B,S] -> bool [B,S]: at t, whether token t+1 belongs to an answer that begins in the row."""
+        found = torch.zeros_like(tokens, dtype=torch.bool)
+        size = len(self.begin)
+        if tokens.shape[1] < size:
+            return found
+        begins = (tokens.unfold(1, size, 1) == torch.tensor(self.begin, device=tokens.device)).all(-1)
+        for b, at in begins.nonzero().tolist():
+            first = at + size  # of the answer
+            ends = (tokens[b, first:] == self.end).nonzero()
+            found[b, first - 1 : first + int(ends[0]) if len(ends) else None] = True
+        return found
