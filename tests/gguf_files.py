@@ -1,14 +1,20 @@
-"""Writes GGUF files and decodes their blocks entry by entry, for test_gguf.py."""
+"""Writes GGUF files, of tiny models too, and decodes their blocks, for test_gguf.py and test_gguf_damage.py."""
 
 from __future__ import annotations
 
 import struct
+from functools import cache
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
+from tiny import BASE
 from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from longdraft.models.gguf import file as gguf
+from longdraft.models.gguf import model as gguf_model
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 CODES = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}
@@ -221,3 +227,50 @@ def of_model(hf, kind: str = "F32", quantised: str | None = None, words: bool = 
 def write(path: Path, metadata: dict, tensors: dict, version: int = 3) -> Path:
     path.write_bytes(contents(metadata, tensors, version))
     return path
+
+
+# Tiny models in files ------------------------------------------------------------------------------------------------
+
+VOCAB = 262
+KINDS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+@cache
+@torch.inference_mode(False)
+def stock(kind: str = "llama", tied: bool = False, **sizes):
+    torch.manual_seed(0)
+    config = KINDS[kind](**{**BASE, "vocab_size": VOCAB, "tie_word_embeddings": tied, **sizes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, p in model.named_parameters():
+        torch.nn.init.normal_(p, mean=float("norm" in name), std=0.1)
+    return model
+
+
+def saved(folder: Path, *args, change=lambda metadata, tensors: None, version: int = 3, hf=None, **options) -> Path:
+    metadata, tensors = of_model(hf or stock(), *args, **options)
+    change(metadata, tensors)
+    return write(folder / "model.gguf", metadata, tensors, version)
+
+
+IDS = torch.arange(3, 40)[None] * 5 % VOCAB
+
+
+@torch.inference_mode()
+def logits(hf, ids=IDS):
+    return hf(input_ids=ids, use_cache=False).logits
+
+
+@torch.inference_mode()
+def ours(path: Path):
+    file = gguf.read(path)
+    return logits(gguf_model.build(file, gguf_model.config_of(file), torch.float32))
+
+
+def tokens(change):
+    """For `saved`: the tokens of the vocabulary are changed by `change`."""
+
+    def apply(metadata, tensors):
+        kind, (inner, values) = metadata["tokenizer.ggml.tokens"]
+        metadata["tokenizer.ggml.tokens"] = kind, (inner, change(values))
+
+    return apply

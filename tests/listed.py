@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count, product
 
 import pytest
@@ -128,11 +128,22 @@ BUILD = {name: named(name) for name in OPTIONS} | COMPOSED
 FROM_TEXT = {"lookup", "suffix", "suffix over texts", "recycle"}  # random text gives them next to nothing to find
 ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
 
-# `make test` leaves out what is marked `full`: of a product of methods and models it runs every method on the first
-# model and three methods on the others (a view of the target, drafter weights, n-grams); of the samplers two.
+# `make test` leaves out what is marked `full`: of a product of methods and models it runs every named method on the
+# first model and three on the others (a view of the target, drafter weights, n-grams); of the samplers two. Of COMPOSED
+# it runs what no named method has, and all of it only in test_lossless.py.
 full = pytest.mark.full
 THREE = ("vegas", "longspec", "lookup")
 TWO = ("greedy", "T=1 min-p penalty")
+UNLIKE = {
+    "suffix over texts",
+    "sd, the end alone",
+    "vegas tree, then lookup",
+    "eagle3, then reuse",
+    "auto",
+    "vegas with int4 keys",
+    "full view",
+}
+DAILY = OPTIONS.keys() | UNLIKE
 
 
 def case(*values, id: str, daily: bool):
@@ -140,14 +151,14 @@ def case(*values, id: str, daily: bool):
     return pytest.param(*values, id=id, marks=() if daily else full)
 
 
-def each_method_on(*models: str) -> pytest.MarkDecorator:
-    """Parametrised by the product of these models and all methods."""
-    pairs = product(models, BUILD)
-    cases = [case(m, name, id=f"{m}-{name}", daily=m == models[0] or name in THREE) for m, name in pairs]
+def each_method_on(*models: str, first: Collection[str] = DAILY) -> pytest.MarkDecorator:
+    """Parametrised by the product of these models and all methods; `first` are those of `make test` on models[0]."""
+    daily = {models[0]: first}
+    cases = [case(m, name, id=f"{m}-{name}", daily=name in daily.get(m, THREE)) for m, name in product(models, BUILD)]
     return pytest.mark.parametrize("model,method", cases)
 
 
-each_method = pytest.mark.parametrize("method", BUILD)
+each_method = pytest.mark.parametrize("method", [case(name, id=name, daily=name in DAILY) for name in BUILD])
 each_sampler = pytest.mark.parametrize("sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()])
 each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 

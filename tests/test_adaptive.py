@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED, check_lossless, plain
-from listed import BUILD, ROWS, each_method
+from listed import BUILD, ROWS, each_method, full
 
 from longdraft import Stats, generate
 from longdraft.core.tree import PAD, UNBOUNDED, Tree
@@ -151,7 +151,7 @@ def test_noise_makes_no_draft_cheaper_than_a_plain_step():
 
 
 @each_method
-@pytest.mark.parametrize("sampler", ["greedy", "T=1 min-p penalty"])
+@pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1 min-p penalty"])
 def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):
     """Depths, widths, and steps with and without captures, drawn at random instead of chosen by cost."""
     draws = torch.Generator().manual_seed(3)

@@ -11,7 +11,7 @@ import tiny
 import torch
 from broken import plant_verifier, reject_with
 from checks import PENALTY
-from listed import BUILD
+from listed import BUILD, THREE, case
 from test_broken import APART, triforce
 from test_broken import PLANTED as EVERY
 
@@ -57,8 +57,10 @@ COMPARED = ("full view", "vegas tree", "triforce by itself", "triforce", "vegas"
 GOOD = {"plain": lambda t: Drafter()} | {name: BUILD[name] for name in COMPARED}
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt-oss"])
-@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize(
+    "name,model",
+    [case(n, m, id=f"{n}-{m}", daily=m == "llama" or n in THREE) for m in ("llama", "gpt-oss") for n in GOOD],
+)
 def test_nothing_is_found_where_nothing_is_wrong(name, model):
     runs = run(audit(GOOD[name], model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70,)))
     assert len(runs) == 3

@@ -87,5 +87,11 @@ def test_the_benchmark_prints_a_table_and_writes_records(tmp_path):
     assert done.returncode in (0, 1) and "busy / quiet" in done.stdout, done.stderr
     records = out.read_text().splitlines()
     assert len(records) == 2 * len(busy.CONFIGURATIONS) * len(busy.OPERATIONS)
-    done = subprocess.run([*script, "--rope", "yarn:1"], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+@on_linux
+def test_the_benchmark_reports_a_mistake_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(busy, "quiet", lambda threads: None)
+    assert busy.main(["--rope", "yarn:1"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

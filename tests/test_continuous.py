@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 
 import pytest
 import tiny
@@ -19,6 +20,7 @@ LENGTHS = (70, 31, 9, 50, 1, 44, 12)
 NEW = 14
 
 
+@cache
 def alone(model: str, sampler: str, eos: tuple[int, ...] = ()) -> list[list[int]]:
     """What each prompt gives by itself."""
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS[sampler], "eos": eos}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 from checks import PENALTY, SAMPLERS, SEED, check_eos, check_lossless, plain
-from listed import BUILD, each_method_on, each_sampler
+from listed import BUILD, each_method, each_method_on, each_sampler
 
 from longdraft import InputError, generate, stream
 
@@ -59,13 +59,12 @@ def test_one_position_too_many_is_refused():
         generate(lm, tiny.prompts(lm.positions - 14), max_new_tokens=15)
 
 
-def test_a_drafter_can_be_used_again():
+@each_method
+def test_a_drafter_can_be_used_again(method):
     """What a drafter learnt of one text must not leak into the next one."""
-    lm = tiny.target("llama")
-    for method in BUILD:
-        drafter = BUILD[method](lm)
-        for lengths in ((70,), (31, 50), (20,)):
-            check_lossless(lambda t, d=drafter: d, "llama", SAMPLERS["T=1"], lengths)
+    drafter = BUILD[method](tiny.target("llama"))
+    for lengths in ((70,), (31, 50), (20,)):
+        check_lossless(lambda t: drafter, "llama", SAMPLERS["T=1"], lengths)
 
 
 BAD_INPUT = {

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from checks import PENALTY, SAMPLERS, SEED, check_full_acceptance, check_lossless, plain
-from listed import BUILD, FROM_TEXT, ROWS, each_method, each_method_on, each_rows, each_sampler
+from listed import BUILD, FROM_TEXT, ROWS, each_method, each_method_on, each_rows, each_sampler, full
 
 from longdraft import InputError, Sampler, Stats, build, generate, reject, row_seed, stream
 from longdraft.drafters import Drafter, Lookup, Oracle, SelfDrafter, SmallModelDrafter
@@ -15,7 +15,7 @@ from longdraft.methods import CONTROLS, METHODS
 from longdraft.views import Chunks, Full, Guided, RandomSlots, SinkWindow, SnapKV
 
 
-@each_method_on(*tiny.MAIN, "llama-kv8")
+@each_method_on(*tiny.MAIN, "llama-kv8", first=BUILD)
 @each_sampler
 @each_rows
 def test_output_is_plain_decoding(model, rows, sampler, method):
@@ -40,7 +40,7 @@ def test_the_matrix_is_not_vacuous(method):
 
 
 @pytest.mark.parametrize("model", [*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8])
-@pytest.mark.parametrize("method", ["vegas", "vegas tree, then lookup"])
+@pytest.mark.parametrize("method", [pytest.param("vegas", marks=full), "vegas tree, then lookup"])
 def test_other_shapes_and_architectures(model, method):
     """Head sizes, grouped heads, soft caps, windows in some layers, norms in other places."""
     for sampler in (SAMPLERS["greedy"], PENALTY):

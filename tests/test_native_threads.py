@@ -105,7 +105,7 @@ def test_a_drafted_chain(model, dtype):
 def test_speculation_with_two_threads_is_plain_decoding_with_one(dtype):
     """What is drafted and accepted is the same too."""
     lm = lm_of("qwen3", dtype)
-    runs = DecodeSession(lm, tiny.prompts(200, 90), 24, Sampler(1.0), 3)
+    runs = DecodeSession(lm, tiny.prompts(200, 90), 12, Sampler(1.0), 3)
     found = []
     for count in (1, 2):
         with threads(count):

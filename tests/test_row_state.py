@@ -9,7 +9,7 @@ import pytest
 import test_session
 import tiny
 import torch
-from listed import BUILD, FROM_TEXT
+from listed import BUILD, DAILY, FROM_TEXT, case
 from test_lossless import FULL_BUDGET
 from test_session import REQUESTS, Ends, finish, others, request, session
 
@@ -46,7 +46,7 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("method", sorted(set(BUILD) - set(OTHERWISE)))
+@pytest.mark.parametrize("method", [case(m, id=m, daily=m in DAILY) for m in BUILD if m not in OTHERWISE])
 def test_what_a_drafter_knows_of_a_row_survives_its_neighbours(method):
     """Each step accepts the same tokens as without them: no state is lost or moved to another row."""
     lm = tiny.target("llama-loops" if method in FROM_TEXT else "llama")

@@ -114,17 +114,17 @@ struct CodedSlots {
 
 template <int BITS, int ND>
 class CodedVectors {
-    static constexpr int D = 16 * ND, VALUES = 32;  // values that are decoded at once
+    static constexpr int D = 16 * ND;
     const CodedQueries<D> q;
     const int64_t R;
-    float *decoded, *ones;
+    float* decoded;
 
    public:
     static constexpr int64_t KEY = coded_blocks(D);           // blocks of a key
     static int64_t steps(int64_t) { return CHUNK / 16 * 2; }  // of a Prefetch, in a whole chunk
-    static int64_t floats(int64_t R) { return CodedQueries<D>::floats(R) + VALUES * D + R; }  // that an object needs
+    static int64_t floats(int64_t R) { return CodedQueries<D>::floats(R) + value_floats(D, R); }  // that an object needs
     CodedVectors(const Queries& x, float* memory)
-        : q(x.q, x.R, memory), R(x.R), decoded(memory + CodedQueries<D>::floats(R)), ones(decoded + VALUES * D) {}
+        : q(x.q, x.R, memory), R(x.R), decoded(memory + CodedQueries<D>::floats(R)) {}
 
     // As in Vectors.
     void scores(const CodedBlock<BITS>* k, int64_t n, float* scores, Prefetch& prefetch) {
@@ -135,24 +135,6 @@ class CodedVectors {
     }
 
     void values(const float* weights, const float* keep, const CodedBlock<BITS>* v, int64_t n, float* out, Prefetch& prefetch) {
-        const CodedSlots<BITS, D> codes = {v};
-        if (R <= 2 * TALLEST || !n) return add(weights, keep, codes, n, out, prefetch);
-        // Many rows: the values are decoded once for all of them.
-        std::fill(ones, ones + R, 1.0f);
-        for (int64_t j = 0; j < n; j += VALUES) {
-            const int64_t some = std::min<int64_t>(VALUES, n - j);
-            for (int64_t i = 0; i < some; i++)
-                for (int d = 0; d < D; d += V) store(decoded + i * D + d, codes.at(j + i, 0, d));
-            add(weights + j, j ? ones : keep, Slots<float, D>{decoded}, some, out, prefetch);
-        }
-    }
-
-   private:
-    template <typename Values>
-    void add(const float* weights, const float* keep, const Values& v, int64_t n, float* out, Prefetch& prefetch) {
-        Prefetch none;
-        in_blocks(R, [&](auto rows, int64_t r) {
-            value_block<D, decltype(rows)::value>(weights + r * CHUNK, keep + r, v, n, out + r * D, r ? none : prefetch);
-        });
+        add_values<D>(R, weights, keep, CodedSlots<BITS, D>{v}, n, out, decoded, prefetch);
     }
 };

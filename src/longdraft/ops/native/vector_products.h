@@ -78,12 +78,40 @@ ONE_COPY static void value_block(const float* weights, const float* keep, const 
     }
 }
 
+// The same for R rows, in blocks.
+template <int D, typename Values>
+static void value_blocks(int64_t R, const float* weights, const float* keep, const Values& v, int64_t n, float* out,
+                         Prefetch& prefetch) {
+    Prefetch none;
+    in_blocks(R, [&](auto rows, int64_t r) {
+        value_block<D, decltype(rows)::value>(weights + r * CHUNK, keep + r, v, n, out + r * D, r ? none : prefetch);
+    });
+}
+
+// The same; of many rows, values that are no floats become floats once for all of them, in `memory`.
+constexpr int64_t MADE = 32;  // values that become floats at once
+constexpr int64_t value_floats(int64_t D, int64_t R) { return MADE * D + R; }
+template <int D, typename Values>
+static void add_values(int64_t R, const float* weights, const float* keep, const Values& v, int64_t n, float* out, float* memory,
+                       Prefetch& prefetch) {
+    using Floats = Slots<float, D>;
+    if (std::is_same_v<Values, Floats> || R <= 2 * TALLEST || !n) return value_blocks<D>(R, weights, keep, v, n, out, prefetch);
+    float* ones = memory + MADE * D;
+    std::fill(ones, ones + R, 1.0f);
+    for (int64_t j = 0; j < n; j += MADE) {
+        const int64_t some = std::min(MADE, n - j);
+        for (int64_t i = 0; i < some; i++)
+            for (int d = 0; d < D; d += V) store(memory + i * D + d, v.at(j + i, 0, d));
+        value_blocks<D>(R, weights + j, j ? ones : keep, Floats{memory}, some, out, prefetch);
+    }
+}
+
 template <typename E, int ND>
 class Vectors {
-    static constexpr int D = 16 * ND, PANEL = 64, VALUES = 32;  // keys of a panel, and values that are converted at once
+    static constexpr int D = 16 * ND, PANEL = 64;  // keys of a panel
     const float* q;
     int64_t R;
-    float *panel, *floats_of_values, *ones;
+    float* memory;  // of a panel, or of values
 
    public:
     static constexpr int64_t KEY = D;  // elements of a key
@@ -91,10 +119,9 @@ class Vectors {
         explicit Setup(int64_t) {}
         ~Setup() {}
     };
-    static int64_t floats(int64_t R) { return D * std::max(PANEL, VALUES) + R; }  // that an object needs
-    static int64_t steps(int64_t) { return CHUNK / 16 * 2; }                      // of a Prefetch, in a whole chunk
-    Vectors(const Queries& x, float* memory)
-        : q(x.q), R(x.R), panel(memory), floats_of_values(memory), ones(memory + D * std::max(PANEL, VALUES)) {}
+    static int64_t floats(int64_t R) { return std::max<int64_t>(D * PANEL, value_floats(D, R)); }  // that an object needs
+    static int64_t steps(int64_t) { return CHUNK / 16 * 2; }  // of a Prefetch, in a whole chunk
+    Vectors(const Queries& x, float* memory) : q(x.q), R(x.R), memory(memory) {}
 
     // scores [R,CHUNK] = q k^T for n keys; columns up to the end of a panel are written too.
     ONE_COPY void scores(const E* k, int64_t n, float* scores, Prefetch& prefetch) {
@@ -104,35 +131,16 @@ class Vectors {
                 const E* keys[V];
                 for (int e = 0; e < V; e++) keys[e] = k + std::min(j + i + e, n - 1) * D;
                 if (i % 16 == 0) prefetch.step();
-                by_number(keys, D, panel + i, PANEL);
+                by_number(keys, D, memory + i, PANEL);
             }
             in_blocks(R, [&](auto rows, int64_t r) {
-                score_block<D, PANEL, decltype(rows)::value>(q + r * D, panel, some, scores + r * CHUNK + j);
+                score_block<D, PANEL, decltype(rows)::value>(q + r * D, memory, some, scores + r * CHUNK + j);
             });
         }
     }
 
     // out [R,D] = out * keep + weights v for n values; weights [R,CHUNK].
     void values(const float* weights, const float* keep, const E* v, int64_t n, float* out, Prefetch& prefetch) {
-        if (sizeof(E) == sizeof(float) || R <= 2 * TALLEST || !n)
-            return add(weights, keep, v, n, out, prefetch);
-        // Many rows: the values are converted once for all of them.
-        std::fill(ones, ones + R, 1.0f);
-        for (int64_t j = 0; j < n; j += VALUES) {
-            const int64_t some = std::min<int64_t>(VALUES, n - j);
-            for (int64_t i = 0; i < some * D; i += V) store(floats_of_values + i, load(v + j * D + i));
-            add(weights + j, j ? ones : keep, floats_of_values, some, out, prefetch);
-        }
-    }
-
-   private:
-    template <typename T>
-    void add(const float* weights, const float* keep, const T* v, int64_t n, float* out, Prefetch& prefetch) {
-        Prefetch none;
-        in_blocks(R, [&](auto rows, int64_t r) {
-            constexpr int RB = decltype(rows)::value;
-            const Slots<T, D> slots = {v};
-            value_block<D, RB>(weights + r * CHUNK, keep + r, slots, n, out + r * D, r ? none : prefetch);
-        });
+        add_values<D>(R, weights, keep, Slots<E, D>{v}, n, out, memory, prefetch);
     }
 };
