@@ -16,7 +16,7 @@ from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
-from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy
+from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, rows_of
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
@@ -204,6 +204,10 @@ class LM:
             head.unpack(self.dtype)
         logits = without_layers(self.hf)(input_ids=None, use_cache=False, longdraft_state=state).logits
         return logits.view(*normed.shape[:-1], -1)
+
+    def head_rows(self, tokens: Tensor) -> Any:
+        """The output layer for these tokens only, packed if the whole one is."""
+        return rows_of(self.hf.get_output_embeddings(), tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of layer L)."""
