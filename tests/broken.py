@@ -463,3 +463,13 @@ def lost_features(mp: MonkeyPatch) -> None:
         good(self, features, tokens, rows, count)
 
     mp.setattr(Mtp, "_feed", feed)
+
+
+def late_states(mp: MonkeyPatch) -> None:
+    """The states that a prefill keeps for drafters are those of the tokens before."""
+    good = LM.prefill
+
+    def prefill(self, *args, **given):
+        return {layer: x.roll(1, 1) for layer, x in good(self, *args, **given).items()}
+
+    mp.setattr(LM, "prefill", prefill)

@@ -118,6 +118,7 @@ UNSEEN = {
     "view counts slots twice": "drafts are worse and the text is right",
     "one noise for every depth of a block": "drafts are worse and the text is right",
     "a block reads features of refused nodes": "drafts are worse and the text is right",
+    "the prompt's states are one token late": "drafts are worse and the text is right",
     "an MTP ring keeps refused drafts": "drafts are worse and the text is right",
     "an accepted token's feature is lost": "drafts are worse and the text is right",
     "noise without position": "plain decoding has the same noise",

@@ -90,6 +90,7 @@ PLANTED = {
     "end token inside a branch missed": (broken.late_end, partial(checks.check_eos, full_view)),
     "one noise for every depth of a block": (broken.noise_of_one_depth, checks.check_best_path),
     "a block reads features of refused nodes": (broken.features_of_all_nodes, check_feature_ring),
+    "the prompt's states are one token late": (broken.late_states, check_feature_ring),
     "view counts slots twice": (broken.double_counting, structure.check_sink_window_pass),
     "noise by place in the batch": (broken.noise_by_place, checks.check_noise_is_pure),
     "noise by place in the batch v plain": (broken.noise_by_place, chain),

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structure import ancestors, check_shape, close
 
-from longdraft import InputError, Sampler, build
+from longdraft import InputError, Sampler, Stats, build, match
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.tree import PAD, Tree
+from longdraft.core.tree import PAD, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
 from longdraft.drafters.adaptive.adaptive_draft import CAPTURE
 from longdraft.drafters.adaptive.cost_model import UNBOUNDED
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.eagle.drafter import chosen
+from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 
 KINDS = {"eagle2": random_eagle2, "eagle3": random_eagle3, "eagle3, 40 tokens": lambda t, s: random_eagle3(t, s, 40)}
@@ -242,3 +243,28 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
     for options in ({"topk": 0}, {"levels": -1}, {"nodes": 1}, {"reach": 0}):
         with pytest.raises(InputError, match="give a whole number"):
             build("eagle2", lm, random_eagle2(lm, 0), **options)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8)])
+def test_shortcuts_change_no_draft(sampler, monkeypatch):
+    """Scores of the known tokens alone, and a search that ends once no better node can be found."""
+    lm = tiny.target("llama")
+    drafter, levels, early = Eagle(lm, random_eagle3(lm, 0, 40), 4, 5, 6), [], 0
+    seqs = prefill(lm, tiny.prompts(30, 9), 200, sampler, SEED, (), keep=drafter.prompt_captures())
+    drafter.start(seqs)
+    good = drafter._children
+    drafter._children = lambda *a: (levels.append(1), good(*a))[1]  # type: ignore[method-assign]
+    for _ in range(12):
+        step(lm, drafter, seqs, match, Stats(), draft=False)
+        levels.clear()
+        found, stopped = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits()), len(levels)
+        with monkeypatch.context() as mp:
+            mp.setattr(drafter, "tokens", None)
+            mp.setattr(drafter, "_complete", lambda *_: False)
+            levels.clear()
+            want = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits())
+        assert torch.equal(found.tokens, want.tokens) and torch.equal(found.parent, want.parent)
+        assert stopped <= len(levels) == 6
+        early += stopped < 6
+    assert early

@@ -137,11 +137,11 @@ def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
     lm, s = tiny.target("llama"), None
     prefill = lm.prefill
 
-    def no_room(tokens, cache, *more):
-        prefill(tokens[:20], cache, *more)
+    def no_room(tokens, cache, **given):
+        prefill(tokens[:20], cache)
         if len(tokens) == 49:  # request 3
             raise error("no memory")
-        prefill(tokens[20:], cache, *more)
+        return prefill(tokens[20:], cache, **given)
 
     monkeypatch.setattr(lm, "prefill", no_room)
     s = session("llama", BUILD[method](lm))

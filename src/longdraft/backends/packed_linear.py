@@ -52,6 +52,20 @@ class PackedLinear(nn.Module):
 
 
 @torch.no_grad()
+def rows_of(layer: Any, rows: Tensor) -> Any:
+    """A linear layer, packed or not, with these outputs of another."""
+    bias = None if layer.bias is None else layer.bias.detach()[rows]
+    if isinstance(layer, PackedLinear):
+        p = layer.packed
+        return PackedLinear(Packed(p.bits, p.codes[rows], p.scale[rows], p.offset[rows], p.group), bias)
+    some = nn.Linear(layer.weight.shape[1], len(rows), bias is not None, device="meta")
+    some.weight = nn.Parameter(layer.weight.detach()[rows], requires_grad=False)
+    if bias is not None:
+        some.bias = nn.Parameter(bias, requires_grad=False)
+    return some
+
+
+@torch.no_grad()
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
     for name, weights in packed:

@@ -12,7 +12,7 @@ from longdraft.bench.peers.base import CannotRun, Peer, Reading, Work
 from longdraft.bench.peers.choice import left_out
 from longdraft.bench.peers.transformers import STOCK
 from longdraft.bench.selection import Entry, setting
-from longdraft.core import Sampler, match
+from longdraft.core import PromptSpec, Sampler, match
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
@@ -120,10 +120,10 @@ class Cell:
         self.work.shared.clear()
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
-        job = self.job
-        runs = DecodeSession(
-            job.target, prompts, job.new_tokens, job.sampler, job.seed, eos=None if self.text.frame else ()
-        )
+        job, eos = self.job, None if self.text.frame else ()
+        methods = [e for e in job.entries if isinstance(e, MethodSpec)]
+        keep = PromptSpec.union(e.build(job.target).prompt_captures() for e in methods)
+        runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos, keep=keep)
         runs.seal()
         return runs
 

@@ -55,6 +55,7 @@ def chat(
     first = [] if system is None else [{"role": "system", "content": system}]
     chat_tokens(tokenizer, [*first, {"role": "user", "content": "?"}])  # refuses a model without a template now
     talk = Talk(Conversation(target, sampler, seed), tokenizer, first, max_new_tokens, show_drafts)
+    adapted = spec.paced(target)  # one for all answers: it may keep what it has read
     if sys.stdin.isatty():
         print(f"{target.name}, {method}: {HELP}", file=sys.stderr)
     for line in lines():
@@ -63,7 +64,7 @@ def chat(
         if line.startswith("/"):
             talk.command(line)
         elif line:
-            talk.say(line, spec.paced(target))
+            talk.say(line, adapted)
     if sys.stdin.isatty():
         print(file=sys.stderr)
 

@@ -68,8 +68,9 @@ class Job:
         For a comparison, plain decoding finishes before the method starts to warm up: a faulty drafter that changes the
         prompt's keys and values must not affect the output that it is compared with.
         """
+        keep = self.drafter().prompt_captures()
         with common.reading(prompts) as tick:
-            session = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos, tick)
+            session = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos, tick, keep)
         main, plain, interrupted = Output([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:

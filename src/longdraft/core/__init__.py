@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longdraft.core.cache import KVCache, KVView, is_indexable
-from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.capture import Captures, CaptureSpec, PromptSpec
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import ChainDraws, Sampler
@@ -20,6 +20,7 @@ __all__ = [
     "DraftLimits",
     "KVCache",
     "KVView",
+    "PromptSpec",
     "Rows",
     "Rules",
     "Sampler",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,21 @@ class CaptureSpec:
             every = torch.arange(tree.size, device=first.device).repeat(len(first), 1)
             return every if self.rows == "all" else every.where(tree.parent != PAD, last[:, None])
         return torch.stack({"first": [first], "last": [last], "ends": [first, last]}[self.rows or "ends"], 1)
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """A request to a prefill: the states of the last `count` tokens after these layers, as in CaptureSpec.hidden."""
+
+    hidden: tuple[int, ...] = ()
+    count: int = 0
+
+    @staticmethod
+    def union(specs: Iterable[PromptSpec]) -> PromptSpec:
+        """What satisfies all of these requests."""
+        found = list(specs)
+        hidden = {layer for spec in found for layer in spec.hidden}
+        return PromptSpec(tuple(sorted(hidden)), max((spec.count for spec in found), default=0))
 
 
 @dataclass

@@ -62,17 +62,26 @@ class Sampler:
             logits = self._penalised(logits, tree, rows, start)
         return apply(self._settings, logits, tree, rows, start) if self._settings else logits
 
-    def scores(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0, seed: Tensor | None = None) -> Tensor:
+    def scores(
+        self,
+        logits: Tensor,
+        tree: Tree,
+        rows: Rows,
+        start: int = 0,
+        seed: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
 
         Drafter and target add the same noise at the same position, which couples their draws. seed [B]: seeds to use
-        instead of the rows' own.
+        instead of the rows' own. tokens [V]: the tokens that the logits are of (None: all), for a `bare` sampler.
         """
         processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
             return processed
         position = rows.length[:, None] + tree.depth[:, start : start + processed.shape[1]]
-        noise = gumbel(rows.seed if seed is None else seed, position, processed.shape[-1])
+        vocab = processed.shape[-1] if tokens is None else int(tokens.max()) + 1
+        noise = gumbel(rows.seed if seed is None else seed, position, vocab, tokens)
         return processed.log_softmax(-1) + noise
 
     @property

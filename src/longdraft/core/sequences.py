@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypeVar, overload
 
 import torch
@@ -30,10 +30,14 @@ def without(rows: Tensor | list[T], row: int) -> Tensor | list[T]:
 
 @dataclass
 class Sequences(Rows):
-    """Between steps length == cache.length + 1: the root's keys and values are not cached yet."""
+    """Between steps length == cache.length + 1: the root's keys and values are not cached yet.
+
+    prompt_states {row: {layer: [1,m,d]}}: until the first step, what a prefill has kept of a row's last cached tokens.
+    """
 
     cache: KVCache
     sampler: Sampler
+    prompt_states: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -50,14 +54,32 @@ class Sequences(Rows):
 
     def _slice(self, rows: slice) -> Self:
         view = super()._slice(rows)
-        view.cache = self.cache.rows(rows)
+        view.cache, view.prompt_states = self.cache.rows(rows), {}
         return view
+
+    def states_from(self, b: int, first: int) -> dict[int, Tensor]:
+        """{layer: [1,n-first,d]} of the n cached tokens of row b from `first` on; {} unless all of them were kept."""
+        count, kept = int(self.cache.length[b]) - first, self.prompt_states.get(b, {})
+        return {layer: x[:, -count:] for layer, x in kept.items() if 0 < count <= x.shape[1]}
+
+    def shared(self, before: Tensor | None) -> int:
+        """How many of the only row's first cached tokens are also the first of the text before, its tokens [1,N].
+
+        0 if either is not the only row, and for the same memory, to which a session writes one text after another.
+        """
+        if before is None or before.data_ptr() == self.tokens.data_ptr():
+            return 0
+        if not len(before) == len(self.tokens) == self.capacity == 1:
+            return 0
+        n = min(int(self.cache.length[0]), before.shape[1])
+        return int((before[0, :n] == self.tokens[0, :n]).cumprod(0).sum())
 
     def commit(self, verdict: Verdict) -> Tensor:
         """Commit the accepted keys and values and append the emitted tokens -> how many each row took [B].
 
         Tokens after an end token or beyond the limit are dropped; rows that are done take none.
         """
+        self.prompt_states = {}
         room, done = (self.prompt + self.limit - self.length).tolist(), self.done.tolist()
         taken, over = [], []
         for b, (row, n) in enumerate(zip(verdict.emitted.tolist(), verdict.count.tolist(), strict=True)):

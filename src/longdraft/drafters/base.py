@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from longdraft.core import UNBOUNDED, Captures, CaptureSpec, ChainDraws, DraftLimits, Sequences, Tree, Verdict
+from longdraft.core import (
+    UNBOUNDED,
+    Captures,
+    CaptureSpec,
+    ChainDraws,
+    DraftLimits,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+)
 from longdraft.models.lm import LM
 from longdraft.ops import DRAFT
 from longdraft.views.base import Policy
@@ -28,6 +38,10 @@ class Drafter:
     def captures(self) -> CaptureSpec:
         """What the verify pass must capture for `update`."""
         return CaptureSpec()
+
+    def prompt_captures(self) -> PromptSpec:
+        """What a row's prefill should keep in seqs.prompt_states for `start` and `enter`, which may not find it."""
+        return PromptSpec()
 
     def rewind(self, seqs: Sequences) -> None:
         """Remove from the drafter's own caches what seqs does not contain: a hierarchy takes back its inner drafts."""
@@ -98,6 +112,9 @@ class Combined(Drafter):
     """Made of other drafters: whatever changes or reads their state is done for all of them, in order."""
 
     drafters: Sequence[Drafter]
+
+    def prompt_captures(self) -> PromptSpec:
+        return PromptSpec.union(d.prompt_captures() for d in self.drafters)
 
     def rewind(self, seqs: Sequences) -> None:
         for d in self.drafters:

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.packed_linear import PackedLinear
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size
-from longdraft.ops.packed import Packed
 from longdraft.training.data import Corpus
 
 
@@ -35,13 +33,13 @@ class DraftVocabulary(nn.Module):
     def linear(self, target: LM) -> Any:
         """The target's output layer for these tokens only."""
         if not self._rows:
-            self._rows.append(_rows_of(target.hf.get_output_embeddings(), self.tokens))
+            self._rows.append(target.head_rows(self.tokens))
         return self._rows[0]
 
     def logits(self, target: LM, normed: Tensor) -> Tensor:
         """normed [..,d] -> [..,V]."""
         linear = self.linear(target)
-        if isinstance(linear, PackedLinear):
+        if hasattr(linear, "unpack"):  # a packed one
             linear.unpack(target.dtype)
         found = linear(normed.to(target.dtype))
         return found.new_full((*found.shape[:-1], self.size), float("-inf")).index_copy_(-1, self.tokens, found)
@@ -55,19 +53,6 @@ class DraftVocabulary(nn.Module):
         """Raises ValueError for tokens that are not the target's, or not ascending."""
         if tokens.min() < 0 or tokens.max() >= self.size or bool((tokens.diff() <= 0).any()):
             raise ValueError(f"its draft tokens are not different tokens of the target's {self.size}, in order")
-
-
-def _rows_of(head: Any, tokens: Tensor) -> Any:
-    """A linear layer with these rows of another."""
-    bias = None if head.bias is None else head.bias.detach()[tokens]
-    if isinstance(head, PackedLinear):
-        p = head.packed
-        return PackedLinear(Packed(p.bits, p.codes[tokens], p.scale[tokens], p.offset[tokens], p.group), bias)
-    some = nn.Linear(head.weight.shape[1], len(tokens), bias is not None, device="meta")
-    some.weight = nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
-    if bias is not None:
-        some.bias = nn.Parameter(bias, requires_grad=False)
-    return some
 
 
 def draft_vocabulary(target: LM, count: int) -> DraftVocabulary | None:

@@ -47,10 +47,11 @@ class Conversation:
         self.tokens = self.tokens[:kept]
         with torch.inference_mode():
             self.cache.length.fill_(kept)
-            self.target.prefill(prompt[kept:-1], self.cache, report=report)
+            states = self.target.prefill(prompt[kept:-1], self.cache, report=report, keep=drafter.prompt_captures())
         self.tokens = prompt[:-1]
         stats.prefill_s += clock(self.target.device) - begin
         seqs = self.target.sequences([prompt], max_new_tokens, self.cache, self.sampler, self.seed)
+        seqs.prompt_states[0] = states
         try:
             yield from decode(self.target, drafter, seqs, match, stats)
         finally:

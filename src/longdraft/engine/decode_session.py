@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core import Rows, Sampler, Sequences, Tree, Verdict, Verifier, match
+from longdraft.core import PromptSpec, Rows, Sampler, Sequences, Tree, Verdict, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
@@ -48,7 +48,7 @@ class DecodeSession:
     """Every decode starts from the prompts alone: the slots after them, which earlier decodes wrote, are scratch.
 
     A drafter that changes a committed slot would spoil all later decodes, plain ones included; after `seal`, `altered`
-    detects this. report: see LM.prefill. Raises InputError for bad arguments before any work.
+    detects this. report, keep: see LM.prefill. Raises InputError for bad arguments before any work.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class DecodeSession:
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
         report: Callable[[int], None] | None = None,
+        keep: PromptSpec | None = None,
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
         self.sampler, self.seed, self.eos = (sampler or Sampler()).under(target.rules()), seed, eos
         begin = clock(target.device)
-        self.cache = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos, report).cache
+        seqs = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep)
+        self.cache, self.prompt_states = seqs.cache, seqs.prompt_states
         self.prefill_s = clock(target.device) - begin
         self._start = self.cache.length.clone()
         self._sealed: list[Tensor] | None = None
@@ -105,6 +107,7 @@ class DecodeSession:
             self.cache.length.copy_(self._start)
         limit = min(limit or self.limit, self.limit)
         seqs = self.target.sequences(self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
+        seqs.prompt_states = self.prompt_states
         snapshot = RowsSnapshot(seqs)
         for step in decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats()):
             snapshot.extend(step)

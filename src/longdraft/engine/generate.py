@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from longdraft.core import Sampler, Sequences, Verifier, match, reject
+from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock, speculative_step
 from longdraft.errors import InputError
@@ -111,12 +111,16 @@ def prefill(
     seed: int,
     eos: tuple[int, ...] | None = None,
     report: Callable[[int], None] | None = None,
+    keep: PromptSpec | None = None,
 ) -> Sequences:
-    """Write all prompt tokens but the last to a new cache; the last one is the first root. report: see LM.prefill."""
+    """Write all prompt tokens but the last to a new cache; the last one is the first root.
+
+    report, keep: see LM.prefill.
+    """
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
     seqs = target.sequences(prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
-        target.prefill(prompt[:-1], cache.row(b), report=report)
+        seqs.prompt_states[b] = target.prefill(prompt[:-1], cache.row(b), report=report, keep=keep)
     return seqs
 
 
@@ -140,7 +144,7 @@ def stream(
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)
     begin = clock(target.device)
-    seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos)
+    seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos, keep=drafter.prompt_captures())
     stats.prefill_s += clock(target.device) - begin
     yield from decode(target, drafter, seqs, verify, stats)
 

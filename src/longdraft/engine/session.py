@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from longdraft.core import Sampler, Sequences, Verifier, match, without
+from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, without
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, check, check_pair, step
 from longdraft.errors import InputError
@@ -191,7 +191,7 @@ class Session:
 
     def _enter(self, request: Request) -> None:
         begin = perf_counter()
-        self._rows.enter(request)
+        self._rows.enter(request, self.drafter.prompt_captures())
         prefilled = perf_counter()
         self.stats.prefill_s += prefilled - begin
         if self._started:
@@ -262,16 +262,17 @@ class RowPool:
     def free(self) -> int:
         return self.whole.capacity - len(self.requests)
 
-    def enter(self, request: Request) -> None:
+    def enter(self, request: Request, keep: PromptSpec) -> None:
         """Prefill a prompt into the next free row. If this fails, the rows in use are unchanged."""
         s, b, prompt = self.whole, len(self.requests), request.prompt
         s.cache.length[b] = 0
-        self.target.prefill(prompt[:-1], s.cache.row(b))
+        states = self.target.prefill(prompt[:-1], s.cache.row(b), keep=keep)
         s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
         s.length[b] = s.prompt[b] = len(prompt)
         s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
         self.requests.append(request)
         self.seqs = s.first(len(self.requests))
+        self.seqs.prompt_states[b] = states
 
     def leave(self, b: int) -> Request:
         """Free row b -> its request."""

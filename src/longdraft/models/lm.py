@@ -16,9 +16,9 @@ from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
-from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy
+from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, rows_of
 from longdraft.backends.partition import in_parts
-from longdraft.core import Captures, CaptureSpec, KVCache, KVView, Sampler, Sequences, Tree
+from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampler, Sequences, Tree
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
 from longdraft.models.alignment import align_weights
@@ -152,17 +152,29 @@ class LM:
         return [self._commit(part, cache, Captures(spec), logits) for part in self._split(tokens, chunk, logits)]
 
     def prefill(
-        self, tokens: list[int], cache: KVCache, chunk: int = 1024, report: Callable[[int], None] | None = None
-    ) -> None:
+        self,
+        tokens: list[int],
+        cache: KVCache,
+        chunk: int = 1024,
+        report: Callable[[int], None] | None = None,
+        keep: PromptSpec | None = None,
+    ) -> dict[int, Tensor]:
         """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits.
 
-        report: called after every chunk with its number of tokens.
+        report: called after every chunk with its number of tokens. -> {layer: [1,m,d]}, the states that `keep` requests
+        of the last m of these tokens, at most keep.count; {} for none.
         """
         self.check_process()
+        keep, left, kept = keep or PromptSpec(), len(tokens), []
         for part in self._split(torch.tensor([tokens], device=self.device), chunk, 1):
-            self._commit(part, cache, Captures(), 1)
+            left -= part.shape[1]
+            wanted = left < keep.count
+            captured = self._commit(part, cache, Captures(CaptureSpec(hidden=keep.hidden if wanted else ())), 1)
+            if wanted:
+                kept.append(captured.states)
             if report is not None:
                 report(part.shape[1])
+        return {n: torch.cat([states[n] for states in kept], 1)[:, -keep.count :] for n in keep.hidden if kept}
 
     def _split(self, tokens: Tensor, chunk: int, logits: int) -> list[Tensor]:
         """Tokens [1,N] in parts of at most `chunk`, each for one call of the backend."""
@@ -192,6 +204,10 @@ class LM:
             head.unpack(self.dtype)
         logits = without_layers(self.hf)(input_ids=None, use_cache=False, longdraft_state=state).logits
         return logits.view(*normed.shape[:-1], -1)
+
+    def head_rows(self, tokens: Tensor) -> Any:
+        """The output layer for these tokens only, packed if the whole one is."""
+        return rows_of(self.hf.get_output_embeddings(), tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..,V] of the residual stream after the last layer [..,d] (Captures.states of layer L)."""

@@ -15,10 +15,13 @@ def attend(q, *args, **options) -> Attended:
     return (gpu or cpu).attend(q, *args, **options)
 
 
-def gumbel(seed, position, vocab):
+def gumbel(seed, position, vocab, tokens=None):
     """See noise.gumbel."""
     gpu = self_check.kernels() if position.is_cuda else None
-    return (gpu or noise).gumbel(seed, position, vocab)
+    if gpu is None:
+        return noise.gumbel(seed, position, vocab, tokens)
+    found = gpu.gumbel(seed, position, vocab)
+    return found if tokens is None else found[..., tokens]
 
 
 __all__ = [

@@ -54,9 +54,14 @@ def uniform(seed: Tensor, position: Tensor, token: Tensor | int) -> Tensor:
     return (((x >> 12) & ((1 << 52) - 1)).double() + 0.5) / (1 << 52)  # 52 bits: with 53 the sum would round up to 1
 
 
-def gumbel(seed: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a draw from p."""
-    return uniform(seed, position, vocab).log_().neg_().log_().neg_().float()
+def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = None) -> Tensor:
+    """Gumbel noise, float32: seed [B], position [B,T] -> [B,T,vocab]. argmax(log p + noise) is a draw from p.
+
+    tokens [N]: the noise of these alone [B,T,N], the same bits.
+    """
+    noise = uniform(seed, position, vocab)
+    noise = noise if tokens is None else noise[..., tokens]
+    return noise.log_().neg_().log_().neg_().float()
 
 
 def draw(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
+from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, PromptSpec, Sequences, Tree, Verdict
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
@@ -22,10 +22,11 @@ class DFlash(Drafter):
     """Before a draft, the ring holds the features of the latest `window` tokens in the target's cache, all computed
     from the target's states.
 
-    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. Before the first draft, and after steps
-    that were not passed to `update`, the target reads the missing tokens again, at most the last `window`. The whole
-    block runs whatever the limits, because its slots see each other. window 0: the block's own. Not for use inside a
-    hierarchy, which verifies under a view.
+    A draft is the tree of the `nodes` best paths, or a chain of gamma tokens. The prefill keeps the states of the
+    prompt's last `window` tokens. Where it did not, and after steps that were not passed to `update`, the target reads
+    the missing tokens again before a draft, at most the last `window`. The whole block runs whatever the limits,
+    because its slots see each other. window 0: the block's own. Not for use inside a hierarchy, which verifies under a
+    view.
     """
 
     def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
@@ -34,18 +35,32 @@ class DFlash(Drafter):
         self.target, self.block, self.window = target, block, window or block.window
         self.shape, self.width = BestPaths(gamma or nodes), 1 if gamma else UNBOUNDED
         self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1
+        self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(self.block.taps))
 
+    def prompt_captures(self) -> PromptSpec:
+        return PromptSpec(self.captures().hidden, self.window)
+
     def start(self, seqs: Sequences) -> None:
         size = max(min(self.window, seqs.tokens.shape[1]), 1)
-        self.ring = FeatureRing(self.block, size, (seqs.cache.length - size).clamp(min=0))
+        shared, self._text = seqs.shared(self._text), seqs.tokens
+        if shared:
+            self.ring.rewind(torch.full_like(self.ring.end, shared))
+            self.ring = self.ring.resized(self.block, size)
+        else:
+            self.ring = FeatureRing(self.block, size, (seqs.cache.length - size).clamp(min=0))
+        for b in range(len(seqs.length)):
+            self._take(seqs, b)
 
     def enter(self, seqs: Sequences, row: int) -> None:
+        self._text = None
         self.ring.enter(max(int(seqs.cache.length[row]) - self.ring.size, 0))
+        self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
+        self._text = None
         self.ring.leave(row)
 
     def rewind(self, seqs: Sequences) -> None:
@@ -61,17 +76,31 @@ class DFlash(Drafter):
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
+    def _missing(self, seqs: Sequences, b: int) -> int:
+        """The first position that a row lacks; a row that lacks more than the ring holds begins anew."""
+        low = int(seqs.cache.length[b]) - self.ring.size
+        if low > int(self.ring.end[b]):
+            self.ring.restart(b, low)
+        return int(self.ring.end[b])
+
+    def _take(self, seqs: Sequences, b: int) -> None:
+        """Compute the missing features of a row if its prefill has kept the states."""
+        if states := seqs.states_from(b, self._missing(seqs, b)):
+            self._feed_row(b, states)
+
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's tokens without features through the target again; its cache keeps its contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
-        if n - int(self.ring.end[b]) > self.ring.size:
-            self.ring.restart(b, n - self.ring.size)
-        fed = n - int(self.ring.end[b])
+        fed = n - self._missing(seqs, b)
         with row.reopen(fed):
             passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
         for captured in passes:
-            states = [captured.states[tap] for tap in self.block.taps]
-            self._feed(torch.tensor([b], device=seqs.tokens.device), states, torch.tensor([states[0].shape[1]]))
+            self._feed_row(b, captured.states)
+
+    def _feed_row(self, b: int, states: dict[int, Tensor]) -> None:
+        """Append the features of all these states [1,N,d] to one row."""
+        found = [states[tap] for tap in self.block.taps]
+        self._feed(torch.tensor([b], device=self.ring.end.device), found, torch.tensor([found[0].shape[1]]))
 
     def _feed(self, rows: Tensor, states: list[Tensor], count: Tensor) -> None:
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""

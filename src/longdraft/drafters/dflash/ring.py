@@ -24,6 +24,16 @@ class FeatureRing:
         self.k, self.v = (torch.zeros(shape, dtype=block.dtype, device=end.device) for _ in range(2))
         self.low, self.end = end.clone(), end.clone()
 
+    def resized(self, block: DFlashBlock, size: int) -> FeatureRing:
+        """The same latest features in a ring of another size."""
+        new, held = FeatureRing(block, size, self.end), min(size, self.size)
+        new.low = torch.maximum(self.low, self.end - held)
+        for b, (low, end) in enumerate(zip(new.low.tolist(), new.end.tolist(), strict=True)):
+            position = torch.arange(low, end, device=self.end.device)
+            for ring, old in ((new.k, self.k), (new.v, self.v)):
+                ring[b, :, :, position % size] = old[b, :, :, position % self.size]
+        return new
+
     def enter(self, end: int) -> None:
         """Add an empty row."""
         self.k, self.v = (torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in (self.k, self.v))

@@ -73,8 +73,22 @@ class EagleBlock(nn.Module, ABC):
         """feature, token [B,W,d] -> the residual stream [B,W,d] and attention's input [B,W,wide]."""
 
     @abstractmethod
+    def known_scores(self, target: LM, output: Tensor) -> Tensor:
+        """output [B,W,d] -> logits [B,W,known] of the tokens it can draft, float32."""
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """[known] the target's token of each token it can draft; None if it can draft all."""
+        return None
+
     def scores(self, target: LM, output: Tensor) -> Tensor:
         """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf for tokens it cannot draft."""
+        found, tokens = self.known_scores(target, output), self.tokens
+        if tokens is None:
+            return found
+        full = found.new_full((*found.shape[:-1], target.vocab), float("-inf"))
+        full[..., tokens] = found
+        return full
 
     def forward(
         self, feature: Tensor, token: Tensor, position: Tensor, mask: Tensor, cache: KVCache, start: int
@@ -98,7 +112,8 @@ class EagleBlock(nn.Module, ABC):
     def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Attention's input [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""
         q, k, v = (p(x).unflatten(-1, (-1, self.dim)).transpose(1, 2) for p in (self.q, self.k, self.v))
-        return self._rotate(q, position), self._rotate(k, position), v
+        q, k = self._rotate(torch.cat([q, k], 1), position).split([q.shape[1], k.shape[1]], 1)
+        return q, k, v
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """residual [B,W,d], attended [B,W,H*D] -> output [B,W,d]."""
@@ -108,7 +123,8 @@ class EagleBlock(nn.Module, ABC):
 
     def _rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """x [B,H,W,D] rotated by its position [B,W]."""
-        self.frequency = self.frequency.to(x.device)
+        if self.frequency.device != x.device:  # setting an attribute of a module takes long
+            self.frequency = self.frequency.to(x.device)
         angle = (position[..., None] * self.frequency)[:, None]
         cos, sin = ((self.scaling * turned).to(x.dtype) for turned in (angle.cos(), angle.sin()))
         a, b = x.chunk(2, -1)
@@ -135,7 +151,7 @@ class Eagle2Block(EagleBlock):
         x = self.fuse(torch.cat([token, feature], -1))
         return x, x
 
-    def scores(self, target: LM, output: Tensor) -> Tensor:
+    def known_scores(self, target: LM, output: Tensor) -> Tensor:
         return target.project(output).float()
 
 
@@ -170,15 +186,11 @@ class Eagle3Block(EagleBlock):
         normed = self.norm_feature(feature)
         return normed if self.normed_residual else feature, torch.cat([self.norm_token(token), normed], -1)
 
-    def scores(self, target: LM, output: Tensor) -> Tensor:
-        found = self.head(self.norm_out(output)).float()
-        full = found.new_full((*found.shape[:-1], target.vocab), float("-inf"))
-        full[..., self.tokens] = found
-        return full
+    def known_scores(self, target: LM, output: Tensor) -> Tensor:
+        return self.head(self.norm_out(output)).float()
 
     @property
     def tokens(self) -> Tensor:
-        """[known] the target's token of each draft token."""
         return torch.arange(self.known, device=self.d2t.device) + self.d2t
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:

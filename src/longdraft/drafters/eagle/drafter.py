@@ -5,7 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdraft.core import PAD, Captures, CaptureSpec, DraftLimits, KVCache, Sequences, Tree, Verdict, without
+from longdraft.core import (
+    PAD,
+    Captures,
+    CaptureSpec,
+    DraftLimits,
+    KVCache,
+    PromptSpec,
+    Sequences,
+    Tree,
+    Verdict,
+    without,
+)
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.errors import InputError
@@ -32,10 +43,11 @@ class Eagle(Drafter):
     features are computed from the target's states.
 
     Each of `levels` levels adds the `topk` best children of the `topk` best nodes of the level above, and the best
-    `nodes` of all candidates are verified (EAGLE-2 sec. 4). Before the first draft, and after steps that were not
-    passed to `update`, the target reads the missing tokens again, at most the last `reach`. A node's value is its
-    cumulative log-probability (at a temperature, that of being sampled given the noise), so it never exceeds its
-    parent's. Not for use inside a hierarchy, which verifies under a view.
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). The prefill keeps the states of the prompt's last `reach`
+    tokens. Where it did not, and after steps that were not passed to `update`, the target reads the missing tokens
+    again before a draft, at most the last `reach`. A node's value is its cumulative log-probability (at a temperature,
+    that of being sampled given the noise), so it never exceeds its parent's. Not for use inside a hierarchy, which
+    verifies under a view.
     """
 
     def __init__(
@@ -48,15 +60,40 @@ class Eagle(Drafter):
         self.target, self.block, self.reach = target, block, reach
         self.topk, self.levels, self.nodes = topk, levels, nodes
         self.max_depth = min(levels + 1, nodes - 1)
-        self.layers = block.captured_layers(target.config.num_hidden_layers)
+        self.layers, self.tokens = block.captured_layers(target.config.num_hidden_layers), block.tokens
+        self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(sorted(set(self.layers))))
 
-    def _states(self, captured: Captures) -> Tensor:
-        return self.block.feature(self.target, [captured.states[n] for n in self.layers])
+    def prompt_captures(self) -> PromptSpec:
+        return PromptSpec(self.captures().hidden, self.reach)
+
+    def _features(self, states: dict[int, Tensor]) -> Tensor:
+        return self.block.feature(self.target, [states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
+        shared, self._text = seqs.shared(self._text), seqs.tokens
+        if not self._continue(seqs, shared):
+            self._begin(seqs)
+        for b in range(len(seqs.length)):
+            self._take(seqs, b)
+
+    def _continue(self, seqs: Sequences, shared: int) -> bool:
+        """Keep the pairs within `reach` of the first `shared` tokens of the text before; False if there are none."""
+        if shared < 2:
+            return False
+        first, n = int(self.first[0]), int(seqs.cache.length[0])
+        low, end = max(first, n - self.reach), min(first + int(self.own.length[0]), shared - 1)
+        if low >= end:
+            return False
+        k, v = (x[None, :, low - first : end - first].clone() for x in self.own.read(0, 0))
+        self.own.write(0, k, v, [0])
+        self.first[0], self.own.length[0] = low, end - low
+        return True
+
+    def _begin(self, seqs: Sequences) -> None:
+        """No pairs yet."""
         B, cache = len(seqs.length), seqs.cache
         room = seqs.tokens.shape[1] - max(min(cache.length.tolist(), default=0) - self.reach, 0)
         self._whole = KVCache(seqs.capacity, room + self.topk * self.levels, cache.length.device)
@@ -65,13 +102,14 @@ class Eagle(Drafter):
         self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        self._whole.length[row] = 0
+        self._whole.length[row], self._text = 0, None
         self.own = self._whole.first(row + 1)
         self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
         self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
+        self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        last = len(seqs.length)
+        last, self._text = len(seqs.length), None
         if row != last:
             self._whole.move(last, row)
         self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
@@ -82,6 +120,12 @@ class Eagle(Drafter):
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
+    def _take(self, seqs: Sequences, b: int) -> None:
+        """Compute the missing pairs of a row if its prefill has kept the states."""
+        first, n = int(self.first[b] + self.own.length[b]), int(seqs.cache.length[b])
+        if states := seqs.states_from(b, first):
+            self._feed(self._features(states), seqs.tokens[b : b + 1, first + 1 : n + 1], slice(b, b + 1), [n - first])
+
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
         row, n = seqs.cache.row(b), int(seqs.cache.length[b])
@@ -90,7 +134,7 @@ class Eagle(Drafter):
         fed = n - int(self.first[b] + self.own.length[b])
         with row.reopen(fed):
             passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
-        features = torch.cat([self._states(captured) for captured in passes], 1)
+        features = torch.cat([self._features(captured.states) for captured in passes], 1)
         self._feed(features, seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
 
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
@@ -120,8 +164,8 @@ class Eagle(Drafter):
         return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        states = self._states(captured)
-        features = states.gather(1, verdict.path[..., None].expand(-1, -1, states.shape[-1]))
+        features = self._features(captured.states)
+        features = features.gather(1, verdict.path[..., None].expand(-1, -1, features.shape[-1]))
         count = seqs.cache.length - self.first - self.own.length  # new tokens of each row; 0 if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
         self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
@@ -150,15 +194,35 @@ class Eagle(Drafter):
                 mask = small.mask[:, start:, 1:]
                 output = self.block(feature, self._embed(token), position, mask, self.own, start - 1)
                 outputs = torch.cat([outputs, output], 1)
-            scores = seqs.sampler.scores(self.block.scores(self.target, output), small, seqs, start).log_softmax(-1)
-            best = scores.topk(topk, -1)
-            new = (value.gather(1, here)[..., None] + best.values).flatten(1)
-            first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), best.indices.flatten(1))
+            chances, tokens = self._children(output, small, seqs, start, topk)
+            new = (value.gather(1, here)[..., None] + chances).flatten(1)
+            first, tree = tree.size, tree.grow(here.repeat_interleave(topk, 1), tokens.flatten(1))
             value = torch.cat([value, new], 1)
-            here = first + new.topk(min(topk, new.shape[1])).indices.sort(-1).values
+            best = new.topk(min(topk, new.shape[1]))
+            here = first + best.indices.sort(-1).values
+            if topk == self.topk and self._complete(value, best.values):
+                break
         if topk < self.topk:  # a level may not be wider than the nodes that were run
             return chosen(tree, torch.cat([run, here], 1)[:, : self.nodes - 1])
         return self._best(tree, value)
+
+    def _complete(self, value: Tensor, newest: Tensor) -> bool:
+        """Whether no child of the newest level's best nodes can be chosen: none is worth more than its parent."""
+        if value.shape[1] <= self.nodes:
+            return False
+        least = value[:, 1:].topk(self.nodes - 1).values[:, -1]
+        return bool((newest[:, 0] < least).all())
+
+    def _children(self, output: Tensor, tree: Tree, seqs: Sequences, start: int, topk: int) -> tuple[Tensor, Tensor]:
+        """The best children of nodes [start, size): their log-probabilities and tokens [B,W,topk]."""
+        if self.tokens is None or not seqs.sampler.bare:
+            logits = self.block.scores(self.target, output)
+            best = seqs.sampler.scores(logits, tree, seqs, start).log_softmax(-1).topk(topk, -1)
+            return best.values, best.indices
+        logits = self.block.known_scores(self.target, output)  # a vocabulary of the target's size takes longer
+        scores = seqs.sampler.scores(logits, tree, seqs, start, tokens=self.tokens)
+        best = scores.log_softmax(-1).topk(topk, -1)
+        return best.values, self.tokens[best.indices]
 
     def _best(self, tree: Tree, value: Tensor) -> Tree:
         """The root and the best other nodes; a stable sort puts a parent before a child of equal value."""
