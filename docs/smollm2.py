@@ -44,9 +44,12 @@ LONGER = """## Long context
 
 The model was trained on {trained:,} positions; `--rope yarn:2` and `yarn:4` give it two and four times as many without
 training. Loss in nats per token of the same last {scored} tokens of each text when the model sees its last {shortest:,}
-to {longest:,} tokens (those {scored} among them), weights and keys in {dtype}. Column {trained:,}: the mean loss;
-*minus none*: its difference to the unscaled model's. Other columns: the difference to the loss of the same row at
+to {longest:,} tokens (those {scored} among them); the model's own weights, not the packed ones, in {dtype}. Column {trained:,}:
+the mean loss; *minus none*: its difference to the unscaled model's. Other columns: the difference to the loss of the same row at
 {trained:,} tokens. Differences are paired by text, ± is their standard error over texts; [2]: of 2 texts alone.
+
+Below each table: how far more context does not hurt, which is how far the loss is at most one standard error above that
+at {trained:,} tokens. Cells of fewer than {fewest} texts do not count.
 """
 FACTS = """### Facts found in a book
 
@@ -145,15 +148,21 @@ def long_text(found: list[Record]) -> str:
     """Losses by context, a table per kind of text and one of all; what follows; and the facts found."""
     losses = [r for r in found if r["task"] == "long-context-loss"]
     contexts, kinds = sorted({r["context"] for r in losses}), unique(r["text"] for r in losses)
-    shared = {"trained": TRAINED, "scored": losses[0]["scored"], "shortest": contexts[0], "longest": contexts[-1]}
+    shared = {
+        "trained": TRAINED,
+        "fewest": FEWEST,
+        "scored": losses[0]["scored"],
+        "shortest": contexts[0],
+        "longest": contexts[-1],
+    }
     parts = [LONGER.format(**shared, dtype=losses[0]["weights"] or losses[0]["dtype"])]
     for some in [[k] for k in kinds] + [kinds]:
         same = [r for r in losses if r["text"] in some]
         count = len({r["text_sha256"] for r in same})
         rows = [_loss_row(same, rope, contexts) for rope in _ropes(same)]
         header = ["rope", f"{TRAINED:,}", "minus none", *(f"{c:,}" for c in contexts if c != TRAINED)]
-        parts.append(f"### Loss: {' and '.join(some)}, {count} texts\n\n{table(header, rows)}\n")
-    parts += [f"{verdict(losses)}\n", facts([r for r in found if r["task"] == "long-context-facts"])]
+        parts.append(f"### Loss: {' and '.join(some)}, {count} texts\n\n{table(header, rows)}\n\n{verdict(same)}\n")
+    parts.append(facts([r for r in found if r["task"] == "long-context-facts"]))
     return "\n".join(parts)
 
 
@@ -201,13 +210,10 @@ def verdict(found: list[Record]) -> str:
         if not enough:
             lines.append(f"- {name}: measured on fewer than {FEWEST} texts, so nothing is claimed.")
             continue
-        line = f"- {name}: more context does not hurt up to {own:,} tokens (of {enough[-1]:,} measured)"
+        line = f"- {name}: more context does not hurt up to {own:,} tokens (enough texts up to {enough[-1]:,})"
         also = f"up to {plain:,} tokens" if plain else "nowhere"
         lines.append(line + (f"; no worse than the unscaled model at {TRAINED:,} tokens: {also}." if rope else "."))
-    head = (
-        f"On all texts, a loss counts as no worse if it is at most one standard error above that at {TRAINED:,} tokens;"
-    )
-    return f"{head}\nonly cells of at least {FEWEST} texts count:\n\n" + "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _longest(found: list[Record], rope: str | None, contexts: list[int], base: str | None) -> int:
