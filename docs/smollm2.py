@@ -46,8 +46,8 @@ The model was trained on {trained:,} positions; `--rope yarn:2` and `yarn:4` giv
 training. Loss in nats per token of the same last {scored} tokens of each text when the model sees its last {shortest:,}
 to {longest:,} tokens (those {scored} among them); the model's own weights, not the packed ones, in {dtype}. Column
 {trained:,}: the mean loss; *minus none*: its difference to the unscaled model's. Other columns: the difference to the
-loss of the same row at {trained:,} tokens. Differences are paired by text, ± is their standard error over texts; [2]: of
-2 texts alone.
+loss of the same row at {trained:,} tokens. Differences are paired by text, ± is their standard error over texts; [2]:
+of 2 texts alone.
 
 Below each table: how far more context does not hurt, which is how far the loss is at most one standard error above that
 at {trained:,} tokens. Cells of fewer than {fewest} texts do not count.
