@@ -86,6 +86,15 @@ def test_template_sizes():
         cartesian([100, 100])
 
 
+def test_the_sparse_tree_ends_with_the_last_head():
+    lm = tiny.target("llama")
+    for count in (2, 4, 5):
+        drafter = build("medusa", lm, MedusaHeads(lm.config.hidden_size, count))
+        assert drafter.max_depth == min(count, 4)
+    with pytest.raises(InputError, match="needs 3 heads"):
+        build("medusa", lm, MedusaHeads(lm.config.hidden_size, 2), widths=[2, 2, 2])
+
+
 def sequences(sampler: Sampler, limit: int = 9, lengths=(20, 7)) -> Sequences:
     lm = tiny.target("llama")
     return Sequences.of(tiny.prompts(*lengths), limit, lm.new_cache(len(lengths), 4), sampler, SEED)

@@ -70,11 +70,12 @@ def medusa(
 ) -> Drafter:
     """Heads on the last verified hidden state predict later tokens; widths per depth, or a sparse tree of 63 nodes.
 
-    nodes: instead of a tree of fixed shape, draft this many of the likeliest paths (0: the fixed shape).
+    The sparse tree ends with the last head. nodes: instead of a tree of fixed shape, draft this many of the likeliest
+    paths (0: the fixed shape).
     """
     if nodes:
         return Medusa(target, heads, BestPaths(nodes))
-    return Medusa(target, heads, SPARSE if widths == "sparse" else cartesian(list(widths)))
+    return Medusa(target, heads, SPARSE[: len(heads)] if widths == "sparse" else cartesian(list(widths)))
 
 
 def tokenswift(
