@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import Sampler, build, generate
 from longdraft.core import Captures
-from longdraft.drafters import Auto, SelfDrafter
+from longdraft.drafters import Auto, Lookup, SelfDrafter
+from longdraft.engine.generate import prefill
 from longdraft.methods.model_free import suffix
 from longdraft.methods.self_speculative import by_a_copy, vegas
 from longdraft.models.lm import LM
@@ -104,3 +105,16 @@ def test_drafters_whose_weights_cost_too_much_are_not_tried(context):
     assert (share < 0.7) is (context == 2000)
     assert [d.inner.max_depth for d in auto.tried][-1] == auto.drafters[-1].max_depth
     assert (auto.drafters[0] in auto.tried) is (context == 2000)
+
+
+@pytest.mark.parametrize(("limit", "tried"), [(10, 1), (63, 1), (64, 2), (200, 3)])
+def test_few_are_tried_where_little_is_to_be_decoded(limit, tried):
+    """One per `each` tokens of the limit; without `each`, all."""
+    lm = tiny.target("llama")
+    for each, wanted in ((32, tried), (0, 3)):
+        auto = Auto([Lookup(1, 3), Lookup(2, 3), Lookup(3, 3)], rounds=1, each=each)
+        seqs = prefill(lm, tiny.prompts(40), limit, Sampler(), 0, ())
+        auto.start(seqs)
+        while auto.trying:
+            auto._try_next(seqs)
+        assert len(auto.tried) == wanted

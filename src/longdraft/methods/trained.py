@@ -133,18 +133,23 @@ def dflash(target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth =
     return DFlash(target, block, nodes, gamma, window)
 
 
-# Drafter weights that are used if there are any: kind -> (method, its options).
+# Drafter weights that `auto` uses if there are any: kind -> (method, its options). A CPU verifies about ten nodes at
+# little extra cost.
 TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "glide": (longspec_guided, {"widths": (4, 2, 2, 2, 2)}),  # a CPU verifies about ten nodes at little extra cost
+    "glide": (longspec_guided, {"widths": (4, 2, 2, 2, 2)}),
+    "heads": (tokenswift, {"widths": (1, 2, 2, 1)}),
     "budget": (budgetdraft, {}),
-    "heads": (tokenswift, {}),
 }
+EACH = 32  # tokens to decode per drafter that `auto` tries: a trial costs up to ten plain steps
 
 
 def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
-    """Tries drafts by a quantised copy, methods that have their drafter weights, and vegas, vegas-reuse and suffix.
+    """Tries drafts by a quantised copy, suffix, vegas, vegas-reuse and the methods that have their drafter weights.
 
-    Each is tried for `rounds` decoding steps, and the fastest continues.
+    Each is tried for `rounds` decoding steps, and the fastest continues. One is tried per 32 tokens to decode, the
+    cheapest to try first.
     """
-    trained = [build(target, weights[kind], **given) for kind, (build, given) in TRAINED.items() if kind in weights]
-    return Auto([*by_a_copy(target), *trained, vegas(target), vegas_reuse(target), suffix(target)], rounds)
+    made = {kind: build(target, weights[kind], **given) for kind, (build, given) in TRAINED.items() if kind in weights}
+    block = [made.pop("glide")] if "glide" in made else []
+    untrained = [vegas(target), vegas_reuse(target)]
+    return Auto([*by_a_copy(target), suffix(target), *block, *untrained, *made.values()], rounds, EACH)

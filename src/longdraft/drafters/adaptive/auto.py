@@ -16,13 +16,14 @@ class Auto(Combined):
     """One of its drafters is in use at a time, as an AdaptiveDraft: each for a trial, then the fastest for good.
 
     A trial lasts `rounds` steps. It ends sooner if its drafter turns itself off, or expects a lower rate than one
-    tried before. A drafter is not tried if its weights alone make a draft cost nearly as much as a plain step. Between
-    trials there is a step without a draft that captures what the next drafter needs.
+    tried before. A drafter is not tried if its weights alone make a draft cost nearly as much as a plain step. Trials
+    cost most where little is to be decoded, so one drafter is tried per `each` tokens of the longest limit, at least
+    one (0: all of them). Between trials there is a step without a draft that captures what the next drafter needs.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], rounds: int = 8):
+    def __init__(self, drafters: Sequence[Drafter], rounds: int = 8, each: int = 0):
         self.drafters: list[AdaptiveDraft] = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d) for d in drafters]
-        self.rounds = rounds
+        self.rounds, self.each = rounds, each
         self.has_draft_probs = all(d.has_draft_probs for d in drafters)
         self.max_depth = max(d.max_depth for d in drafters)
 
@@ -33,6 +34,8 @@ class Auto(Combined):
         """Start all drafters. The first one tried measures plain steps for all; the others begin with their probes."""
         super().start(seqs)
         self.waiting, self.tried, self.trying = list(self.drafters), [], True
+        longest = int(seqs.limit.max()) if len(seqs.limit) else 0
+        self.most = max(1, longest // self.each) if self.each and longest else len(self.drafters)
         self._try_next(seqs)
         self.fresh = False  # the first step drafts nothing anyway
         for d in self.drafters:
@@ -41,7 +44,7 @@ class Auto(Combined):
 
     def _try_next(self, seqs: Sequences) -> None:
         """Switch to the next drafter that could pay; if there is none, to the best that was tried."""
-        while self.waiting:
+        while self.waiting and len(self.tried) < self.most:
             drafter = self.waiting.pop(0)
             only = not self.waiting and not self.tried
             if only or not len(seqs.length) or drafter.least_cost(seqs) < EXPENSIVE:
