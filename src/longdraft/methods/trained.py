@@ -140,7 +140,7 @@ TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
     "heads": (tokenswift, {"widths": (1, 2, 2, 1)}),
     "budget": (budgetdraft, {}),
 }
-EACH = 32  # tokens to decode per drafter that `auto` tries: a trial costs up to ten plain steps
+EACH = 32  # tokens to decode per drafter that `auto` tries: a trial can cost several plain steps
 
 
 def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
