@@ -73,8 +73,8 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
     ),
     "a number of a head is left out": (
         "vector_products.h",
-        "int d = 0; d < D; d++)",
-        "int d = 1; d < D; d++)",
+        "int d = 0; d < NUMBERS; d++)",
+        "int d = 1; d < NUMBERS; d++)",
         "scores",
     ),
     "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
@@ -98,18 +98,27 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "values of codes",
     ),
     "the halves of a byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "outputs"),
+    "the last of an odd number of values is paired with what lies after it": (
+        "pair_products.h",
+        "slot + 1 < n ? half(slot + 1) : _mm256_setzero_si256()",
+        "half(slot + 1)",
+        "values",
+    ),
+    "both halves of a vector are of one group": ("weights.h", "16 - again", "0", "outputs"),
 }
+PAIRED = {"pair_products.h", "weights.h"}  # planted in a build with the instructions for pairs of bf16
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", PLANTED)
 def test_it_finds_planted_faults(fault, tmp_path):
-    needs("g++")
     name, right, wrong, found = PLANTED[fault]
+    kind = "_avx512bf16" if name in PAIRED else "_avx2"
+    needs("g++", kind)
     for header in SOURCES.glob("*.h"):
         shutil.copy(header, tmp_path)
     source = (SOURCES / name).read_text()
     assert source.count(right) == 1
     (tmp_path / name).write_text(source.replace(right, wrong))
-    status, said = run(build("g++", X86["_avx2"], tmp_path, tmp_path))
+    status, said = run(build("g++", X86[kind], tmp_path, tmp_path))
     assert status == 1 and said.startswith(found), said

@@ -28,22 +28,32 @@ constexpr int vectors_beside(int rows, int n, int most, int sums = SUMS) {
     return fit;
 }
 
+// Calls f(i) for 0 <= i < N, each i a constant: unrolled by the language, so that the compiler keeps arrays in registers.
+template <typename F, int... I>
+static inline void each(F f, std::integer_sequence<int, I...>) {
+    (f(I), ...);
+}
+template <int N, typename F>
+static inline void each(F f) {
+    each(f, std::make_integer_sequence<int, N>());
+}
+
 // sum[r][n] += row(r) column(n). Of rows and columns, the fewer are held in registers.
 template <int RB, int N, typename Row, typename Column>
 static inline void add_products(vec (&sum)[RB][N], Row row, Column column) {
-    if constexpr (RB < N) {
+    if constexpr (RB <= N) {
         decltype(row(0)) rows[RB];
-        for (int r = 0; r < RB; r++) rows[r] = row(r);
-        for (int n = 0; n < N; n++) {
+        each<RB>([&](int r) { rows[r] = row(r); });
+        each<N>([&](int n) {
             const auto x = column(n);
-            for (int r = 0; r < RB; r++) sum[r][n] = fused(rows[r], x, sum[r][n]);
-        }
+            each<RB>([&](int r) { sum[r][n] = fused(rows[r], x, sum[r][n]); });
+        });
     } else {
         decltype(column(0)) columns[N];
-        for (int n = 0; n < N; n++) columns[n] = column(n);
-        for (int r = 0; r < RB; r++) {
+        each<N>([&](int n) { columns[n] = column(n); });
+        each<RB>([&](int r) {
             const auto x = row(r);
-            for (int n = 0; n < N; n++) sum[r][n] = fused(x, columns[n], sum[r][n]);
-        }
+            each<N>([&](int n) { sum[r][n] = fused(x, columns[n], sum[r][n]); });
+        });
     }
 }

@@ -103,7 +103,9 @@ ONE_COPY static void score_codes(const CodedQueries<D>& q, int64_t first, const 
 // Slots of codes as vectors of floats, as those of weights.h.
 template <int BITS, int D>
 struct CodedSlots {
-    static constexpr int BESIDE = SUMS * 2 / 3;
+    using Number = float;
+    using Converted = Slots<float, D>;
+    static constexpr int TOGETHER = 1, BESIDE = SUMS * 2 / 3;
     const CodedBlock<BITS>* first;
     vec at(int64_t slot, int64_t number, int step) const {
         const CodedBlock<BITS>& block = first[slot * coded_blocks(D) + (number + step) / CODED];

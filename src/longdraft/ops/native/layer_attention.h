@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "coded_products.h"
 #include "kept_scores.h"
+#include "pair_products.h"
 #include "paths.h"
 #include "tile_products.h"
 #include "vector_products.h"
@@ -13,6 +14,9 @@
 #ifdef __AMX_BF16__
 template <typename E, int ND>
 using Products = std::conditional_t<sizeof(E) == 2 && ND % 2 == 0, Tiles<ND>, Vectors<E, ND>>;
+#elif defined(BF16_PAIRS)
+template <typename E, int ND>
+using Products = std::conditional_t<sizeof(E) == 2, PairVectors<ND>, Vectors<E, ND>>;
 #else
 template <typename E, int ND>
 using Products = Vectors<E, ND>;

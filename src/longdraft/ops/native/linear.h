@@ -15,28 +15,26 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     for (int64_t i = 0; i < n; i += V) store(out + i, load(x + i) * scale * load(weight + i));
 }
 
-// total [RB,16] += products of RB rows of x, stride apart, with sixteen rows of weights, over inputs [begin, begin + n).
-// Element e of a vector adds the products of inputs e, e + V, ...
+// total [RB,16] += products of RB rows of x with sixteen rows of weights, over inputs [begin, begin + n). x: those inputs of all
+// rows, in vectors, the rows' side by side, so that one pointer reaches them. Element e of a vector adds the products of inputs
+// e, e + V, ...
 template <int RB, typename Weights>
-ONE_COPY static void add_sixteen(const typename Weights::Input* x, int64_t stride, const Weights& weights, int64_t begin,
-                                 int64_t n, vec* total) {
+ONE_COPY static void add_sixteen(const typename Weights::Input* x, const Weights& weights, int64_t begin, int64_t n, vec* total) {
     // Codes are unpacked in registers of their own. More than four rows of weights at once are read more slowly.
     constexpr int N = vectors_beside(RB, 16, Weights::UNPACKED && RB > 1 && SUMS < 16 ? 2 : 4);
     for (int o = 0; o < 16; o += N) {
         vec sum[RB][N];
-        for (int r = 0; r < RB; r++)
-            for (int i = 0; i < N; i++) sum[r][i] = total[r * 16 + o + i];
+        each<RB>([&](int r) { each<N>([&](int i) { sum[r][i] = total[r * 16 + o + i]; }); });
         for (int64_t in = 0; in < n; in += Weights::STEP) {
             if (in % Weights::LINE == 0)
                 for (int i = 0; i < N; i++) weights.prefetch(o + i, begin + in);
 #pragma GCC unroll 8
             for (int step = 0; step < Weights::STEP; step += Weights::WIDE)
                 add_products(
-                    sum, [&](int r) { return Weights::input(x + r * stride + in + step); },
+                    sum, [&](int r) { return Weights::input(x + (in + step) * RB + r * Weights::WIDE); },
                     [&](int i) { return weights.at(o + i, begin + in, step); });
         }
-        for (int r = 0; r < RB; r++)
-            for (int i = 0; i < N; i++) total[r * 16 + o + i] = sum[r][i];
+        each<RB>([&](int r) { each<N>([&](int i) { total[r * 16 + o + i] = sum[r][i]; }); });
     }
 }
 
@@ -48,88 +46,92 @@ static void finish(const vec* all, int64_t t, Sink sink) {
     sink(t, y);
 }
 
-// Sixteen outputs of every row: x [T,in] times sixteen rows of weights, which are unpacked anew for every block of rows.
-template <typename Weights, typename Sink>
-static void by_blocks(const Weights& weights, const typename Weights::Input* x, int64_t T, int64_t in, Sink sink) {
-    in_blocks<Weights::UNPACKED && SUMS < 16 ? TALLEST - 1 : TALLEST>(T, [&](auto rows, int64_t t) {
-        constexpr int RB = decltype(rows)::value;
-        vec all[RB * 16] = {};
-        add_sixteen<RB>(x + t * in, in, weights, 0, in, all);
-        for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
-    });
-}
-
-// Sixteen outputs of every row: x [T,in] times sixteen rows of weights, in float. sink(t, y) takes those of row t.
+// Sixteen outputs of every row: x [T,in] times sixteen rows of weights. sink(t, y) takes those of row t.
 template <typename Weights>
 struct VectorLinear {
     static constexpr int64_t INPUTS = 256;  // whose weights stay in the first-level cache while all of many rows use them
-    // More rows than these use weights that are converted once for all of them.
-    static constexpr int64_t FEW = 3 * TALLEST;
-    const float* x;
+    using Input = typename Weights::Input;
+    using Converted = typename Weights::Converted;
     int64_t T, in;
+    Input* x;         // [T,in], in the blocks of rows that are computed together: see add_sixteen
     float* unpacked;  // what Weights needs
-    float* floats;    // [16,INPUTS]: weights as floats, where there are many rows
+    Input* weights;   // [16,INPUTS], converted, where there are many rows
     vec* total;       // [T,16], where there are many rows
-    VectorLinear(const float* x, int64_t T, int64_t in, Arena arena) : x(x), T(T), in(in) { memory(arena); }
+    VectorLinear(const float* from, int64_t T, int64_t in, Arena arena) : T(T), in(in) {
+        memory(arena);
+        blocks([&](auto rows, int64_t t) {
+            constexpr int64_t RB = decltype(rows)::value, WIDE = Weights::WIDE;
+            for (int64_t i = 0; i < in; i += WIDE)
+                for (int64_t r = 0; r < RB; r++) Weights::put(x + t * in + i * RB + r * WIDE, from + (t + r) * in + i);
+        });
+    }
 
     // Bytes that an object needs.
     static int64_t bytes(int64_t T, int64_t in) {
         Arena arena;
-        VectorLinear(nullptr, T, in, arena).memory(arena);
+        VectorLinear(T, in).memory(arena);
         return arena.bytes();
     }
 
     template <typename Sink>
     void outputs(const Linear& f, int64_t first, Sink sink) {
         const Weights weights(f, first, unpacked);
-        if (T > FEW)
+        if (many())
             many_rows(weights, sink);
         else
-            by_blocks(weights, x, T, in, sink);
+            few_rows(weights, sink);
     }
 
    private:
+    VectorLinear(int64_t T, int64_t in) : T(T), in(in) {}
+    bool many() const { return T > Weights::FEW; }
+
     void memory(Arena& arena) {
+        x = arena.array<Input>(T * in);
         unpacked = arena.array<float>(Weights::unpacked(in));
-        floats = arena.array<float>(T > FEW ? 16 * INPUTS : 0);
-        total = arena.array<vec>(T > FEW ? T * 16 : 0);
+        weights = arena.array<Input>(many() ? 16 * INPUTS : 0);
+        total = arena.array<vec>(many() ? T * 16 : 0);
     }
 
+    template <typename Block>
+    void blocks(Block block) const {
+        if (Weights::UNPACKED && SUMS < 16 && !many()) return in_blocks<TALLEST - 1>(T, block);
+        in_blocks(T, block);
+    }
+
+    // Weights are unpacked anew for every block of rows.
     template <typename Sink>
-    void many_rows(const Weights& weights, Sink sink) {
+    void few_rows(const Weights& from, Sink sink) {
+        blocks([&](auto rows, int64_t t) {
+            constexpr int RB = decltype(rows)::value;
+            vec all[RB * 16] = {};
+            add_sixteen<RB>(x + t * in, from, 0, in, all);
+            for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
+        });
+    }
+
+    // Weights are converted once for all blocks.
+    template <typename Sink>
+    void many_rows(const Weights& from, Sink sink) {
         std::fill(total, total + T * 16, splat(0));
         for (int64_t i = 0; i < in; i += INPUTS) {
             const int64_t n = std::min(INPUTS, in - i);
             for (int64_t o = 0; o < 16; o++)
                 for (int64_t e = 0; e < n; e += Weights::STEP) {
-                    if (e % Weights::LINE == 0) weights.prefetch(o, i + e);
+                    if (e % Weights::LINE == 0) from.prefetch(o, i + e);
 #pragma GCC unroll 8
-                    for (int step = 0; step < Weights::STEP; step += V)
-                        store(floats + o * INPUTS + e + step, weights.at(o, i + e, step));
+                    for (int step = 0; step < Weights::STEP; step += Weights::WIDE)
+                        store(weights + o * INPUTS + e + step, from.at(o, i + e, step));
                 }
-            const Numbers<float> panel(floats, INPUTS);
-            in_blocks(T, [&](auto rows, int64_t t) {
-                add_sixteen<decltype(rows)::value>(x + t * in + i, in, panel, 0, n, total + t * 16);
+            const Converted panel(weights, INPUTS);
+            blocks([&](auto rows, int64_t t) {
+                constexpr int RB = decltype(rows)::value;
+                add_sixteen<RB>(x + t * in + i * RB, panel, 0, n, total + t * 16);
             });
         }
         for (int64_t t = 0; t < T; t++) finish(total + t * 16, t, sink);
     }
 };
-
-#ifdef PAIRS
-// The same with weights of bf16: x is rounded to bf16, in memory of T * in numbers.
-struct PairLinear {
-    int64_t T, in;
-    bf16* x;
-    PairLinear(const float* from, int64_t T, int64_t in, Arena arena) : T(T), in(in), x(arena.array<bf16>(T * in)) {
-        for (int64_t i = 0; i < T * in; i += V) store(x + i, load(from + i));
-    }
-    template <typename Sink>
-    void outputs(const Linear& f, int64_t first, Sink sink) {
-        by_blocks(Pairs(f, first), x, T, in, sink);
-    }
-};
-#endif
 
 #ifdef __AMX_BF16__
 // The same with matrix tiles: x is rounded to bf16.
@@ -202,7 +204,7 @@ static void two(TileLinear& products, const Linear& f, int64_t begin, Sink sink,
 
 // y [T,outputs] = x W^T + bias; or is added to y. Called by every thread of a parallel region; no barrier follows.
 template <typename Products>
-static void outputs(const Linear& f, Products products, float* y, bool add) {
+static void outputs(const Linear& f, Products& products, float* y, bool add) {
     const int64_t out = f.outputs;
 #pragma omp for schedule(static) nowait
     for (int64_t unit = 0; unit < (out + OUTPUTS - 1) / OUTPUTS; unit++) {
@@ -224,31 +226,43 @@ static void outputs(const Linear& f, Products products, float* y, bool add) {
 
 // Bytes that a thread needs for products of T rows of `in` numbers, in whatever form the weights are.
 static int64_t linear_bytes(int64_t T, int64_t in) {
-    Arena arena;
+    int64_t most = VectorLinear<Codes<8, 16>>::bytes(T, in);
 #ifdef __AMX_BF16__
-    TileLinear::memory(arena, T, in);
-    arena.array<float>(TILE * TILE);
+    Arena tiles;
+    TileLinear::memory(tiles, T, in);
+    tiles.array<float>(TILE * TILE);
+    most = std::max(most, tiles.bytes());
 #endif
-#ifdef PAIRS
-    arena.array<bf16>(T * in);
+#ifdef BF16_PAIRS
+    most = std::max(most, VectorLinear<PairCodes<8, 16>>::bytes(T, in));
 #endif
-    return std::max(arena.bytes(), VectorLinear<Codes<8, 16>>::bytes(T, in));
+    return most;
+}
+
+// The products of weights in their form, for a model whose numbers are E: take(products).
+template <typename E, typename Take>
+static void with_products(const Linear& f, const float* x, int64_t T, const Arena& arena, Take take) {
+#ifdef BF16_PAIRS
+    if constexpr (sizeof(E) == 2)
+        if (f.inputs % 32 == 0) {
+            if (f.bits == 4) return take(VectorLinear<PairCodes<4, 32>>(x, T, f.inputs, arena));
+            if (f.bits == 8 && f.group == 32) return take(VectorLinear<PairCodes<8, 32>>(x, T, f.inputs, arena));
+            if (f.bits == 8) return take(VectorLinear<PairCodes<8, 16>>(x, T, f.inputs, arena));
+#ifdef __AMX_BF16__
+            return take(TileLinear(x, T, f.inputs, arena));
+#else
+            return take(VectorLinear<Pairs>(x, T, f.inputs, arena));
+#endif
+        }
+#endif
+    if (f.bits == 4) return take(VectorLinear<Codes<4, 32>>(x, T, f.inputs, arena));
+    if (f.bits == 8 && f.group == 32) return take(VectorLinear<Codes<8, 32>>(x, T, f.inputs, arena));
+    if (f.bits == 8) return take(VectorLinear<Codes<8, 16>>(x, T, f.inputs, arena));
+    take(VectorLinear<Numbers<E>>(x, T, f.inputs, arena));
 }
 
 // As `outputs`. own: memory of this thread, linear_bytes bytes.
 template <typename E>
 static void linear(const Linear& f, const float* x, int64_t T, float* y, bool add, void* own) {
-    const Arena arena(own);
-    if (f.bits == 4) return outputs(f, VectorLinear<Codes<4, 32>>(x, T, f.inputs, arena), y, add);
-    if (f.bits == 8 && f.group == 32) return outputs(f, VectorLinear<Codes<8, 32>>(x, T, f.inputs, arena), y, add);
-    if (f.bits == 8) return outputs(f, VectorLinear<Codes<8, 16>>(x, T, f.inputs, arena), y, add);
-#ifdef __AMX_BF16__
-    if constexpr (sizeof(E) == 2)
-        if (f.inputs % 32 == 0) return outputs(f, TileLinear(x, T, f.inputs, arena), y, add);
-#endif
-#ifdef PAIRS
-    if constexpr (sizeof(E) == 2)
-        if (f.inputs % 32 == 0) return outputs(f, PairLinear(x, T, f.inputs, arena), y, add);
-#endif
-    outputs(f, VectorLinear<Numbers<E>>(x, T, f.inputs, arena), y, add);
+    with_products<E>(f, x, T, Arena(own), [&](auto&& products) { outputs(f, products, y, add); });
 }

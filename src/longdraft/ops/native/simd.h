@@ -29,9 +29,9 @@ typedef uint16_t hvec __attribute__((vector_size(2 * V)));
 // For functions that are compiled once: inlined in two places, one may round differently in each, because the compiler chooses
 // where to fuse a multiplication and an addition.
 #ifdef __clang__
-#define ONE_COPY __attribute__((noinline))
+#define ONE_COPY __attribute__((noinline, flatten))
 #else
-#define ONE_COPY __attribute__((noinline, noclone))
+#define ONE_COPY __attribute__((noinline, noclone, flatten))
 #endif
 
 struct bf16 {
@@ -92,11 +92,15 @@ static inline vec load(const bf16* p) {
 
 // IEEE halves, which must be finite.
 static inline vec load(const half* p) {
+#ifdef __AVX512F__
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#else
     hvec h;
     std::memcpy(&h, p, sizeof h);
     const uvec w = __builtin_convertvector(h, uvec);
     const vec size = as<vec>((w & 0x7fff) << 13) * 0x1p112f;  // whose exponent is smaller by 112 than a float's
     return as<vec>(as<uvec>(size) | (w & 0x8000) << 16);
+#endif
 }
 
 static inline void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
@@ -111,6 +115,26 @@ static inline void store(bf16* p, vec x) {  // to nearest, ties to even
 #endif
     std::memcpy(p, &h, sizeof h);
 }
+
+#ifdef __AVX512BF16__
+#define BF16_PAIRS
+// Two numbers that one instruction multiplies with two others: the sum of both products is added to a float.
+struct bf16_pair {
+    bf16 first, second;
+};
+struct pairs {
+    __m512bh numbers;
+};
+
+static inline pairs splat(bf16_pair x) { return as<pairs>(_mm512_set1_epi32(as<int>(x))); }
+static inline pairs load(const bf16_pair* p) { return as<pairs>(_mm512_loadu_si512(p)); }
+static inline void store(bf16_pair* p, pairs x) { std::memcpy(p, &x, sizeof x); }
+static inline void store(bf16* p, pairs x) { std::memcpy(p, &x, sizeof x); }
+static inline pairs rounded(vec first, vec second) {  // the numbers of `first` before those of `second`, two in a pair
+    return {_mm512_cvtne2ps_pbh((__m512)second, (__m512)first)};
+}
+static inline vec fused(pairs a, pairs b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, a.numbers, b.numbers); }
+#endif
 
 static inline vec vmax(vec a, vec b) { return a > b ? a : b; }
 

@@ -3,6 +3,8 @@
 // at(row, input, step): the V weights of a row from input + step on. Inputs are multiples of STEP, and step < STEP is known
 // when this is compiled.
 #pragma once
+#include <limits>
+
 #include "codes.h"
 #include "interface.h"
 
@@ -10,11 +12,17 @@
 constexpr int64_t AHEAD = 8192;  // bytes: what memory delivers in a few times its latency
 static inline void prefetch_after(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 3); }
 
+template <typename E>
+struct Numbers;
+
 // Weights that are multiplied with inputs of float.
 struct WithFloats {
     using Input = float;
-    static constexpr int WIDE = V;  // inputs of a vector
+    using Converted = Numbers<float>;
+    static constexpr int WIDE = V;                  // inputs of a vector
+    static constexpr int64_t FEW = 3 * (SUMS / 2);  // more rows than these use weights that are converted once for all
     static vec input(const float* x) { return load(x); }
+    static void put(float* to, const float* x) { store(to, load(x)); }  // an input's form, from floats
 };
 
 template <typename E>
@@ -30,27 +38,6 @@ struct Numbers : WithFloats {
     // Called for every line of a row that is read.
     void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
 };
-
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)  // with AMX there are tiles
-#define PAIRS
-// Numbers of bf16, multiplied with inputs of bf16 in pairs: element e of a vector adds the products of two inputs.
-struct pairs {
-    __m512bh numbers;
-};
-static inline vec fused(pairs a, pairs b, vec c) { return (vec)_mm512_dpbf16_ps((__m512)c, a.numbers, b.numbers); }
-
-struct Pairs {
-    static constexpr int STEP = 32, LINE = 32, WIDE = 32;
-    static constexpr bool UNPACKED = false;
-    using Input = bf16;
-    const bf16* rows;
-    int64_t stride;
-    Pairs(const Linear& f, int64_t first) : rows(static_cast<const bf16*>(f.weight) + first * f.inputs), stride(f.inputs) {}
-    static pairs input(const bf16* x) { return as<pairs>(_mm512_loadu_si512(x)); }
-    pairs at(int64_t row, int64_t input, int) const { return Pairs::input(rows + row * stride + input); }
-    void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
-};
-#endif
 
 // Codes of BITS bits in groups of STEP inputs, each code * scale + offset.
 template <int BITS, int GROUP>
@@ -89,3 +76,57 @@ struct Codes : WithFloats {
         return to;
     }
 };
+
+#ifdef BF16_PAIRS
+struct Pairs;
+
+// Weights that are multiplied with inputs of bf16 in pairs: element e of a vector adds the products of two inputs.
+struct WithPairs {
+    using Input = bf16;
+    using Converted = Pairs;
+    static constexpr int STEP = 32, WIDE = 32;
+    static constexpr int64_t FEW = WithFloats::FEW;
+    static pairs input(const bf16* x) { return as<pairs>(_mm512_loadu_si512(x)); }
+    static void put(bf16* to, const float* x) { store(to, rounded(load(x), load(x + V))); }
+};
+
+// Weights that are bf16.
+struct Pairs : WithPairs {
+    static constexpr int LINE = 32;
+    static constexpr int64_t FEW = std::numeric_limits<int64_t>::max();  // there is nothing to convert
+    static constexpr bool UNPACKED = false;
+    const bf16* rows;
+    int64_t stride;
+    Pairs(const bf16* rows, int64_t stride) : rows(rows), stride(stride) {}
+    Pairs(const Linear& f, int64_t first, float*) : Pairs(static_cast<const bf16*>(f.weight) + first * f.inputs, f.inputs) {}
+    static int64_t unpacked(int64_t) { return 0; }
+    pairs at(int64_t row, int64_t input, int) const { return WithPairs::input(rows + row * stride + input); }
+    void prefetch(int64_t row, int64_t input) const { prefetch_after(rows + row * stride + input); }
+};
+
+// Codes that become bf16. A group of 4 bits has 16 weights, from which each code takes its own.
+template <int BITS, int GROUP>
+struct PairCodes : WithPairs {
+    static constexpr int LINE = 512 / BITS;
+    static constexpr bool UNPACKED = true;
+    const Codes<BITS, GROUP> floats;
+    PairCodes(const Linear& f, int64_t first, float* unpacked) : floats(f, first, unpacked) {}
+    static int64_t unpacked(int64_t in) { return Codes<BITS, GROUP>::unpacked(in); }
+    void prefetch(int64_t row, int64_t input) const { floats.prefetch(row, input); }
+
+    pairs at(int64_t row, int64_t input, int) const {
+        if constexpr (BITS == 8) {
+            constexpr int again = GROUP == 16 ? 16 : 0;  // where the second half of the vector is another group
+            return rounded(floats.at(row, input, 0), floats.at(row, input + again, 16 - again));
+        }
+        const int64_t group = row * floats.groups + input / GROUP;
+        const __m512 all = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        const vec weights = fused((vec)all, splat(floats.scale[group]), splat(floats.offset[group]));
+        const __m512i table = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh((__m512)weights));
+        const __m256i two = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(floats.codes + group * (GROUP * BITS / 8))));
+        const __m256i low = _mm256_and_si256(two, _mm256_set1_epi16(15)), high = _mm256_srli_epi16(two, 4);
+        const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+        return as<pairs>(_mm512_permutexvar_epi16(codes, table));
+    }
+};
+#endif
