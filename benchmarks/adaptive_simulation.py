@@ -61,6 +61,7 @@ CASES = {
     "verifying is dear, acceptance 0": Case(lambda n: 0.0, 7, 0.1, 0.1, 0.6),
     "n-grams in 20% of the steps, acceptance 0.8": ngrams(0.8, 0.2),
     "acceptance 0.3 for 40 tokens, then 0.95": Case(lambda n: 0.3 if n < 40 else 0.95),
+    "an answer: acceptance 0.4 for 12 tokens, then 0.93": Case(lambda n: 0.4 if n < 12 else 0.93, 7, 0.15, 0.35, 0.37),
     "acceptance 0.9, large outliers": Case(lambda n: 0.9, noise=0.2, hiccups=0.1),
 }
 

@@ -12,7 +12,7 @@ from longdraft.drafters.base import Combined, Drafter
 # PROBE, OFF and GLANCE are set by benchmarks/adaptive_simulation.py (docs/log.md); the others were not varied there.
 PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
 GLANCE = 1  # tokens drafted to test whether drafting that was turned off is worth a probe
-OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
+OFF = 4  # drafting stays off for at least this many times what it has cost so far, in plain steps
 HOPELESS = 4  # longer if even fully accepted drafts would not pay: nothing but a change of costs could help
 MOST = 256  # plain steps: the largest cost that counts, so that drafting is tried again in the end
 RECHECK = 64  # drafting steps between measurements of a plain step or of another width
