@@ -93,7 +93,7 @@ def test_records_say_what_was_measured(speed):
     vegas = [r for r in records if r["method"] == "vegas"]
     assert vegas[0]["options"] == {
         "gamma": 4,
-        "keep_ratio": "auto",
+        "keep_ratio": 0.07,
         "min_budget": 8,
         "score": "weights",
         "rows": "mean",

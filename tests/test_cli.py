@@ -86,7 +86,7 @@ def test_one_row(record):
     assert found["method"] == "vegas"
     assert found["options"] == {
         "gamma": 3,
-        "keep_ratio": "auto",
+        "keep_ratio": 0.07,
         "min_budget": 256,
         "score": "weights",
         "rows": "mean",

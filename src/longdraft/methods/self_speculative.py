@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,9 +15,7 @@ from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, Sin
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
 WORTH = 0.25  # the least share of its bytes of weights that a copy must save to be made for `auto`
-KEYS = 0.25  # drafts read keys of at least this share of the weights' bytes: they cost little beside these
-RATIO = 0.07  # and at least this share of all keys, as in Vegas
-Keep = Annotated[Share | Literal["auto"], Field(description="auto, or a number above 0, 1 at most")]  # see `_budget`
+KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantised copy
 DraftKeys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them
 
@@ -28,18 +26,6 @@ def _copy(target: LM, draft_weights: Weights) -> LM | None:
 
 def _keys(target: LM, policy: Policy, draft_kv: DraftKeys) -> Policy:
     return policy if draft_kv in ("same", target.kv) else Coded(policy, 4 if draft_kv == "int4" else 8)
-
-
-def _cheap(model: LM) -> int:
-    """Slots whose keys and values cost little beside the weights."""
-    return int(KEYS * weights_of(model).shared / slot_bytes(model))
-
-
-def _budget(target: LM, keep_ratio: Keep, min_budget: int) -> dict[str, Any]:
-    """Keyword arguments of a policy: a share of the context; auto is RATIO, or as much as is cheap up to a quarter."""
-    if keep_ratio != "auto":
-        return {"keep_ratio": keep_ratio, "min_budget": min_budget}
-    return {"keep_ratio": RATIO, "min_budget": min_budget, "cheap": _cheap(target)}
 
 
 def quantspec(target: LM, gamma: Depth = 4, draft_weights: Weights = "int4", draft_kv: DraftKeys = "int4") -> Drafter:
@@ -54,47 +40,45 @@ def magicdec_stream(
     target: LM,
     gamma: Depth = 7,
     sink: NotNegative = 4,
-    keep_ratio: Keep = "auto",
+    keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the first `sink` and the latest slots, keep_ratio of the context."""
-    policy = SinkWindow(sink, **_budget(target, keep_ratio, min_budget))
+    policy = SinkWindow(sink, keep_ratio, min_budget)
     return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_snapkv(
     target: LM,
     gamma: Depth = 7,
-    keep_ratio: Keep = "auto",
+    keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """The target drafts gamma tokens and reads the part of the prompt that the prompt's last queries attended to."""
-    policy = SnapKV(**_budget(target, keep_ratio, min_budget))
+    policy = SnapKV(keep_ratio, min_budget)
     return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def magicdec_quest(
     target: LM,
     gamma: Depth = 7,
-    keep_ratio: Keep = "auto",
+    keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     page: Positive = 16,
     draft_weights: Weights = "same",
 ) -> Drafter:
     """The target drafts gamma tokens; each query reads the cache pages with the highest upper bound on its scores."""
-    return SelfDrafter(
-        target, Quest(page=page, **_budget(target, keep_ratio, min_budget)), [1] * gamma, _copy(target, draft_weights)
-    )
+    return SelfDrafter(target, Quest(keep_ratio, min_budget, page), [1] * gamma, _copy(target, draft_weights))
 
 
 def vegas(
     target: LM,
     gamma: Depth = 7,
-    keep_ratio: Keep = "auto",
+    keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     score: Score = "weights",
     rows: Literal["mean", "ends"] = "mean",
@@ -106,28 +90,28 @@ def vegas(
 
     As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
     """
-    policy = Guided(score=score, rows=rows, reach=reach, **_budget(target, keep_ratio, min_budget))
+    policy = Guided(keep_ratio, min_budget, score, rows, reach)
     return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
 
 
 def vegas_tree(
     target: LM,
     widths: Widths = (3, 4, 4, 4),
-    keep_ratio: Keep = "auto",
+    keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     score: Score = "weights",
     draft_weights: Weights = "same",
     draft_kv: DraftKeys = "same",
 ) -> Drafter:
     """Like vegas, but drafts a tree with `widths` nodes per depth."""
-    policy = Guided(score=score, **_budget(target, keep_ratio, min_budget))
+    policy = Guided(keep_ratio, min_budget, score)
     return SelfDrafter(target, _keys(target, policy, draft_kv), list(widths), _copy(target, draft_weights))
 
 
 def vegas_reuse(
     target: LM,
     gamma: Depth = 4,
-    keep_ratio: Keep = "auto",
+    keep_ratio: Share = 0.07,
     min_budget: Positive = 256,
     score: Score = "weights",
     n: NGram = 4,
@@ -152,16 +136,17 @@ def by_a_copy(target: LM) -> list[Drafter]:
     if kind is None:
         return []
     copy = target.quantised(kind)
-    return [SelfDrafter(target, Guided(min_budget=max(_cheap(copy), 256)), [1] * 7, copy)]
+    slots = int(KEYS * weights_of(copy).shared / slot_bytes(copy))
+    return [SelfDrafter(target, Guided(min_budget=max(slots, 256)), [1] * 7, copy)]
 
 
 def random_picks(
-    target: LM, gamma: Depth = 7, keep_ratio: Keep = "auto", min_budget: Positive = 256, seed: NotNegative = 0
+    target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256, seed: NotNegative = 0
 ) -> Drafter:
     """Control: the target drafts and reads randomly selected slots, as many as vegas reads."""
-    return SelfDrafter(target, RandomSlots(seed=seed, **_budget(target, keep_ratio, min_budget)), [1] * gamma)
+    return SelfDrafter(target, RandomSlots(keep_ratio, min_budget, seed), [1] * gamma)
 
 
-def recents(target: LM, gamma: Depth = 7, keep_ratio: Keep = "auto", min_budget: Positive = 256) -> Drafter:
+def recents(target: LM, gamma: Depth = 7, keep_ratio: Share = 0.07, min_budget: Positive = 256) -> Drafter:
     """Control: the target drafts and reads only the latest slots, as many as vegas reads."""
-    return SelfDrafter(target, SinkWindow(0, **_budget(target, keep_ratio, min_budget)), [1] * gamma)
+    return SelfDrafter(target, SinkWindow(0, keep_ratio, min_budget), [1] * gamma)

@@ -144,13 +144,10 @@ class Full(Policy):
     """Shows everything."""
 
 
-def budget_of(length: int, keep_ratio: float, min_budget: int, cheap: int = 0) -> int:
-    """How many slots of a context a view may show: keep_ratio * length, but at least min_budget (Vegas sec. 3).
-
-    cheap: so many slots cost little beside the weights; as many are shown too, up to a quarter of the context.
-    """
+def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:
+    """How many slots of a context a view may show: keep_ratio * length, but at least min_budget (Vegas sec. 3)."""
     wanted = ceil(keep_ratio * length - 1e-9)  # as floats, 0.07 * 400 is a little more than 28
-    return min(length, max(min_budget, wanted, min(cheap, length // 4)))
+    return min(length, max(min_budget, wanted))
 
 
 def pad_rows(rows: list[Tensor], tail_start: list[int], layers: dict[int, int] | None = None) -> View:

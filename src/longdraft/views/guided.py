@@ -29,10 +29,8 @@ class Guided(Policy):
         score: str = "weights",
         rows: str = "mean",
         reach: int = 8,
-        cheap: int = 0,
     ):
-        self.budget = keep_ratio, min_budget, cheap
-        self.min_budget, self.score, self.rows, self.reach = min_budget, score, rows, reach
+        self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
         self._copies: ByLayerAndRow[Compact] = {}
         self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
 
@@ -67,7 +65,7 @@ class Guided(Policy):
         table = [s[:, 0, 0] if s.shape[1] == 1 else s.mean((1, 2)) for s in scores.values()]
         rows, tail_start = [], []
         for b, n in enumerate(covered):
-            budget = budget_of(n, *self.budget)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
             everything = budget >= n
             rows.append(choose([s[b, :n] for s in table], 0 if everything else budget, self.reach, SHARE))
             tail_start.append(0 if everything else n)
@@ -79,16 +77,16 @@ class Guided(Policy):
 class RandomSlots(Policy):
     """A control that Guided must beat: as many committed slots, drawn uniformly; later slots are all shown."""
 
-    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0, cheap: int = 0):
-        self.budget, self.seed = (keep_ratio, min_budget, cheap), seed
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
+        self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed
 
     def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, *self.budget) for n in lengths]
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> View:
         rows, tail_start = [], []
         for n in cache.length.tolist():
-            budget = budget_of(n, *self.budget)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
             key = torch.tensor([self.seed]), torch.tensor([[n]]), torch.arange(n)
             indices = uniform(*key)[0].topk(0 if budget >= n else budget).indices.sort().values
             rows.append(indices.to(cache.length.device))

@@ -75,8 +75,8 @@ class Quest(Policy):
     The first `dense` layers see everything, as published.
     """
 
-    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2, cheap: int = 0):
-        self.budget, self.page, self.dense = (keep_ratio, min_budget, cheap), page, dense
+    def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2):
+        self.keep_ratio, self.min_budget, self.page, self.dense = keep_ratio, min_budget, page, dense
         self._pages = Pages(page)
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
@@ -89,14 +89,14 @@ class Quest(Policy):
         self._pages = Pages(self.page, without_row(self._pages.known, row, len(cache.length)))
 
     def seen(self, lengths: list[int]) -> list[int]:
-        return [budget_of(n, *self.budget) for n in lengths]
+        return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
 
     def view(self, cache: KVCache) -> QuestView:
         lengths = cache.length.tolist()
         counts = [n // self.page for n in lengths]
         selected = []
         for n, count in zip(lengths, counts, strict=True):
-            budget = budget_of(n, *self.budget)
+            budget = budget_of(n, self.keep_ratio, self.min_budget)
             selected.append(count if budget >= n else max(3, budget // self.page) - 1)
         tail_start = torch.tensor([c * self.page for c in counts], device=cache.length.device)
         return QuestView(tail_start, counts, selected, self._pages, self.dense)
