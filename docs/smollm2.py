@@ -29,9 +29,9 @@ bfloat16. `benchmarks/smollm2.sh` measures, `python docs/smollm2.py` writes this
 OWN = """## On text that the model writes
 
 Each cell: mean acceptance length without adaptive drafting (accepted drafts per step and the bonus token), then the
-speedup over plain decoding with it, the median of {repeats}. All outputs equal plain decoding's. Repetitive output is
-easy to draft, so acceptance on it proves little: *d* is the share of distinct 3-grams of plain decoding's output, and
-below 0.6 the output goes in circles.
+speedup over plain decoding with it, the median of {repeats}; both on up to {tokens} tokens. All outputs equal plain
+decoding's. Repetitive output is easy to draft, so acceptance on it proves little: *d* is the share of distinct 3-grams
+of plain decoding's output, and below 0.6 the output goes in circles.
 """
 HUMAN = """## On text that people wrote
 
@@ -87,11 +87,15 @@ def unique(values: Iterable[Any]) -> list[Any]:
 
 
 def own_text(found: list[Record]) -> str:
-    """A table per task and sampler: a row per method, a column per context."""
+    """A table per task, sampler and build of the kernels: a row per method, a column per context."""
     assert all(r["equal"] for r in found), "an output differs from plain decoding's"
-    parts = [OWN.format(repeats=max(r["repeat"] for r in found) + 1)]
-    for name, how in unique((task(r), sampling(r)) for r in found):
-        same = [r for r in found if (task(r), sampling(r)) == (name, how)]
+    tokens, repeats = (
+        unique(r["new_tokens"] for r in found if r["method"] == "plain"),
+        max(r["repeat"] for r in found) + 1,
+    )
+    parts = [OWN.format(repeats=repeats, tokens=max(tokens))]
+    for name, how, build in unique((task(r), sampling(r), r["kernels"]) for r in found):
+        same = [r for r in found if (task(r), sampling(r), r["kernels"]) == (name, how, build)]
         contexts = sorted({r["context"] for r in same})
         plain = {c: [r for r in same if r["context"] == c and r["method"] == "plain"] for c in contexts}
         distinct = [f"{c:,} (d {median(r['distinct_3'] for r in plain[c]):.2f})" for c in contexts]
@@ -99,7 +103,7 @@ def own_text(found: list[Record]) -> str:
         for label in unique(r["label"].removesuffix("@pace=off") for r in same if r["method"] != "plain"):
             cells = [_cell([r for r in same if r["context"] == c], label, plain[c]) for c in contexts]
             rows.append([f"`{label}`", *cells])
-        parts.append(f"### {name}: {how}\n\n{table(['method', *distinct], rows)}\n")
+        parts.append(f"### {name}: {how}, `{build}` kernels\n\n{table(['method', *distinct], rows)}\n")
     return "\n".join(parts)
 
 
