@@ -11,7 +11,13 @@ from setuptools import Extension, setup
 
 HERE = "src/longdraft/ops/native/"
 # Apple's compiler has no OpenMP: there the kernels use one thread.
-FLAGS = ["-O3", "-std=c++17", "-Wno-psabi", "-Wno-unknown-pragmas" if sys.platform == "darwin" else "-fopenmp"]
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+    "-Wno-unknown-pragmas" if sys.platform == "darwin" else "-fopenmp",
+]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
     "_amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longdraft.bench.inputs import Text
-from longdraft.core import Captures, ChainDraws, KVCache, Tree
+from longdraft.core import Captures, ChainDraws, KVCache, Sampler, Tree
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import bandwidth, bytes_per_step, provenance
@@ -117,7 +117,7 @@ def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tupl
     """A chain drafted as by vegas: in one call if the backend can, else one step of it."""
     if target.backend.chain_drafter(cache, policy.view(cache)) is None:
         return lambda: target(Tree.root(first), cache, view=policy.view(cache)), 1
-    draws = ChainDraws(GUIDED - 1, 0.0, torch.zeros_like(first), cache.length + 1)
+    draws = ChainDraws(GUIDED - 1, Sampler(), torch.zeros_like(first), cache.length + 1)
 
     def draft() -> None:
         chain = target.backend.chain_drafter(cache, policy.view(cache))

@@ -89,7 +89,7 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
         if isinstance(steps[0], READS_NOTHING):
             logits = _warped(steps[0], no_ids, logits.reshape(B * W, V)).view(B, W, V)
         elif isinstance(steps[0], lp.RepetitionPenaltyLogitsProcessor):
-            logits = penalised(logits, on_path(tree, rows, start, W, V), steps[0].penalty)
+            logits = penalised(logits, path_tokens(tree, rows, start, W), steps[0].penalty)
         else:
             out = torch.empty_like(logits)
             for b, nodes, ids in _paths(tree, rows, start, W, not isinstance(steps[0], READS_LENGTH)):
@@ -105,19 +105,29 @@ def _warped(process: Any, no_ids: Any, logits: Tensor) -> Tensor:
     return process(no_ids, logits)
 
 
-def penalised(logits: Tensor, mask: Tensor, penalty: float) -> Tensor:
-    """Logits divided by the penalty (multiplied where negative) at the tokens of a mask of the same shape."""
-    return torch.where(mask, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+def penalised(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
+    """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N], which may repeat."""
+    found = logits.gather(-1, tokens)
+    return logits.scatter(-1, tokens, torch.where(found > 0, found / penalty, found * penalty))
 
 
-def on_path(tree: Tree, rows: Rows, start: int, W: int, V: int) -> Tensor:
-    """[B,W,V] bool: whether a token occurs on a node's path."""
-    longest = int(rows.length.max())
-    real = torch.arange(longest, device=rows.tokens.device) < rows.length[:, None]
-    tokens = torch.where(real, rows.tokens[:, :longest], V)
-    committed = torch.zeros(len(tokens), V + 1, dtype=torch.bool, device=tokens.device).scatter_(1, tokens, True)
-    path = torch.where(tree.mask[:, start : start + W], tree.tokens[:, None], V)
-    return committed[:, None].expand(-1, W, -1).scatter(2, path, True)[..., :V]
+def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None = None) -> Tensor:
+    """[B,W,N]: the tokens of each node's path, its own last; the last `window` of them, if given.
+
+    Places without such a token hold the node's own.
+    """
+    depth = tree.depth[:, start : start + W, None]
+    n = int(rows.length.max()) - 1
+    ago = torch.arange(1, (n if window is None else min(window, n)) + 1, device=depth.device)  # 1: before the root
+    at = rows.length[:, None] - 1 - ago
+    before, near = rows.tokens.gather(1, at.clamp(min=0)), (at >= 0)[:, None].expand(-1, W, -1)
+    on_path = tree.mask[:, start : start + W]
+    if window is not None:
+        near = near & (ago + depth < window)
+        on_path = on_path & (depth - tree.depth[:, None] < window)
+    tokens = torch.cat([before, tree.tokens], 1)[:, None]
+    own = tree.tokens[:, start : start + W, None]
+    return torch.where(torch.cat([near, on_path], 2), tokens, own)
 
 
 def _paths(tree: Tree, rows: Rows, start: int, W: int, with_tokens: bool) -> Iterator[tuple[int, Tensor, Tensor]]:

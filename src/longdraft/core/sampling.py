@@ -8,12 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from longdraft.core.processors import Settings, apply, penalised
+from longdraft.core.processors import Settings, apply, path_tokens, penalised
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
-from longdraft.ops import draw, gumbel
+from longdraft.ops import Warpers, draw, gumbel
 
 _RANGES = {
     "temperature": (0, 1e4, "0 (greedy) or more"),
@@ -90,11 +90,38 @@ class Sampler:
         shaping = [f for f in fields(self) if f.name not in ("temperature", "window", "rules")]
         return all(getattr(self, f.name) == f.default for f in shaping) and not (self.rules or Rules()).settings
 
+    @cached_property
+    def warpers(self) -> Warpers | None:
+        """All that shapes the distribution besides the penalty; None if there is more than these."""
+        if self.eta or (self.rules or Rules()).settings:
+            return None
+        if self.temperature == 0:
+            return Warpers()
+        return Warpers(self.temperature, self.top_k, self.top_p, self.min_p)
+
     def draw(self, logits: Tensor, tree: Tree, rows: Rows) -> Tensor:
-        """The token [B,T] that each node of the tree emits: the argmax of `scores`, from one kernel where possible."""
-        if self.temperature == 0 or not self.bare or not logits.is_cpu:
-            return self.scores(logits, tree, rows).argmax(-1)
-        return draw(logits, self.temperature, rows.seed, rows.length[:, None] + tree.depth)
+        """The token [B,T] that each node of the tree emits: the argmax of `scores`, from one kernel where possible.
+
+        The kernel sums probabilities in another order, so for logits within rounding of top-p's limit it may differ
+        from `scores`; it is the same for plain and speculative decoding.
+        """
+        if self.temperature > 0 and self.warpers is not None:
+            shaped = logits if self.penalty == 1 else self._penalised(logits.float(), tree, rows, 0)
+            drawn = draw(shaped, self.warpers, rows.seed, rows.length[:, None] + tree.depth)
+            if drawn is not None:
+                return drawn
+        return self.scores(logits, tree, rows).argmax(-1)
+
+    def chain(self, count: int, rows: Rows) -> ChainDraws | None:
+        """How a chain of `count` tokens is drawn below the roots in one call; None if it must be node by node."""
+        if self.warpers is None:
+            return None
+        recent = None
+        if self.penalty != 1:
+            n = min(self.window, int(rows.length.max()))
+            at = rows.length[:, None] - torch.arange(n, 0, -1, device=rows.tokens.device)
+            recent = torch.where(at >= 0, rows.tokens.gather(1, at.clamp(min=0)), -1)
+        return ChainDraws(count, self, rows.seed, rows.length, recent)
 
     @cached_property
     def _settings(self) -> Settings:
@@ -111,33 +138,38 @@ class Sampler:
 
     def _penalised(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
         """Penalise the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
-        B, W, V = logits.shape
-        depth = tree.depth[:, start : start + W]
-        n = min(self.window, int(rows.length.max()) - 1)
-        ago = torch.arange(1, n + 1, device=logits.device)  # 1: the token before the root
-        at = rows.length[:, None] - 1 - ago
-        tokens = rows.tokens.gather(1, at.clamp(min=0))
-        near = (ago + depth[..., None] < self.window) & (at >= 0)[:, None]
-        path = tree.mask[:, start : start + W] & (depth[..., None] - tree.depth[:, None] < self.window)
-        tokens = torch.cat([tokens, tree.tokens], 1)[:, None].expand(-1, W, -1)
-        tokens = torch.where(torch.cat([near, path], 2), tokens, V)
-        found = torch.zeros(B, W, V + 1, dtype=torch.bool, device=logits.device).scatter_(2, tokens, True)[..., :V]
-        return penalised(logits, found, self.penalty)
+        return penalised(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.penalty)
 
 
 @dataclass
 class ChainDraws:
-    """A chain draws `count` tokens at this temperature (0: argmax), with noise of seed [B] at position [B] and on."""
+    """A chain draws `count` tokens as this sampler does, with noise of seed [B] at position [B] and on.
+
+    The sampler has `warpers`. recent [B,N]: what its penalty counts before the first draw, the chain's root last and
+    -1 where a row has fewer tokens; None without a penalty.
+    """
 
     count: int
-    temperature: float
+    sampler: Sampler
     seed: Tensor
     position: Tensor
+    recent: Tensor | None = None
+
+    @property
+    def warpers(self) -> Warpers:
+        assert self.sampler.warpers is not None
+        return self.sampler.warpers
 
     def first(self, logits: Tensor) -> Tensor:
-        """The first token [B] of each row, given the logits [B,1,V] of its parent."""
-        return draw(logits, self.temperature, self.seed, self.position[:, None])[:, 0]
+        """The first token [B] of each row, given the logits [B,1,V] of its parent; needs a native build."""
+        if self.recent is not None:
+            recent = torch.where(self.recent < 0, self.recent[:, -1:], self.recent)
+            logits = penalised(logits.float(), recent[:, None], self.sampler.penalty)
+        drawn = draw(logits, self.warpers, self.seed, self.position[:, None])
+        assert drawn is not None
+        return drawn[:, 0]
 
-    def after(self, n: int) -> ChainDraws:
-        """The draws that are left after n tokens."""
-        return ChainDraws(self.count - n, self.temperature, self.seed, self.position + n)
+    def after(self, first: Tensor) -> ChainDraws:
+        """The draws that are left after the first token [B] of each row."""
+        recent = None if self.recent is None else torch.cat([self.recent, first[:, None]], 1)
+        return ChainDraws(self.count - 1, self.sampler, self.seed, self.position + 1, recent)

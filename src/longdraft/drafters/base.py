@@ -187,9 +187,10 @@ def beam(
     if tree.size != 1:
         raise ValueError("this drafter starts from the root alone: put it first in a Sequential")
     widths = [min(width, limits.width) for width in list(widths)[: limits.depth]]
-    if chain is not None and tree.draft_probs is None and seqs.sampler.bare and widths and set(widths) == {1}:
-        drawn = chain(ChainDraws(len(widths), seqs.sampler.temperature, seqs.seed, seqs.length))
-        return Tree.chain(torch.cat([tree.tokens, drawn], 1))
+    if chain is not None and tree.draft_probs is None and widths and set(widths) == {1}:
+        draws = seqs.sampler.chain(len(widths), seqs)
+        if draws is not None:
+            return Tree.chain(torch.cat([tree.tokens, chain(draws)], 1))
     seed = None if tree.draft_probs is None else (seqs.seed ^ DRAFT) + (seqs.length << 32)
     start, total = 0, torch.zeros_like(tree.tokens, dtype=torch.float32)
     for width in widths:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longdraft.ops import coded, cpu, noise
-from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, draw, row_seed, uniform
+from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, Warpers, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment
 from longdraft.ops.select import Compact, choose, refill, take
 from longdraft.ops.triton import self_check
@@ -31,6 +31,7 @@ __all__ = [
     "Attended",
     "Compact",
     "Segment",
+    "Warpers",
     "attend",
     "choose",
     "coded",

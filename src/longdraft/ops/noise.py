@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
+
 import torch
 from torch import Tensor
 
@@ -64,16 +66,27 @@ def gumbel(seed: Tensor, position: Tensor, vocab: int, tokens: Tensor | None = N
     return noise.log_().neg_().log_().neg_().float()
 
 
-def draw(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) -> Tensor:
-    """argmax of logits / temperature + noise: logits [B,T,V], seed [B], position [B,T] -> tokens [B,T]."""
+@dataclass(frozen=True)
+class Warpers:
+    """What shapes a distribution before a draw, in this order: Transformers' logits warpers of these names."""
+
+    temperature: float = 0.0  # 0: the most likely token, whatever the others say
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def draw(logits: Tensor, warpers: Warpers, seed: Tensor, position: Tensor) -> Tensor | None:
+    """argmax of warped logits + noise: logits [B,T,V], seed [B], position [B,T] -> tokens [B,T].
+
+    Tokens beside the last one that top-k or top-p keeps are kept if their logits are equal or, within rounding, so are
+    their sums. None where no native build can do it.
+    """
     lib = native.library()
     if lib is None or not logits.is_cpu:
-        if temperature == 0:
-            return logits.float().argmax(-1)
-        return ((logits.float() / temperature).log_softmax(-1) + gumbel(seed, position, logits.shape[-1])).argmax(-1)
+        return None
     logits, seed, position = logits.float().contiguous(), seed.contiguous(), position.contiguous()
     out = torch.empty(position.shape, dtype=torch.long)
-    lib.longdraft_draw(
-        logits.data_ptr(), temperature, seed.data_ptr(), position.data_ptr(), *logits.shape, out.data_ptr()
-    )
+    how = native.Warpers(*astuple(warpers))
+    lib.longdraft_draw(logits.data_ptr(), how, seed.data_ptr(), position.data_ptr(), *logits.shape, out.data_ptr())
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from threading import Lock
 from typing import Any
 
@@ -128,9 +129,13 @@ class NativeStep:
         drawn, logits = torch.empty(p.rows, draws.count, dtype=torch.long), torch.empty(p.rows, self.vocab)
         seed, position = draws.seed.contiguous(), draws.position.contiguous()
         sized([seed, position], *[(p.rows,)] * 2)
-        how = native.Chain(
-            draws.count, draws.temperature, seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr()
-        )
+        how = native.Chain(draws.count, native.Warpers(*astuple(draws.warpers)), 1.0)
+        how.seed, how.position, how.reach, how.drawn = seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr()
+        if draws.recent is not None:
+            recent = draws.recent.contiguous()
+            sized([recent], (p.rows, recent.shape[1]))
+            how.penalty, how.window = draws.sampler.penalty, draws.sampler.window
+            how.recent, how.recent_count = recent.data_ptr(), recent.shape[1]
         p.logits, p.score_layer = logits.data_ptr(), -1
         with self.lock:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)

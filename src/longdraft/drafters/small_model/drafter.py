@@ -141,7 +141,7 @@ class SmallModelDrafter(Drafter):
         """A chain [B,count] in two calls: the pass that also runs missing tokens, and the rest."""
         first = draws.first(root())
         self._run = draws.count
-        return torch.cat([first[:, None], rest(first, 1, draws.after(1))], 1)
+        return torch.cat([first[:, None], rest(first, 1, draws.after(first))], 1)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Keep the keys of accepted nodes; the deepest node has none, because it never ran."""

@@ -27,6 +27,7 @@ Model = STRUCTS["Model"]
 LayerCache = STRUCTS["LayerCache"]
 Selected = STRUCTS["Selected"]
 Pass = STRUCTS["Pass"]
+Warpers = STRUCTS["Warpers"]
 Chain = STRUCTS["Chain"]
 Copy = STRUCTS["Copy"]
 Code, LayerKind = ENUMS["Code"], ENUMS["LayerKind"]
@@ -38,7 +39,7 @@ WRONG = {
     "BAD_VIEW": "a view's selected keys or its tail are outside the cache",
     "BAD_SCORES": "scores are to be kept of nodes or slots that do not exist",
     "BAD_STATES": "a state is to be kept of a layer that does not exist",
-    "BAD_DRAW": "a draw's temperature or count is out of range",
+    "BAD_DRAW": "a draw's settings or count are out of range",
     "BAD_COPY": "slots to be copied do not exist",
 }
 

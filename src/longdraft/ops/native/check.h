@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "draw.h"
 #include "guard.h"
 
 static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
@@ -107,12 +108,18 @@ static Code check(const Model& m, const Pass& p) {
     return DONE;
 }
 
+static bool recent_fits(const Model& m, const Pass& p, const Chain& c) {
+    if (!in_range(c.recent_count, 0, MANY) || !in_range(c.window, 1, MANY) || !c.recent) return false;
+    return std::all_of(c.recent, c.recent + p.rows * c.recent_count, [&](int64_t t) { return in_range(t, -1, m.vocab - 1); });
+}
+
 static Code check(const Model& m, const Pass& p, const Chain& c) {
     if (!fits(m)) return BAD_MODEL;
     if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits || p.logit_nodes) return BAD_NODES;
     if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
-    if (!(c.temperature >= 0 && std::isfinite(c.temperature))) return BAD_DRAW;
+    if (!fits(c.warpers) || !(c.penalty > 0 && std::isfinite(c.penalty))) return BAD_DRAW;
     if (c.count && (!c.seed || !c.position || !c.drawn)) return BAD_DRAW;
+    if (c.penalty != 1 && !recent_fits(m, p, c)) return BAD_DRAW;
     const Code code = check_tokens(m, p);
     return code ? code : check_keys(m, p, p.start + c.count);
 }

@@ -110,10 +110,21 @@ struct Pass {
     const uint8_t* ring_mask;  // [B,W,ring+start+W]: which of its slots a node sees
 };
 
+// What shapes a distribution before a token is drawn from it, in this order (Transformers' logits warpers).
+struct Warpers {
+    double temperature;  // 0: the most likely token, whatever the others say
+    int64_t top_k;       // 0: off
+    double top_p;        // 1: off
+    double min_p;        // 0: off
+};
+
 // A chain that is drafted in one call: each token is drawn from the logits of the node before.
 struct Chain {
     int64_t count;  // nodes to run, and tokens to draw
-    double temperature;
+    Warpers warpers;
+    double penalty;           // of the tokens among the last `window` before a draw, once each; 1: off
+    const int64_t* recent;    // [B,recent_count], the first node's token last; -1: none. Not read where the penalty is off
+    int64_t recent_count, window;
     const int64_t* seed;      // [B]
     const int64_t* position;  // [B]: of the first token that is drawn
     int64_t reach;            // positions that the model knows
@@ -175,7 +186,7 @@ Code longdraft_retake(const Copy* copies, int64_t count);
 Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t rows, int64_t nodes, int64_t vocab,
                        double* out);
 // A token for each row of logits [rows,nodes,vocab] -> out [rows,nodes].
-Code longdraft_draw(const float* logits, double temperature, const int64_t* seed, const int64_t* position, int64_t rows,
+Code longdraft_draw(const float* logits, const Warpers* warpers, const int64_t* seed, const int64_t* position, int64_t rows,
                     int64_t nodes, int64_t vocab, int64_t* out);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.

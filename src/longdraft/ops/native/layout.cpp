@@ -61,8 +61,11 @@ static constexpr Entry table[] = {
     FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits), FIELD(Pass, logit_nodes),
     FIELD(Pass, score_layer), FIELD(Pass, ring), FIELD(Pass, ring_mask),
 
-    STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, temperature), FIELD(Chain, seed), FIELD(Chain, position),
-    FIELD(Chain, reach), FIELD(Chain, drawn),
+    STRUCT(Warpers), FIELD(Warpers, temperature), FIELD(Warpers, top_k), FIELD(Warpers, top_p), FIELD(Warpers, min_p),
+
+    STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, warpers), FIELD(Chain, penalty), FIELD(Chain, recent),
+    FIELD(Chain, recent_count), FIELD(Chain, window), FIELD(Chain, seed), FIELD(Chain, position), FIELD(Chain, reach),
+    FIELD(Chain, drawn),
 
     STRUCT(Copy), FIELD(Copy, k), FIELD(Copy, v), FIELD(Copy, heads), FIELD(Copy, size), FIELD(Copy, stride),
     FIELD(Copy, slot_bytes), FIELD(Copy, bits), FIELD(Copy, half), FIELD(Copy, wanted), FIELD(Copy, count),

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "barrier.h"
+#include "draw.h"
 #include "interface.h"
 #include "memory.h"
 #include "openmp.h"
@@ -27,6 +28,8 @@ struct Work {
     Buffer<int64_t> score_row;                      // [B,W]: its index among the nodes whose scores are kept
     Buffer<char> own;                               // own_bytes for each thread
     Buffer<int64_t> token, depth, position;         // of a chain
+    Buffer<Kept> kept;                              // [B,vocab]: of its draws
+    Buffer<int64_t> penalised_at;                   // [B,vocab]: the last of its nodes at which a token was penalised, from 1
     Buffer<uint8_t> mask, ring_mask;                // of a chain
     int64_t own_bytes = 0;
     Barrier barrier;
@@ -47,7 +50,7 @@ struct Work {
         call(w.residual), call(w.projected), call(w.normed), call(w.queries), call(w.rotation);
         call(w.block_max), call(w.block_sum), call(w.block_out), call(w.lse), call(w.kept_scores), call(w.chunk_max);
         call(w.kept_weights), call(w.some_logits), call(w.score_row), call(w.own), call(w.token), call(w.depth), call(w.position);
-        call(w.mask), call(w.ring_mask);
+        call(w.mask), call(w.ring_mask), call(w.kept), call(w.penalised_at);
     }
 };
 
