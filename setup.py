@@ -44,6 +44,7 @@ def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extens
 # The probe is compiled without these flags, so that any processor can run it; it tells which of the others can run.
 # No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is one pool of threads.
 setup(
+    options={"build_ext": {"parallel": True}},  # each build takes a minute
     ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-std=c++17"])]
-    + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()]
+    + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()],
 )

@@ -31,6 +31,7 @@ ROOMS = {  # lowest first: a room may import itself and the rooms above it in th
     "methods": "one expression per named system",
     "audit": "proof that the output is plain decoding's",
     "bench": "measurements and their report",
+    "server": "requests over HTTP, answered by one session",
     "cli": "the command line",
 }
 DATA = {"assets"}  # folders without code

@@ -8,8 +8,8 @@ from longdraft.cli import job
 
 # Bad input: the words, and what the line must name.
 BAD = [
-    ("foo", "generate, chat, methods"),
-    ("--foo", "generate, chat, methods"),
+    ("foo", "generate, chat, serve, methods"),
+    ("--foo", "generate, chat, serve, methods"),
     ("generate", "--prompt-file"),
     ("generate hi --prompt-file a.txt", "one of them"),
     ("generate hi there", "there"),
@@ -69,6 +69,13 @@ BAD = [
     ("generate hi -m a.txt", "no model folder"),
     ("demo -m tiny --context 600", "512 positions"),
     ("demo -m tiny --context 3", "--context"),
+    ("serve -m tiny --port 70000", "--port"),
+    ("serve -m tiny --host 203.0.113.7", "cannot listen"),
+    ("serve -m tiny --method nope", "nope"),
+    ("serve -m tiny --api-key-file nowhere", "cannot read the API keys"),
+    ("serve -m tiny --context 3", "--context"),
+    ("serve -m tiny --prefix-tokens 5", "no room for a block"),
+    ("serve -m nothing", "config.json"),
     ("methods --jsn", "--json"),
     ("train target", "--out"),
     ("bench --methods nope", "nope"),

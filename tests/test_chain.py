@@ -92,11 +92,11 @@ def test_one_call_drafts_what_node_by_node_does(kind, name, sampler, monkeypatch
 
 FAULTS = {
     "the noise of the next position": lambda d: replace(d, position=d.position + 1),
-    "no top-k": lambda d: replace(d, sampler=replace(d.sampler, top_k=0)),
-    "no top-p": lambda d: replace(d, sampler=replace(d.sampler, top_p=1.0)),
-    "no penalty": lambda d: replace(d, recent=None),
+    "no top-k": lambda d: replace(d, samplers=[replace(s, top_k=0) for s in d.samplers]),
+    "no top-p": lambda d: replace(d, samplers=[replace(s, top_p=1.0) for s in d.samplers]),
+    "no penalty": lambda d: replace(d, samplers=[replace(s, penalty=1.0) for s in d.samplers]),
     "no penalty for the last tokens": lambda d: replace(d, recent=d.recent[:, :-3]),
-    "a penalty of a wider window": lambda d: replace(d, sampler=replace(d.sampler, window=9)),
+    "a penalty of a wider window": lambda d: replace(d, samplers=[replace(s, window=9) for s in d.samplers]),
 }
 
 

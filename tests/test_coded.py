@@ -139,7 +139,7 @@ def test_a_pass_reads_what_the_codes_say(model, dtype, bits):
             assert (found - want).abs().max() <= near * want.abs().max()
             plain = lm(tree, cache, view=full)
             assert (found - plain).abs().max() > (1e-3 if bits == 4 else 1e-5)  # the codes are read, not the cache
-        draws = ChainDraws(3, Sampler(), torch.zeros(3, dtype=torch.long), cache.length + 1)
+        draws = ChainDraws(3, [Sampler()] * 3, torch.zeros(3, dtype=torch.long), cache.length + 1)
         if lm.backend.name == "native":
             chain = lm.backend.chain_drafter(cache, view)(root.tokens[:, 0], 0, draws)
             assert torch.equal(chain[:, 0], lm(root, cache, view=view)[:, 0].argmax(-1))

@@ -96,7 +96,7 @@ def test_a_drafted_chain(model, dtype):
                 for temperature in (0.0, 1.0):
                     step = lm.backend.chain_drafter(cache, seen)
                     assert step is not None
-                    draws = ChainDraws(12, Sampler(temperature), torch.tensor([3, 4]), cache.length + 1)
+                    draws = ChainDraws(12, [Sampler(temperature)] * 2, torch.tensor([3, 4]), cache.length + 1)
                     found.append(step(first, 0, draws))
     assert same(found[:4], found[4:])
 

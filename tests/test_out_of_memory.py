@@ -77,7 +77,7 @@ def test_whichever_request_of_a_chain_fails(build):
     cache = lm.new_cache(1, 60)
     lm.prefill(prompt, cache)
     sampler, recent = Sampler(1.0, top_p=0.9, penalty=1.2), torch.tensor([[5, 9]])
-    draws = ChainDraws(5, sampler, torch.tensor([3]), torch.tensor([41]), recent)
+    draws = ChainDraws(5, [sampler], torch.tensor([3]), torch.tensor([41]), recent)
     first = torch.tensor([7])
     wanted = lm.backend.chain_drafter(cache, None)(first, 0, draws)
     lm.backend = type(lm.backend)(lm.architecture)

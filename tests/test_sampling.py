@@ -182,6 +182,9 @@ BAD = {
     "eta": [-0.1, 2],
     "penalty": [0, -1, float("inf")],
     "window": [0, -3],
+    "frequency": [-2.1, 3, float("nan")],
+    "presence": [-2.1, 3],
+    "bias": [((5, 101.0),), ((5, 1.0), (6, float("nan"))), ((-1, 1.0),)],
 }
 
 

@@ -12,9 +12,10 @@ from place import words
 from transformers import AutoModelForCausalLM
 
 from longdraft.bench.inputs import stdlib_prompt
-from longdraft.cli.show import Detokenizer, summary, text_of, verdict
+from longdraft.cli.show import summary, verdict
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.models.loading import load
+from longdraft.models.text import Detokenizer, text_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

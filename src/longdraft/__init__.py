@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from longdraft.core.verify import match, reject
     from longdraft.drafters import AdaptiveDraft
     from longdraft.engine.generate import Stats, Step, generate, stream
+    from longdraft.engine.prefix_cache import PrefixCache
     from longdraft.engine.scheduler import serve
     from longdraft.engine.session import Event, Session
-    from longdraft.errors import InputError
+    from longdraft.errors import Busy, InputError
     from longdraft.methods import METHODS, build
     from longdraft.models.loading import load
     from longdraft.ops import row_seed
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "AdaptiveDraft",
+    "Busy",
     "Event",
     "InputError",
+    "PrefixCache",
     "Rules",
     "Sampler",
     "Session",
@@ -43,11 +46,12 @@ __all__ = [
     "stream",
 ]
 _HOMES = {
-    "errors": ("InputError",),
+    "errors": ("Busy", "InputError"),
     "core.rules": ("Rules",),
     "core.sampling": ("Sampler",),
     "core.verify": ("match", "reject"),
     "drafters": ("AdaptiveDraft",),
+    "engine.prefix_cache": ("PrefixCache",),
     "engine.generate": ("Stats", "Step", "generate", "stream"),
     "engine.scheduler": ("serve",),
     "engine.session": ("Event", "Session"),

@@ -117,7 +117,7 @@ def _drafting(target: LM, cache: KVCache, policy: Policy, first: Tensor) -> tupl
     """A chain drafted as by vegas: in one call if the backend can, else one step of it."""
     if target.backend.chain_drafter(cache, policy.view(cache)) is None:
         return lambda: target(Tree.root(first), cache, view=policy.view(cache)), 1
-    draws = ChainDraws(GUIDED - 1, Sampler(), torch.zeros_like(first), cache.length + 1)
+    draws = ChainDraws(GUIDED - 1, [Sampler()] * len(first), torch.zeros_like(first), cache.length + 1)
 
     def draft() -> None:
         chain = target.backend.chain_drafter(cache, policy.view(cache))

@@ -23,6 +23,7 @@ from longdraft.version import __version__
 COMMANDS = {
     "generate": ("generate:generate", "Continue a prompt; --compare also runs plain decoding."),
     "chat": ("chat:chat", "Talk with a model; what was said stays in the cache."),
+    "serve": ("serve:serve", "Serve a model over OpenAI's API."),
     "methods": ("methods:methods", "List all methods, their options, and what they need."),
     "demo": ("demo:demo", "Compare plain decoding, vegas and lookup on a long prompt."),
     "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),

@@ -95,9 +95,9 @@ class Talk:
 
     def say(self, text: str, drafter: Any) -> None:
         """Print the answer to a message while it is decoded; Ctrl-C ends the answer, and what was said of it stays."""
-        from longdraft.cli.show import text_of
         from longdraft.engine.generate import Stats
         from longdraft.models.chat import chat_tokens
+        from longdraft.models.text import text_of
 
         asked = [*self.messages, {"role": "user", "content": text}]
         said, stats, prompt = list[int](), Stats(), chat_tokens(self.tokenizer, asked)
@@ -117,7 +117,7 @@ class Talk:
     def _print(self, prompt: list[int], known: int, drafter: Any, stats: Any, said: list[int]) -> None:
         """Decode an answer into `said`. Accepted drafts are green where that was asked for."""
         from longdraft.cli.demo import DRAFTED, paint
-        from longdraft.cli.show import Detokenizer
+        from longdraft.models.text import Detokenizer
 
         style, text = DRAFTED if self.show_drafts else "", Detokenizer(self.tokenizer)
         room = self.conversation.target.positions - len(prompt)

@@ -38,7 +38,6 @@ def demo(
     from longdraft.bench.notes import LOOPS
     from longdraft.cli.demo_scene import scene
     from longdraft.cli.job import WARM
-    from longdraft.cli.show import Detokenizer
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match
     from longdraft.drafters import Drafter
@@ -46,6 +45,7 @@ def demo(
     from longdraft.engine.generate import check
     from longdraft.engine.measure import Output, distinct, traffic
     from longdraft.methods import build
+    from longdraft.models.text import Detokenizer
 
     console = Console(highlight=False)
     target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv)

@@ -8,7 +8,6 @@ from typing import Any
 
 from longdraft.cli import common
 from longdraft.cli.prompts import Prompt
-from longdraft.cli.show import Detokenizer, text_of
 from longdraft.core.sampling import Sampler
 from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
@@ -17,6 +16,7 @@ from longdraft.engine.measure import Output, figures, speedups, timings, traffic
 from longdraft.engine.records import provenance
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
+from longdraft.models.text import Detokenizer, text_of
 
 WARM = 24  # tokens decoded before a timed comparison
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from longdraft.core.cache import KVCache, KVView, is_indexable
 from longdraft.core.capture import Captures, CaptureSpec, PromptSpec
+from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import ChainDraws, Sampler
@@ -21,6 +22,7 @@ __all__ = [
     "KVCache",
     "KVView",
     "PromptSpec",
+    "RowSamplers",
     "Rows",
     "Rules",
     "Sampler",

@@ -130,6 +130,17 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
     return torch.where(torch.cat([near, on_path], 2), tokens, own)
 
 
+def generated_counts(tree: Tree, rows: Rows, start: int, W: int, V: int) -> Tensor:
+    """[B,W,V] float: how often each token was generated before a node's draw, on the node's own path."""
+    first, end = int(rows.prompt.min()), int(rows.length.max())
+    at = torch.arange(first, max(end, first), device=rows.tokens.device)
+    committed = (at >= rows.prompt[:, None]) & (at < rows.length[:, None])  # the root is the last of them
+    drafted = tree.mask[:, start : start + W, 1:]
+    tokens = torch.cat([rows.tokens[:, first : first + len(at)], tree.tokens[:, 1:]], 1)[:, None].expand(-1, W, -1)
+    found = torch.cat([committed[:, None].expand(-1, W, -1), drafted], 2).float()
+    return torch.zeros(len(tokens), W, V, device=tokens.device).scatter_add_(2, tokens, found)
+
+
 def _paths(tree: Tree, rows: Rows, start: int, W: int, with_tokens: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each row and depth: b, its nodes counted from `start`, and their paths [nodes,length].
 

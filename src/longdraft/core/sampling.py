@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from longdraft.core.processors import Settings, apply, path_tokens, penalised
+from longdraft.core.processors import Settings, apply, generated_counts, path_tokens, penalised
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.tree import Tree
@@ -23,6 +23,8 @@ _RANGES = {
     "eta": (0, 1, "between 0 (off) and 1"),
     "penalty": (1e-3, 1e3, "above 0 (1 is off)"),
     "window": (1, 1 << 31, "1 or more"),
+    "frequency": (-2, 2, "between -2 and 2 (0 is off)"),
+    "presence": (-2, 2, "between -2 and 2 (0 is off)"),
 }
 
 
@@ -30,10 +32,11 @@ _RANGES = {
 class Sampler:
     """A node's token depends only on its own path, seed and position, not on how it was drafted or on other rows.
 
-    temperature 0 is greedy. penalty divides the logits of tokens among the last `window` ones (TokenSwift eq. 3),
-    counted on each node's own path, and is applied first. Then follow Transformers' processors in Transformers' order:
-    the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules():
-    no rules.
+    temperature 0 is greedy. These change the logits, in this order: bias is added to those of its tokens; penalty
+    divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted once for every time
+    that a token has been generated, and presence once if it was at all (OpenAI's penalties; the prompt does not count).
+    All count on each node's own path. Then follow Transformers' processors in Transformers' order: the model's rules,
+    temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules(): no rules.
     """
 
     temperature: float = 0.0
@@ -44,12 +47,17 @@ class Sampler:
     penalty: float = 1.0
     window: int = 1024
     rules: Rules | None = None
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()  # token, number
 
     def __post_init__(self) -> None:
         for name, (low, high, words) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or (name == "top_p" and value == 0):
                 raise InputError(f"{name.replace('_', '-')} is {value}: give a value {words}")
+        if odd := [pair for pair in self.bias if not (pair[0] >= 0 and -100 <= pair[1] <= 100)]:
+            raise InputError(f"bias is {odd[0]}: give a value between -100 and 100 for each token")
 
     def under(self, rules: Rules) -> Sampler:
         """This sampler with a model's rules, unless it has its own."""
@@ -57,9 +65,7 @@ class Sampler:
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         """Processed logits [B,W,V], float32, of nodes [start, start+W): softmax gives the next token's distribution."""
-        logits = logits.float()
-        if self.penalty != 1.0:
-            logits = self._penalised(logits, tree, rows, start)
+        logits = self._changed(logits.float(), tree, rows, start)
         return apply(self._settings, logits, tree, rows, start) if self._settings else logits
 
     def scores(
@@ -70,19 +76,33 @@ class Sampler:
         start: int = 0,
         seed: Tensor | None = None,
         tokens: Tensor | None = None,
+        summed: bool = False,
     ) -> Tensor:
         """Scores [B,W,V] whose argmax is the draw and whose top-k are draws without replacement (Gumbel top-k).
 
         Drafter and target add the same noise at the same position, which couples their draws. seed [B]: seeds to use
         instead of the rows' own. tokens [V]: the tokens that the logits are of (None: all), for a `bare` sampler.
+        summed: greedy scores are log-probabilities too, so that those of a path can be summed.
         """
         processed = self.processed(logits, tree, rows, start)
         if self.temperature == 0:
-            return processed
+            return processed.log_softmax(-1) if summed else processed
         position = rows.length[:, None] + tree.depth[:, start : start + processed.shape[1]]
         vocab = processed.shape[-1] if tokens is None else int(tokens.max()) + 1
         noise = gumbel(rows.seed if seed is None else seed, position, vocab, tokens)
         return processed.log_softmax(-1) + noise
+
+    def law(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
+        """The distribution [B,W,V] that nodes [start, start+W) are drawn from; greedy: all of it on the best token."""
+        processed = self.processed(logits, tree, rows, start)
+        if self.temperature == 0:
+            return torch.zeros_like(processed).scatter_(-1, processed.argmax(-1, keepdim=True), 1.0)
+        return processed.softmax(-1)
+
+    @property
+    def adds(self) -> bool:
+        """Whether something is added to logits."""
+        return bool(self.frequency or self.presence or self.bias)
 
     @property
     def bare(self) -> bool:
@@ -106,22 +126,25 @@ class Sampler:
         from `scores`; it is the same for plain and speculative decoding.
         """
         if self.temperature > 0 and self.warpers is not None:
-            shaped = logits if self.penalty == 1 else self._penalised(logits.float(), tree, rows, 0)
-            drawn = draw(shaped, self.warpers, rows.seed, rows.length[:, None] + tree.depth)
+            drawn = draw(
+                self._changed(logits, tree, rows, 0), self.warpers, rows.seed, rows.length[:, None] + tree.depth
+            )
             if drawn is not None:
                 return drawn
         return self.scores(logits, tree, rows).argmax(-1)
 
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
         """How a chain of `count` tokens is drawn below the roots in one call; None if it must be node by node."""
-        if self.warpers is None:
-            return None
-        recent = None
-        if self.penalty != 1:
-            n = min(self.window, int(rows.length.max()))
-            at = rows.length[:, None] - torch.arange(n, 0, -1, device=rows.tokens.device)
-            recent = torch.where(at >= 0, rows.tokens.gather(1, at.clamp(min=0)), -1)
-        return ChainDraws(count, self, rows.seed, rows.length, recent)
+        return ChainDraws.of(count, [self] * len(rows.length), rows)
+
+    @property
+    def lag(self) -> int:
+        """How many of the newest tokens the penalty counts; 0: it is off."""
+        return 0 if self.penalty == 1 else self.window
+
+    def of_rows(self, rows: slice) -> Sampler:
+        """The sampler of these rows alone."""
+        return self
 
     @cached_property
     def _settings(self) -> Settings:
@@ -136,6 +159,18 @@ class Sampler:
             found |= {"do_sample": True, **used} if used else {}
         return tuple(found.items())
 
+    def _changed(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
+        """Logits after the bias and the penalties; the same tensor if there are none."""
+        if self.bias:
+            tokens, numbers = (torch.tensor(x, device=logits.device) for x in zip(*self.bias, strict=True))
+            logits = logits.float().index_add(-1, tokens, numbers.float().expand(*logits.shape[:-1], -1))
+        if self.penalty != 1.0:
+            logits = self._penalised(logits.float(), tree, rows, start)
+        if self.frequency or self.presence:
+            count = generated_counts(tree, rows, start, *logits.shape[1:])
+            logits = logits.float() - self.frequency * count - self.presence * (count > 0)
+        return logits
+
     def _penalised(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
         """Penalise the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""
         return penalised(logits, path_tokens(tree, rows, start, logits.shape[1], self.window), self.penalty)
@@ -143,33 +178,49 @@ class Sampler:
 
 @dataclass
 class ChainDraws:
-    """A chain draws `count` tokens as this sampler does, with noise of seed [B] at position [B] and on.
+    """A chain draws `count` tokens, row b as samplers[b] does, with noise of seed [B] at position [B] and on.
 
-    The sampler has `warpers`. recent [B,N]: what its penalty counts before the first draw, the chain's root last and
-    -1 where a row has fewer tokens; None without a penalty.
+    All samplers have `warpers` and add nothing to logits. recent [B,N]: what penalties count before the first draw, the
+    chain's root last and -1 where a row has fewer tokens; None without a penalty.
     """
 
     count: int
-    sampler: Sampler
+    samplers: list[Sampler]
     seed: Tensor
     position: Tensor
     recent: Tensor | None = None
 
+    @staticmethod
+    def of(count: int, samplers: list[Sampler], rows: Rows) -> ChainDraws | None:
+        """The draws below the roots of these rows; None if a sampler has other settings."""
+        if any(s.warpers is None or s.adds for s in samplers):
+            return None
+        recent, lag = None, max(s.lag for s in samplers)
+        if lag:
+            n = min(lag, int(rows.length.max()))
+            at = rows.length[:, None] - torch.arange(n, 0, -1, device=rows.tokens.device)
+            recent = torch.where(at >= 0, rows.tokens.gather(1, at.clamp(min=0)), -1)
+        return ChainDraws(count, samplers, rows.seed, rows.length, recent)
+
     @property
-    def warpers(self) -> Warpers:
-        assert self.sampler.warpers is not None
-        return self.sampler.warpers
+    def warpers(self) -> list[Warpers]:
+        return [s.warpers or Warpers() for s in self.samplers]
 
     def first(self, logits: Tensor) -> Tensor:
         """The first token [B] of each row, given the logits [B,1,V] of its parent; needs a native build."""
-        if self.recent is not None:
-            recent = torch.where(self.recent < 0, self.recent[:, -1:], self.recent)
-            logits = penalised(logits.float(), recent[:, None], self.sampler.penalty)
-        drawn = draw(logits, self.warpers, self.seed, self.position[:, None])
+        return torch.cat([self._first(b, logits[b : b + 1]) for b in range(len(self.samplers))])
+
+    def _first(self, b: int, logits: Tensor) -> Tensor:
+        sampler, row = self.samplers[b], slice(b, b + 1)
+        if self.recent is not None and sampler.lag:
+            recent = self.recent[row, -sampler.window :]
+            recent = torch.where(recent < 0, recent[:, -1:], recent)
+            logits = penalised(logits.float(), recent[:, None], sampler.penalty)
+        drawn = draw(logits, self.warpers[b], self.seed[row], self.position[row, None])
         assert drawn is not None
         return drawn[:, 0]
 
     def after(self, first: Tensor) -> ChainDraws:
         """The draws that are left after the first token [B] of each row."""
         recent = None if self.recent is None else torch.cat([self.recent, first[:, None]], 1)
-        return ChainDraws(self.count - 1, self.sampler, self.seed, self.position + 1, recent)
+        return ChainDraws(self.count - 1, self.samplers, self.seed, self.position + 1, recent)

@@ -54,7 +54,7 @@ class Sequences(Rows):
 
     def _slice(self, rows: slice) -> Self:
         view = super()._slice(rows)
-        view.cache, view.prompt_states = self.cache.rows(rows), {}
+        view.cache, view.prompt_states, view.sampler = self.cache.rows(rows), {}, self.sampler.of_rows(rows)
         return view
 
     def states_from(self, b: int, first: int) -> dict[int, Tensor]:

@@ -67,15 +67,13 @@ def reject(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
     """
     if tree.draft_probs is None:
         raise InputError("verify=reject needs a drafter that keeps its draft probabilities; use verify=match")
-    probs = sampler.processed(logits, tree, rows)
-    greedy = sampler.temperature == 0
-    target = torch.zeros_like(probs).scatter_(-1, probs.argmax(-1, keepdim=True), 1.0) if greedy else probs.softmax(-1)
+    target = sampler.law(logits, tree, rows)
     skipped = ([0], [0])  # a row that is done uses nothing of its verdict
     found = [skipped if done else _reject_row(tree, target[b], rows, b) for b, done in enumerate(rows.done.tolist())]
     most = max(len(path) for path, _ in found)
     table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in found] for i in (0, 1)]
-    path, emitted = (torch.tensor(t, device=probs.device) for t in table)
-    return Verdict(path, torch.tensor([len(r[0]) for r in found], device=probs.device), emitted)
+    path, emitted = (torch.tensor(t, device=target.device) for t in table)
+    return Verdict(path, torch.tensor([len(r[0]) for r in found], device=target.device), emitted)
 
 
 def _reject_row(tree: Tree, target: Tensor, rows: Rows, b: int) -> tuple[list[int], list[int]]:

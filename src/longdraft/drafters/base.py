@@ -196,9 +196,9 @@ def beam(
     for width in widths:
         logits = step(tree, start)
         B, W, V = logits.shape
-        scores = seqs.sampler.scores(logits, tree, seqs, start, seed)
+        scores = seqs.sampler.scores(logits, tree, seqs, start, seed, summed=tree.draft_probs is None and W * width > 1)
         if tree.draft_probs is not None:
-            tree = tree.with_draft_probs(start, _child_probs(logits, tree, seqs, start))
+            tree = tree.with_draft_probs(start, seqs.sampler.law(logits, tree, seqs, start))
             tokens = scores.topk(min(max(1, width // W), V), -1).indices
             parent = torch.arange(start, start + W, device=tokens.device)[:, None].expand_as(tokens)
             tokens, parent = tokens.reshape(B, -1), parent.reshape(B, -1)
@@ -206,17 +206,7 @@ def beam(
             tokens = scores.argmax(-1)
             parent = torch.full_like(tokens, start)
         else:
-            if seqs.sampler.temperature == 0:
-                scores = scores.log_softmax(-1)
             total, flat = (total[..., None] + scores).view(B, W * V).topk(min(width, W * V))
             tokens, parent = flat % V, start + flat // V
         tree, start = tree.grow(parent, tokens), tree.size
     return tree
-
-
-def _child_probs(logits: Tensor, tree: Tree, seqs: Sequences, start: int) -> Tensor:
-    """[B,W,V]: the distribution that each node's children are drawn from, the sampler's on the draft's logits."""
-    processed = seqs.sampler.processed(logits, tree, seqs, start)
-    if seqs.sampler.temperature == 0:
-        return torch.zeros_like(processed).scatter_(-1, processed.argmax(-1, keepdim=True), 1.0)
-    return processed.softmax(-1)

@@ -22,9 +22,13 @@ def clock(device: torch.device) -> float:
 
 @dataclass
 class StepResult:
-    """What one step did. count [B]: tokens committed to each row, at most the verdict's."""
+    """What one step did.
+
+    logits [B,T,V]: the target's, of the tree's nodes. count [B]: tokens committed to each row, at most the verdict's.
+    """
 
     tree: Tree
+    logits: Tensor
     verdict: Verdict
     count: Tensor
     draft_s: float
@@ -56,4 +60,4 @@ def speculative_step(
     captured.target, captured.logits = target, logits
     captured.accepted = verdict.path.gather(1, verdict.count[:, None] - 1)[:, 0]
     drafter.update(seqs, tree, verdict, captured)
-    return StepResult(tree, verdict, count, drafted)
+    return StepResult(tree, logits, verdict, count, drafted)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, reject
+from longdraft.core import PAD, PromptSpec, Sampler, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.step import clock, speculative_step
+from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -43,29 +43,49 @@ class Stats:
 
 @dataclass
 class Step:
-    """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own token."""
+    """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own token.
+
+    drafted[b]: how many levels of drafts it verified; accepted[b]: how many of the tokens were drafts.
+    """
 
     tokens: list[list[int]]
+    drafted: list[int]
+    accepted: list[int]
 
 
-def step(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats, draft: bool = True) -> Step:
-    """One decoding step. Without a draft it is a plain step, whose pass still keeps what the drafter captures."""
+def step(
+    target: LM,
+    drafter: Drafter,
+    seqs: Sequences,
+    verify: Verifier,
+    stats: Stats,
+    draft: bool = True,
+    watch: Callable[[StepResult], None] | None = None,
+) -> Step:
+    """One decoding step. Without a draft it is a plain step, whose pass still keeps what the drafter captures.
+
+    watch: is called with what the step did.
+    """
     begin, unfinished, before = clock(target.device), (~seqs.done).tolist(), seqs.length.tolist()
     result = speculative_step(target, drafter, seqs, verify, draft=draft)
     count = result.count.tolist()
     stats.draft_s += result.draft_s
     stats.verify_s += clock(target.device) - begin - result.draft_s
+    # An end token counts as accepted, a token dropped at the limit does not; a row that is done takes none.
+    accepted = [min(n, v - 1) for n, v in zip(count, result.verdict.count.tolist(), strict=True)]
     if draft:
-        _count(stats, unfinished, count, result.verdict.count.tolist())
+        _count(stats, unfinished, accepted)
     stats.emitted += sum(count)
-    return Step([seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))])
+    if watch is not None:
+        watch(result)
+    tokens = [seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))]
+    drafted = result.tree.depth.masked_fill(result.tree.parent == PAD, 0).amax(1).tolist()
+    return Step(tokens, drafted, accepted)
 
 
-def _count(stats: Stats, unfinished: list[bool], taken: list[int], verified: list[int]) -> None:
-    """Count accepted drafts: an end token counts, a token dropped at the limit does not."""
-    for counts, n, v in zip(unfinished, taken, verified, strict=True):
+def _count(stats: Stats, unfinished: list[bool], accepted: list[int]) -> None:
+    for counts, good in zip(unfinished, accepted, strict=True):
         stats.steps += counts
-        good = min(n, v - 1) if counts else 0
         stats.accepted += [0] * (good - len(stats.accepted))
         for i in range(good):
             stats.accepted[i] += 1

@@ -23,14 +23,19 @@ TUNING = ("OMP_", "KMP_", "MKL_", "THP_", "MALLOC_")  # prefixes of environment 
 
 
 def processor(device: torch.device | str = "cpu") -> str:
-    """The model name of the processor or GPU."""
+    """The model name of the processor or GPU; an x86 processor's with its family and model, as names can be vague."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+    except OSError:
+        lines = []
+    pairs = (line.partition(":") for line in reversed(lines))
+    found = {key.strip(): value.strip() for key, _, value in pairs}
+    name = found.get("model name")
+    if name is None:
         return platform.processor() or platform.machine()
+    return f"{name} (family {found['cpu family']}, model {found['model']})" if "cpu family" in found else name
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:

@@ -4,46 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from operator import index
+from dataclasses import replace
 from threading import Lock
 from time import perf_counter
 from typing import Self
 
 import torch
 
-from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, without
+from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
-from longdraft.engine.generate import Stats, check, check_pair, step
-from longdraft.errors import InputError
+from longdraft.drafters.step import StepResult
+from longdraft.engine.generate import Stats, Step, check_pair, step
+from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.requests import Event, Request, make_request
+from longdraft.engine.row_pool import RowPool
+from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
+from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
-
-SPARE = 128  # slots of a row for the nodes of a draft tree
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt and everything that determines its output."""
-
-    id: int
-    prompt: list[int]
-    max_new_tokens: int
-    seed: int
-    eos: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Event:
-    """New tokens of a request and, in its last event, how it ended.
-
-    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has not ended. error:
-    why it failed.
-    """
-
-    id: int
-    tokens: list[int]
-    ended: str | None = None
-    error: BaseException | None = None
 
 
 class Session:
@@ -51,7 +28,12 @@ class Session:
 
     At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its new tokens; the others
     wait in order of submission. Batching never changes a request's output: it equals that of `generate` with the same
-    seed. `submit` and `cancel` may be called from any thread at any time; `step` from one thread at a time.
+    sampler and seed. `submit` and `cancel` may be called from any thread at any time; `step` from one thread at a time.
+
+    While requests run, a step reads at most `chunk` tokens of the next prompt, so a long prompt delays them by no more
+    than that at a time. queue: how many requests may wait, the one whose prompt is being read included; None: any
+    number. total: how many slots the running requests may need together; None: batch * slots. prefixes: where the keys
+    and values of earlier requests are kept for later ones.
     """
 
     def __init__(
@@ -63,18 +45,27 @@ class Session:
         sampler: Sampler | None = None,
         verify: Verifier = match,
         stats: Stats | None = None,
+        chunk: int = 1024,
+        queue: int | None = None,
+        total: int | None = None,
+        prefixes: PrefixCache | None = None,
     ):
         if batch < 1:
             raise InputError(f"batch is {batch}: give 1 or more")
         if slots < 2:
             raise InputError(f"slots is {slots}: give 2 or more, for a prompt and a new token")
+        if chunk < 1:
+            raise InputError(f"chunk is {chunk}: give 1 or more prompt tokens")
         self.target, self.slots, self.verify = target, slots, verify
+        self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._rows = RowPool(target, batch, slots, (sampler or Sampler()).under(target.rules()))
+        self.sampler = (sampler or Sampler()).under(target.rules())
+        self._rows, self.prefixes = RowPool(target, batch, slots, prefixes), prefixes
         self._eos = target.end_tokens
         self._started = False  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # by row: those of the newest step
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
         self._waiting = deque[Request]()
         self._open: set[int] = set()  # requests that have not ended
@@ -83,26 +74,32 @@ class Session:
         self._count, self._closed = 0, False
 
     def submit(
-        self, prompt: Iterable[int], max_new_tokens: int = 256, seed: int = 0, eos: Iterable[int] | None = None
+        self,
+        prompt: Iterable[int],
+        max_new_tokens: int = 256,
+        seed: int = 0,
+        eos: Iterable[int] | None = None,
+        sampler: Sampler | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: bool = False,
     ) -> int:
-        """Queue a prompt (token ids) -> the id of its events. eos None: the model's end tokens. Raises InputError."""
-        try:
-            tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in (self._eos if eos is None else eos))
-        except TypeError as error:
-            raise InputError(f"a prompt and its end tokens must be lists of token ids: {error}") from None
-        check(self.target, [tokens], max_new_tokens, Drafter(), match)
-        need = len(tokens) + max_new_tokens
-        if need > self.slots:
-            what = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {need} slots"
-            raise InputError(f"{what}, and a row has {self.slots}: give more slots or a shorter prompt")
-        if not -(1 << 63) <= seed < 1 << 63:
-            raise InputError(f"seed is {seed}: give a number of at most 63 bits")
+        """Queue a prompt (token ids) -> the id of its events.
+
+        eos None: the model's end tokens. sampler None: the session's. logprobs: the log-probability of every new token
+        before the sampler changed it, and as many of the most likely tokens'; prompt_logprobs: also of the prompt's.
+        Raises InputError for a request that can never run, and Busy if the queue is full.
+        """
+        room = min(self.slots, self.total)
+        ends, how = (self._eos if eos is None else eos), self.sampler if sampler is None else sampler
+        request = make_request(self.target, room, prompt, max_new_tokens, seed, ends, how, logprobs, prompt_logprobs)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the session is closed")
+            if self.queue is not None and self.waiting >= self.queue:
+                raise Busy(f"{self.waiting} requests are waiting, and no more may: try again later")
             self._count += 1
             self._open.add(self._count)
-            self._waiting.append(Request(self._count, tokens, max_new_tokens, seed, ends))
+            self._waiting.append(replace(request, id=self._count))
             return self._count
 
     def cancel(self, id: int) -> bool:
@@ -124,7 +121,13 @@ class Session:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """Requests that do not run yet, the one whose prompt is being read included."""
+        return len(self._waiting) + (self._rows.entering is not None)
+
+    @property
+    def needed(self) -> int:
+        """Slots that the requests in rows may fill, out of `total`."""
+        return self._rows.needed
 
     def step(self) -> list[Event]:
         """Admit waiting requests to free rows and decode one step of all rows -> the events since the last call.
@@ -136,9 +139,7 @@ class Session:
             raise RuntimeError("another thread is inside step: call it from one thread at a time")
         try:
             with torch.inference_mode():
-                for b in reversed(range(self.running)):
-                    if self._rows.requests[b].id in self._cancelled:
-                        self._leave(b, [], "cancelled")
+                self._end_cancelled()
                 self._admit()
                 if self.running:
                     self._decode_step()
@@ -157,7 +158,7 @@ class Session:
                 for id in sorted(self._open):
                     self._end(id, "cancelled")
                 events, self._events = self._events, []
-            self._rows = RowPool(self.target, 1, 1, Sampler())
+            self._rows = RowPool(self.target, 1, 1)
         return events
 
     def __enter__(self) -> Self:
@@ -166,22 +167,50 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _end(self, id: int, how: str, tokens: Iterable[int] = (), error: BaseException | None = None) -> None:
+    def _end(self, id: int, how: str, error: BaseException | None = None) -> None:
+        """Record the last event of a request, without tokens. The caller holds the lock."""
+        self._last(Event(id, [], how, error))
+
+    def _last(self, event: Event) -> None:
         """Record the last event of a request. The caller holds the lock."""
-        self._open.discard(id)
-        self._cancelled.discard(id)
-        self._events.append(Event(id, list(tokens), how, error))
+        self._open.discard(event.id)
+        self._cancelled.discard(event.id)
+        self._rows.reads.pop(event.id, None)
+        self._events.append(event)
+
+    def _end_cancelled(self) -> None:
+        for b in reversed(range(self.running)):
+            if self._rows.requests[b].id in self._cancelled:
+                self._leave(b, how="cancelled")
+        entering = self._rows.entering
+        if entering is not None and entering.id in self._cancelled:
+            self._rows.drop()
+            with self._lock:
+                self._end(entering.id, "cancelled")
 
     def _next(self) -> Request | None:
+        """The request whose prompt is to be read next, the first in the queue; None if there is no room for it."""
+        if self._rows.entering is not None:
+            return self._rows.entering
         with self._lock:
-            return self._waiting.popleft() if self._waiting and self._rows.free else None
+            fits = self._waiting and self._rows.free and self._rows.needed + self._waiting[0].need <= self.total
+            if not fits:
+                return None
+            self._rows.begin(self._waiting.popleft())
+            return self._rows.entering
 
     def _admit(self) -> None:
-        while (request := self._next()) is not None:
+        """Read waiting prompts: the first one whole if nothing runs, else `chunk` tokens in all."""
+        left = self.chunk
+        while left > 0 and (request := self._next()) is not None:
             try:
-                self._enter(request)
+                left -= self._read(left if self.running else None)
+                if self._rows.entering is None:
+                    self._enter()
             except BaseException as error:
-                if self.running and self._rows.requests[-1] is request:  # the drafter failed, after the prefill
+                if self._rows.entering is request:
+                    self._rows.drop()
+                else:  # the drafter failed, after the prefill
                     self._rows.leave(self.running - 1)
                     self._started = False
                 with self._lock:
@@ -189,11 +218,16 @@ class Session:
                 if not isinstance(error, Exception):
                     raise
 
-    def _enter(self, request: Request) -> None:
+    def _read(self, most: int | None) -> int:
+        """Read at most so many tokens of the entering prompt, which runs once it is read -> how many were."""
         begin = perf_counter()
-        self._rows.enter(request, self.drafter.prompt_captures())
+        count = self._rows.read(most, self.drafter.prompt_captures())
+        self.stats.prefill_s += perf_counter() - begin
+        return count
+
+    def _enter(self) -> None:
+        """Let the drafter know the row that has just been read."""
         prefilled = perf_counter()
-        self.stats.prefill_s += prefilled - begin
         if self._started:
             self.drafter.enter(self._rows.seqs, self.running - 1)
         else:
@@ -211,32 +245,46 @@ class Session:
         try:
             if not self._started:
                 self._start()
-            tokens = step(self.target, self.drafter, self._rows.seqs, self.verify, self.stats, self._captured).tokens
+            drafter, seqs = self.drafter, self._rows.seqs
+            found = step(self.target, drafter, seqs, self.verify, self.stats, self._captured, self._watch)
         except BaseException as error:
             self._started = False
             for b in reversed(range(self.running)):
-                self._leave(b, [], "failed", error)
+                self._leave(b, how="failed", error=error)
             if not isinstance(error, Exception):
                 raise
             return
         self._captured = True
         done = self._rows.seqs.done.tolist()
+        events = [self._event(b, found, over) for b, over in enumerate(done)]
         with self._lock:
-            self._events += [
-                Event(r.id, new)
-                for r, new, over in zip(self._rows.requests, tokens, done, strict=True)
-                if new and not over
-            ]
+            self._events += [e for e, over in zip(events, done, strict=True) if e.tokens and not over]
         for b in reversed(range(self.running)):
             if done[b]:
-                self._leave(b, tokens[b], "eos" if tokens[b][-1] in self._rows.requests[b].eos else "length")
+                self._leave(b, events[b])
         self.stats.decode_s += perf_counter() - begin
 
-    def _leave(self, b: int, tokens: list[int], how: str, error: BaseException | None = None) -> None:
+    def _watch(self, result: StepResult) -> None:
+        """Keep log-probabilities for the rows that asked for them."""
+        self._logprobs, verdict = {}, result.verdict
+        for b, request in enumerate(self._rows.requests):
+            if request.logprobs is not None:
+                n = int(result.count[b])
+                path, emitted = verdict.path[b, :n], verdict.emitted[b, :n]
+                self._logprobs[b] = token_logprobs(result.logits[b, path], emitted, request.logprobs)
+
+    def _event(self, b: int, done: Step, over: bool) -> Event:
+        """What a step did for row b."""
+        request, tokens, logprobs = self._rows.requests[b], done.tokens[b], self._logprobs.get(b)
+        prompt = self._rows.reads.pop(request.id, None)
+        ended = None if not over else "eos" if tokens[-1] in request.eos else "length"
+        return Event(request.id, tokens, ended, None, done.drafted[b], done.accepted[b], logprobs, prompt)
+
+    def _leave(self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None) -> None:
         """End the request in row b. A drafter that fails at this starts again before the next step."""
         request = self._rows.leave(b)
         with self._lock:
-            self._end(request.id, how, tokens, error)
+            self._last(last or Event(request.id, [], how, error))
         if not self._started:
             return
         try:
@@ -247,41 +295,3 @@ class Session:
             self._started = False
             if not isinstance(error, Exception):
                 raise
-
-
-class RowPool:
-    """Rows [0, n) of one cache are in use; when a row leaves, the last one moves to its index."""
-
-    def __init__(self, target: LM, batch: int, slots: int, sampler: Sampler):
-        self.target = target
-        self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), sampler)
-        self.requests: list[Request] = []
-        self.seqs = self.whole.first(0)
-
-    @property
-    def free(self) -> int:
-        return self.whole.capacity - len(self.requests)
-
-    def enter(self, request: Request, keep: PromptSpec) -> None:
-        """Prefill a prompt into the next free row. If this fails, the rows in use are unchanged."""
-        s, b, prompt = self.whole, len(self.requests), request.prompt
-        s.cache.length[b] = 0
-        states = self.target.prefill(prompt[:-1], s.cache.row(b), keep=keep)
-        s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
-        s.length[b] = s.prompt[b] = len(prompt)
-        s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
-        self.requests.append(request)
-        self.seqs = s.first(len(self.requests))
-        self.seqs.prompt_states[b] = states
-
-    def leave(self, b: int) -> Request:
-        """Free row b -> its request."""
-        s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
-        if b != last:
-            for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
-                rows[b] = rows[last]
-            s.eos[b] = s.eos[last]
-            s.cache.move(last, b)
-        self.requests = without(self.requests, b)
-        self.seqs = s.first(last)
-        return request

@@ -129,12 +129,16 @@ class NativeStep:
         drawn, logits = torch.empty(p.rows, draws.count, dtype=torch.long), torch.empty(p.rows, self.vocab)
         seed, position = draws.seed.contiguous(), draws.position.contiguous()
         sized([seed, position], *[(p.rows,)] * 2)
-        how = native.Chain(draws.count, native.Warpers(*astuple(draws.warpers)), 1.0)
+        if len(draws.samplers) != p.rows:
+            raise ValueError(f"{len(draws.samplers)} samplers for {p.rows} rows")
+        warpers = (native.Warpers * p.rows)(*[astuple(w) for w in draws.warpers])
+        penalty = torch.tensor([s.penalty for s in draws.samplers], dtype=torch.float64)
+        window = torch.tensor([s.window for s in draws.samplers])
+        how = native.Chain(draws.count, warpers, penalty.data_ptr(), window.data_ptr())
         how.seed, how.position, how.reach, how.drawn = seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr()
         if draws.recent is not None:
             recent = draws.recent.contiguous()
             sized([recent], (p.rows, recent.shape[1]))
-            how.penalty, how.window = draws.sampler.penalty, draws.sampler.window
             how.recent, how.recent_count = recent.data_ptr(), recent.shape[1]
         p.logits, p.score_layer = logits.data_ptr(), -1
         with self.lock:

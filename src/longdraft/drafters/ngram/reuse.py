@@ -113,7 +113,7 @@ class Reuse(Drafter):
         self.rows = without(self.rows, row)
 
     def ready(self, seqs: Sequences) -> None:
-        lag = seqs.sampler.window if seqs.sampler.penalty != 1 else 0
+        lag = seqs.sampler.lag
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
 

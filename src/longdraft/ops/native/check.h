@@ -108,8 +108,13 @@ static Code check(const Model& m, const Pass& p) {
     return DONE;
 }
 
-static bool recent_fits(const Model& m, const Pass& p, const Chain& c) {
-    if (!in_range(c.recent_count, 0, MANY) || !in_range(c.window, 1, MANY) || !c.recent) return false;
+static bool penalties_fit(const Model& m, const Pass& p, const Chain& c) {
+    for (int64_t b = 0; b < p.rows; b++) {
+        if (!(c.penalty[b] > 0 && std::isfinite(c.penalty[b])) || !in_range(c.window[b], 1, MANY)) return false;
+        if (c.penalty[b] != 1 && !c.recent) return false;
+    }
+    if (!c.recent) return true;
+    if (!in_range(c.recent_count, 0, MANY)) return false;
     return std::all_of(c.recent, c.recent + p.rows * c.recent_count, [&](int64_t t) { return in_range(t, -1, m.vocab - 1); });
 }
 
@@ -117,9 +122,9 @@ static Code check(const Model& m, const Pass& p, const Chain& c) {
     if (!fits(m)) return BAD_MODEL;
     if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits || p.logit_nodes) return BAD_NODES;
     if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
-    if (!fits(c.warpers) || !(c.penalty > 0 && std::isfinite(c.penalty))) return BAD_DRAW;
-    if (c.count && (!c.seed || !c.position || !c.drawn)) return BAD_DRAW;
-    if (c.penalty != 1 && !recent_fits(m, p, c)) return BAD_DRAW;
+    if (!c.warpers || !c.penalty || !c.window || !c.seed || !c.position || (c.count && !c.drawn)) return BAD_DRAW;
+    if (!std::all_of(c.warpers, c.warpers + p.rows, [](const Warpers& w) { return fits(w); })) return BAD_DRAW;
+    if (!penalties_fit(m, p, c)) return BAD_DRAW;
     const Code code = check_tokens(m, p);
     return code ? code : check_keys(m, p, p.start + c.count);
 }

@@ -121,10 +121,11 @@ struct Warpers {
 // A chain that is drafted in one call: each token is drawn from the logits of the node before.
 struct Chain {
     int64_t count;  // nodes to run, and tokens to draw
-    Warpers warpers;
-    double penalty;           // of the tokens among the last `window` before a draw, once each; 1: off
-    const int64_t* recent;    // [B,recent_count], the first node's token last; -1: none. Not read where the penalty is off
-    int64_t recent_count, window;
+    const Warpers* warpers;   // [B]
+    const double* penalty;    // [B]: of the tokens among the last `window` before a draw, once each; 1: off
+    const int64_t* window;    // [B]
+    const int64_t* recent;    // [B,recent_count], the first node's token last; -1: none; null where all penalties are off
+    int64_t recent_count;
     const int64_t* seed;      // [B]
     const int64_t* position;  // [B]: of the first token that is drawn
     int64_t reach;            // positions that the model knows

@@ -63,8 +63,8 @@ static constexpr Entry table[] = {
 
     STRUCT(Warpers), FIELD(Warpers, temperature), FIELD(Warpers, top_k), FIELD(Warpers, top_p), FIELD(Warpers, min_p),
 
-    STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, warpers), FIELD(Chain, penalty), FIELD(Chain, recent),
-    FIELD(Chain, recent_count), FIELD(Chain, window), FIELD(Chain, seed), FIELD(Chain, position), FIELD(Chain, reach),
+    STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, warpers), FIELD(Chain, penalty), FIELD(Chain, window),
+    FIELD(Chain, recent), FIELD(Chain, recent_count), FIELD(Chain, seed), FIELD(Chain, position), FIELD(Chain, reach),
     FIELD(Chain, drawn),
 
     STRUCT(Copy), FIELD(Copy, k), FIELD(Copy, v), FIELD(Copy, heads), FIELD(Copy, size), FIELD(Copy, stride),

@@ -23,11 +23,11 @@ static Code chain_node(const Model& m, const Pass& given, Work& t, const Chain& 
 
 // Penalises the tokens among the last `window` before row b's draw from node i. at [vocab]: where it last did, from 1.
 static void penalise(float* logits, const Chain& c, int64_t b, int64_t i, int64_t* at) {
-    const float penalty = static_cast<float>(c.penalty);
+    const float penalty = static_cast<float>(c.penalty[b]);
     const int64_t* const recent = c.recent + b * c.recent_count;
     const int64_t* const drawn = c.drawn + b * c.count;
     const int64_t end = c.recent_count + i;
-    for (int64_t j = std::max<int64_t>(0, end - c.window); j < end; j++) {
+    for (int64_t j = std::max<int64_t>(0, end - c.window[b]); j < end; j++) {
         const int64_t token = j < c.recent_count ? recent[j] : drawn[j - c.recent_count];
         if (token < 0 || at[token] == i + 1) continue;
         at[token] = i + 1;
@@ -40,8 +40,8 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
     const int64_t B = given.rows, scratch = given.start + c.count;
     t.token.reserve(B), t.position.reserve(B), t.depth.reserve(B * scratch), t.mask.reserve(B * scratch);
     t.ring_mask.reserve(given.ring_mask ? B * (given.ring + scratch) : 0);
-    t.kept.reserve(truncates(c.warpers) ? B * m.vocab : 0);
-    if (c.penalty != 1) std::fill_n(t.penalised_at.reserve(B * m.vocab), B * m.vocab, 0);
+    t.kept.reserve(B * m.vocab);
+    if (c.recent) std::fill_n(t.penalised_at.reserve(B * m.vocab), B * m.vocab, 0);
     std::copy(given.tokens, given.tokens + B, t.token.data());
     std::fill(t.mask.data(), t.mask.data() + B * scratch, 1);
     for (int64_t i = 0; i < c.count; i++) {
@@ -49,10 +49,9 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
 #pragma omp parallel for schedule(static) num_threads(team_size()) if (B > 1)
         for (int64_t b = 0; b < B; b++) {
             float* const logits = given.logits + b * m.vocab;
-            Kept* const room = truncates(c.warpers) ? &t.kept[b * m.vocab] : nullptr;
-            if (c.penalty != 1) penalise(logits, c, b, i, &t.penalised_at[b * m.vocab]);
+            if (c.penalty[b] != 1) penalise(logits, c, b, i, &t.penalised_at[b * m.vocab]);
             const uint64_t key = key_of(c.seed[b], c.position[b] + i);
-            t.token[b] = c.drawn[b * c.count + i] = draw(logits, m.vocab, c.warpers, key, room);
+            t.token[b] = c.drawn[b * c.count + i] = draw(logits, m.vocab, c.warpers[b], key, t.kept.data() + b * m.vocab);
         }
     }
     return DONE;

@@ -1,0 +1,124 @@
+"""`longdraft serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longdraft.cli import common
+from longdraft.errors import InputError
+
+LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
+KEY = "LONGDRAFT_API_KEY"
+
+
+def serve(
+    model: common.Model = "smollm2",
+    method: common.Method = "auto",
+    option: common.Options = [],  # noqa: B006
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name in the API (default: as given to -m).")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help=f"A file whose lines are the keys that clients may use (or set {KEY}).")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Requests that are decoded at once.")] = 8,
+    context: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of a prompt and its answer (default: the model's positions).")
+    ] = None,
+    cache_tokens: Annotated[
+        int | None, typer.Option(min=16, help="Tokens that all running requests may need (default: batch x context).")
+    ] = None,
+    prefix_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens of earlier requests whose keys and values are kept; 0 keeps none.")
+    ] = 1 << 15,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are answered with 429.")] = 64,
+    chunk: Annotated[
+        int, typer.Option(min=16, help="Prompt tokens that are read between two steps of running requests.")
+    ] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens of an answer.")] = 4096,
+    queue_seconds: Annotated[float, typer.Option(min=0.1, help="How long a request may wait to begin.")] = 120.0,
+    request_seconds: Annotated[float, typer.Option(min=0.1, help="How long a request may take.")] = 600.0,
+    grace_seconds: Annotated[float, typer.Option(min=0.0, help="How long to finish requests at SIGTERM.")] = 30.0,
+    max_body: Annotated[int, typer.Option(min=1024, help="The most bytes of a request.")] = 4 << 20,
+    client_requests: Annotated[int, typer.Option(min=1, help="Requests of one address at once.")] = 64,
+    dtype: common.Dtype = "bfloat16",
+    rope: common.Rope = None,
+    weights: common.Weights = None,
+    kv: common.KeysAndValues = None,
+    drafter: common.Drafter = None,
+    random_drafter: common.RandomDrafter = False,
+    any_target: common.AnyTarget = False,
+    threads: common.Threads = None,
+) -> None:
+    """Serve a model over OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+
+    A request's output is what `longdraft generate` gives for the same sampler and seed, whatever runs beside it.
+    """
+    try:
+        from longdraft.server.run import Server, Settings, listening
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the server needs {error.name}, which is not installed: pip install 'longdraft[serve]'"
+        ) from None
+    from longdraft.core.options import pairs
+    from longdraft.engine.prefix_cache import PrefixCache
+    from longdraft.engine.session import Session
+    from longdraft.methods.drafter_weights import DrafterWeights
+    from longdraft.methods.spec import MethodSpec
+
+    keys, place = read_keys(api_key_file), listening(host, port)
+    if host not in LOCAL and not keys:
+        print(
+            "longdraft: note: anyone who reaches this address can use the server: give --api-key-file", file=sys.stderr
+        )
+    beside = "" if rope else model
+    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, 0, beside, any_target))
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+    spec.check(target, None)
+    slots = min(context or target.positions, target.positions)
+    session = Session(
+        target,
+        spec.paced(target),
+        batch,
+        slots,
+        chunk=chunk,
+        queue=queue,
+        total=cache_tokens,
+        prefixes=PrefixCache(prefix_tokens) if prefix_tokens else None,
+    )
+    settings = Settings(
+        name or model,
+        method,
+        host,
+        port,
+        keys,
+        LOCAL if host in LOCAL else None,
+        max_new_tokens,
+        queue_seconds,
+        request_seconds,
+        grace_seconds,
+        max_body,
+        client_requests,
+    )
+    status = Server(session, tokenizer, settings).run([place])
+    if status:
+        raise typer.Exit(status)
+
+
+def read_keys(file: Path | None) -> list[bytes]:
+    """The keys in a file, one in a line, and that of the environment. Raises InputError."""
+    keys = [os.environ[KEY]] if os.environ.get(KEY) else []
+    if file is not None:
+        try:
+            keys += file.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError):
+            raise InputError(f"cannot read the API keys in {file}: give a UTF-8 text file, a key in a line") from None
+    found = [key.strip().encode() for key in keys if key.strip()]
+    if file is not None and not found:
+        raise InputError(f"{file} has no API key: write one in each line")
+    return found

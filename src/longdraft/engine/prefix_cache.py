@@ -1,0 +1,85 @@
+"""Keys and values of text that was read before, so that a later prompt that begins with it need not be read again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from longdraft.core import KVCache
+from longdraft.errors import InputError
+
+Key = tuple[int, tuple[int, ...]]  # the number of the block before (0: none), and a block's tokens
+
+
+@dataclass
+class Block:
+    """The keys and values of `block` tokens that follow the block before. number: its own, never used again."""
+
+    number: int
+    layers: dict[int, tuple[Tensor, Tensor]]  # k [K,block,D], v [K,block,Dv], as they are stored
+
+
+class PrefixCache:
+    """Holds at most `tokens` tokens in blocks of `block`; the one that was used longest ago makes room.
+
+    What `load` writes are the bits that were stored, which an exact backend would compute again: outputs are the same
+    with and without it. Tokens are compared themselves, not their hashes. One session, and one thread at a time.
+    """
+
+    def __init__(self, tokens: int, block: int = 64):
+        if block < 1 or tokens < block:
+            raise InputError(f"a prefix cache of {tokens} tokens has no room for a block of {block}: give it more")
+        self.most, self.block = tokens // block, block
+        self.asked = self.found = 0  # tokens of all prompts so far, and those that were known
+        self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
+        self._count = 0
+
+    @property
+    def used(self) -> float:
+        """The share of its room that is in use."""
+        return len(self._blocks) / self.most
+
+    def load(self, tokens: list[int], row: KVCache) -> int:
+        """Write what is known of these tokens to an empty cache of one row -> how many tokens that is."""
+        blocks = self._known(tokens)
+        for at, block in enumerate(blocks):
+            span = slice(at * self.block, (at + 1) * self.block)
+            for layer, (k, v) in block.layers.items():
+                to_k, to_v = row.stored(layer, 0)
+                to_k[:, span], to_v[:, span] = k, v
+        known = len(blocks) * self.block
+        row.length.fill_(known)
+        self.asked, self.found = self.asked + len(tokens), self.found + known
+        return known
+
+    def store(self, tokens: list[int], row: KVCache) -> None:
+        """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole blocks of them."""
+        known = self._known(tokens)
+        before = known[-1].number if known else 0
+        for at in range(len(known), len(tokens) // self.block):
+            span = slice(at * self.block, (at + 1) * self.block)
+            stored = {layer: row.stored(layer, 0) for layer in row.layers}
+            layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
+            self._count += 1
+            self._blocks[before, tuple(tokens[span])] = Block(self._count, layers)
+            before = self._count
+        self._known(tokens)  # a block is used no less recently than those after it
+        while len(self._blocks) > self.most:
+            self._blocks.popitem(last=False)
+
+    def _known(self, tokens: list[int]) -> list[Block]:
+        """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""
+        found: list[tuple[Key, Block]] = []
+        before = 0
+        for at in range(len(tokens) // self.block):
+            key: Key = before, tuple(tokens[at * self.block : (at + 1) * self.block])
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append((key, block))
+            before = block.number
+        for key, _ in reversed(found):
+            self._blocks.move_to_end(key)
+        return [block for _, block in found]

@@ -1,0 +1,88 @@
+"""What a session is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import index
+
+from longdraft.core import Sampler, match
+from longdraft.drafters.base import Drafter
+from longdraft.engine.generate import check
+from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.errors import InputError
+from longdraft.models.lm import LM
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and everything that determines its output."""
+
+    id: int
+    prompt: list[int]
+    max_new_tokens: int
+    seed: int
+    eos: tuple[int, ...]
+    sampler: Sampler
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+    @property
+    def need(self) -> int:
+        """Slots that it may fill."""
+        return len(self.prompt) + self.max_new_tokens
+
+
+@dataclass(frozen=True)
+class PromptRead:
+    """known: how many of the prompt's tokens were in the prefix cache. logprobs: of all its tokens but the first."""
+
+    known: int
+    logprobs: list[TokenLogprobs] | None
+
+
+def make_request(
+    target: LM,
+    room: int,
+    prompt: Iterable[int],
+    max_new_tokens: int,
+    seed: int,
+    eos: Iterable[int],
+    sampler: Sampler,
+    logprobs: int | None,
+    prompt_logprobs: bool,
+) -> Request:
+    """A request, still without its id, that can run in a row of `room` slots. Raises InputError for any other."""
+    try:
+        tokens, ends = [index(t) for t in prompt], tuple(index(t) for t in eos)
+    except TypeError as error:
+        raise InputError(f"a prompt and its end tokens must be lists of token ids: {error}") from None
+    check(target, [tokens], max_new_tokens, Drafter(), match)
+    request = Request(0, tokens, max_new_tokens, seed, ends, sampler.under(target.rules()), logprobs, prompt_logprobs)
+    if request.need > room:
+        what = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {request.need} slots"
+        raise InputError(f"{what}, and a row has {room}: give more slots or a shorter prompt")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise InputError(f"seed is {seed}: give a number of at most 63 bits")
+    if any(t >= target.vocab for t, _ in sampler.bias):
+        raise InputError(f"a biased token is not in the model's vocabulary of {target.vocab}: leave it out")
+    return request
+
+
+@dataclass(frozen=True)
+class Event:
+    """New tokens of a request and, in its last event, how it ended.
+
+    ended: "eos" (the last token is an end token), "length", "cancelled" or "failed"; None if it has not ended. error:
+    why it failed. drafted: how deep this step's draft was; accepted: how many of its tokens were. logprobs: those of
+    `tokens`, if they were asked for. prompt: in the first event, what is known of the prompt.
+    """
+
+    id: int
+    tokens: list[int]
+    ended: str | None = None
+    error: BaseException | None = None
+    drafted: int = 0
+    accepted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt: PromptRead | None = None

@@ -1,0 +1,144 @@
+"""The rows of a session: which request is in which row of the cache, and the prompt that is being read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
+from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.requests import PromptRead, Request
+from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
+from longdraft.models.lm import LM
+
+SPARE = 128  # slots of a row for the nodes of a draft tree
+SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
+
+
+@dataclass
+class Reading:
+    """A prompt whose first `at` tokens are in the cache. states: what the drafter wants kept of the last of them."""
+
+    request: Request
+    at: int
+    known: int
+    states: dict[int, Tensor] = field(default_factory=dict)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def keep(self, states: dict[int, Tensor], count: int) -> None:
+        """Add the states of tokens that have been read; the last `count` of all stay."""
+        for layer, new in states.items():
+            old = self.states.get(layer)
+            self.states[layer] = (new if old is None else torch.cat([old, new], 1))[:, -count:]
+
+
+class RowPool:
+    """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is the one being read.
+
+    reads: what is known of the prompts that were read, by request, until someone takes it.
+    """
+
+    def __init__(self, target: LM, batch: int, slots: int, prefixes: PrefixCache | None = None):
+        self.target, self.prefixes = target, prefixes
+        samplers = RowSamplers(samplers=[Sampler()] * batch)
+        self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), samplers)
+        self.samplers = samplers.samplers
+        self.requests: list[Request] = []
+        self.seqs = self.whole.first(0)
+        self.reading: Reading | None = None
+        self.reads: dict[int, PromptRead] = {}
+
+    @property
+    def entering(self) -> Request | None:
+        """The request whose prompt is being read."""
+        return None if self.reading is None else self.reading.request
+
+    @property
+    def free(self) -> int:
+        return self.whole.capacity - len(self.requests) - (self.reading is not None)
+
+    @property
+    def needed(self) -> int:
+        """Slots that the requests in rows may fill."""
+        return sum(r.need for r in self.requests) + (self.entering.need if self.entering else 0)
+
+    def begin(self, request: Request) -> None:
+        """Begin to read a prompt into the next free row, after what is known of it."""
+        row = self._next_row()
+        row.length.zero_()
+        known = 0
+        if self.prefixes is not None and not request.prompt_logprobs:
+            known = self.prefixes.load(request.prompt[:-1], row)
+        self.reading = Reading(request, known, known)
+
+    def read(self, most: int | None, keep: PromptSpec) -> int:
+        """Read at most so many tokens of the prompt (None: all of them) -> how many. A row that is read runs.
+
+        If this fails, the rows in use are unchanged.
+        """
+        reading = self.reading
+        assert reading is not None
+        prompt, row = reading.request.prompt, self._next_row()
+        end = len(prompt) - 1 if most is None else min(len(prompt) - 1, reading.at + most)
+        count = end - reading.at
+        if reading.request.prompt_logprobs:
+            reading.logprobs += self._scored(prompt, reading.at, end, row, reading.request.logprobs or 0)
+        else:
+            reading.keep(self.target.prefill(prompt[reading.at : end], row, keep=keep), keep.count)
+        reading.at = end
+        if end == len(prompt) - 1:
+            self._run(reading)
+        return count
+
+    def drop(self) -> None:
+        """Forget the prompt that is being read."""
+        self.reading = None
+
+    def leave(self, b: int) -> Request:
+        """Free row b -> its request. What it said is kept for later prompts."""
+        s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
+        if self.prefixes is not None:
+            n = int(s.cache.length[b])
+            self.prefixes.store(s.tokens[b, :n].tolist(), s.cache.row(b))
+        if b != last:
+            for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
+                rows[b] = rows[last]
+            s.eos[b], self.samplers[b] = s.eos[last], self.samplers[last]
+            s.cache.move(last, b)
+        if self.reading is not None:
+            s.cache.move(last + 1, last)
+        self.requests = without(self.requests, b)
+        self.seqs = s.first(last)
+        return request
+
+    def _next_row(self) -> KVCache:
+        return self.whole.cache.row(len(self.requests))
+
+    def _run(self, reading: Reading) -> None:
+        """Let the row that was read run."""
+        s, b, request = self.whole, len(self.requests), reading.request
+        prompt = request.prompt
+        s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
+        s.length[b] = s.prompt[b] = len(prompt)
+        s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
+        self.samplers[b] = request.sampler
+        if self.prefixes is not None:
+            self.prefixes.store(prompt[:-1], s.cache.row(b))
+        logprobs = reading.logprobs if request.prompt_logprobs else None
+        self.reads[request.id] = PromptRead(reading.known, logprobs)
+        self.requests.append(request)
+        self.seqs, self.reading = s.first(len(self.requests)), None
+        self.seqs.prompt_states[b] = reading.states
+
+    def _scored(self, prompt: list[int], at: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
+        """Read prompt[at:end] -> the log-probabilities of the tokens after each of these."""
+        found = []
+        for low in range(at, end, SCORED):
+            tokens = prompt[low : min(low + SCORED, end)]
+            logits = self.target(Tree.chain(torch.tensor([tokens], device=self.target.device)), row)
+            row.length += len(tokens)
+            following = torch.tensor(prompt[low + 1 : low + 1 + len(tokens)], device=self.target.device)
+            found += token_logprobs(logits[0], following, top)
+        return found

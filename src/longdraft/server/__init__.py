@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over one session."""

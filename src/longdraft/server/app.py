@@ -1,0 +1,167 @@
+"""The routes: what each path takes and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from longdraft.server import problems
+from longdraft.server.formats import ChatFormat, CompletionFormat, echo_of, usage
+from longdraft.server.problems import Problem
+from longdraft.server.reply import Delta
+from longdraft.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from longdraft.server.service import Answer, Service
+from longdraft.version import __version__
+
+Format = ChatFormat | CompletionFormat
+
+
+def create_app(service: Service, grace_s: float = 30.0) -> FastAPI:
+    """The application. It starts the service's engine, and stops it when it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.engine.start()
+        yield
+        service.stopping = True
+        await service.engine.stop(grace_s)
+
+    app = FastAPI(title="longdraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_exception_handler(Problem, problems.answer_problem)
+    app.add_exception_handler(RequestValidationError, problems.answer_validation)
+    app.add_exception_handler(HTTPException, problems.answer_http)
+    app.add_exception_handler(Exception, problems.answer_unexpected)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        work = await service.chat(body)
+        how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, _with_usage(body))
+        return await _answer(service.submit(work), body, how, request)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        work = await service.completion(body)
+        how = CompletionFormat(*_head(service, "cmpl"), work.logprobs, _with_usage(body))
+        if body.echo:
+            how.echo, how.echoed = echo_of(service.tokenizer, work.prompt, None), work.prompt
+        return await _answer(service.submit(work), body, how, request)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(service)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return _model(service)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        service.check_model(body.model)
+        tokens = await service.tokens(body.prompt, body.add_special_tokens)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        service.check_model(body.model)
+        return {"prompt": service.text(body.tokens)}
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if service.ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _head(service: Service, kind: str) -> tuple[str, int, str, Any]:
+    return f"{kind}-{uuid4().hex}", int(time()), service.model, service.tokenizer
+
+
+def _model(service: Service) -> dict[str, Any]:
+    about = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
+    return about | {"max_model_len": service.room}
+
+
+def _with_usage(body: Sampling) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
+    if body.stream:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(answer, how), media_type="text/event-stream", headers=headers)
+    return await _unless_gone(lambda: _whole(answer, how, body), answer, request)
+
+
+async def _whole(answer: Answer, how: Format, body: Sampling) -> Response:
+    """The answer as one object. With max_tokens=0 the one token that was decoded is left out."""
+    found = [Delta() for _ in answer.streams]
+    async for i, delta in answer.parts():
+        old = found[i]
+        found[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
+    if isinstance(how, CompletionFormat) and how.echo is not None:
+        how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
+        if isinstance(body, CompletionRequest) and body.max_tokens == 0:
+            found = [Delta("", [], "length") for _ in found]
+            for reply in answer.replies:
+                reply.tokens = 0
+    return JSONResponse(how.whole(found, usage(len(answer.work.prompt), answer.replies)))
+
+
+async def _events(answer: Answer, how: Format) -> AsyncIterator[str]:
+    """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
+    begun = [False] * len(answer.streams)
+    try:
+        async for i, delta in answer.parts():
+            if not begun[i]:
+                begun[i] = True
+                if isinstance(how, CompletionFormat) and how.echo is not None:
+                    how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
+                first = how.first(i)
+                if first is not None:
+                    yield _event(first)
+            if delta.text or delta.logprobs or delta.finish:
+                yield _event(how.part(i, delta))
+        if how.with_usage:
+            yield _event(how.last(usage(len(answer.work.prompt), answer.replies)))
+    except Problem as problem:
+        yield _event(problem.body)
+    finally:
+        answer.close()
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def _unless_gone(call: Callable[[], Awaitable[Response]], answer: Answer, request: Request) -> Response:
+    """The call's result. If the client leaves before, the request is cancelled: nobody will read it."""
+    work, gone = asyncio.ensure_future(call()), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await work if work.done() else Response(status_code=499)
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        answer.close()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

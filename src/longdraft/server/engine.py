@@ -1,0 +1,109 @@
+"""The thread that decodes, and what the event loop sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+from longdraft.engine.session import Event, Session
+
+
+class Stream:
+    """The events of one request, in order, for one reader in the event loop. Close it if the reader stops early."""
+
+    def __init__(self, engine: Engine, id: int):
+        self.engine, self.id, self.ended = engine, id, False
+        self.events = asyncio.Queue[Event]()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while not self.ended:
+            event = await self.events.get()
+            self.ended = event.ended is not None
+            yield event
+
+    def close(self) -> None:
+        """Cancel the request if it still runs."""
+        self.engine.forget(self)
+
+
+class Engine:
+    """Steps a session in a thread of its own while there is work; a stream gets every event of its request.
+
+    Call everything from the event loop's thread. failure: what ended the thread, after which every stream ends with it
+    and nothing is accepted; None as long as the thread runs.
+    """
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.failure: BaseException | None = None
+        self._streams: dict[int, Stream] = {}
+        self._work, self._stopping = threading.Event(), False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="longdraft-decode", daemon=True)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, **request: Any) -> Stream:
+        """As Session.submit, whose errors it raises."""
+        if self.failure is not None or self._stopping:
+            raise RuntimeError("the engine has stopped")
+        stream = Stream(self, self.session.submit(**request))
+        self._streams[stream.id] = stream
+        self._work.set()
+        return stream
+
+    def forget(self, stream: Stream) -> None:
+        if self._streams.pop(stream.id, None) is not None and not stream.ended:
+            self.session.cancel(stream.id)
+            self._work.set()
+
+    def cancel_all(self) -> None:
+        """End all requests now."""
+        for id in list(self._streams):
+            self.session.cancel(id)
+        self._work.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Wait until all requests have ended, at most so long; then end them, and the thread."""
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self._streams and self.failure is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        self._stopping = True
+        self._work.set()
+        await asyncio.to_thread(self._thread.join)
+        self._deliver(self.session.close())
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        try:
+            while not self._stopping:
+                if self.session.running or self.session.waiting:
+                    events = self.session.step()
+                    if events:
+                        self._loop.call_soon_threadsafe(self._deliver, events)
+                else:
+                    self._work.wait()
+                    self._work.clear()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            stream = self._streams.get(event.id)
+            if stream is not None:
+                stream.events.put_nowait(event)
+                if event.ended is not None:
+                    del self._streams[event.id]
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self._deliver([Event(id, [], "failed", error) for id in list(self._streams)])

@@ -1,0 +1,156 @@
+"""Answers in the shapes of OpenAI's API: chat completions and completions, whole and as chunks of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.models.text import text_of
+from longdraft.server.reply import Delta, Reply
+
+Json = dict[str, Any]
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """A token by itself; part of a character is shown as a replacement character."""
+    return tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def usage(prompt: int, replies: list[Reply]) -> Json:
+    """Tokens read and written, and in its details how many were cached, drafted and accepted."""
+    written = sum(r.tokens for r in replies)
+    steps, drafted, accepted = (sum(getattr(r, k) for r in replies) for k in ("steps", "drafted", "accepted"))
+    mean = 1 + accepted / steps if steps else 1.0
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": max(r.known for r in replies)},
+        "completion_tokens_details": {
+            "draft_steps": steps,
+            "drafted_tokens": drafted,
+            "accepted_draft_tokens": accepted,
+            "mean_acceptance_length": round(mean, 4),
+        },
+    }
+
+
+@dataclass
+class Format:
+    """The fields of every chunk of an answer. top: how many alternatives a log-probability has; None: none is given."""
+
+    id: str
+    created: int
+    model: str
+    tokenizer: Any
+    top: int | None
+    with_usage: bool = False
+
+    kind = ""
+
+    def head(self) -> Json:
+        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+
+    def chunk(self, choices: list[Json]) -> Json:
+        return self.head() | {"choices": choices} | ({"usage": None} if self.with_usage else {})
+
+    def last(self, counted: Json) -> Json:
+        """The chunk with the usage, after all choices have finished."""
+        return self.head() | {"choices": [], "usage": counted}
+
+
+class ChatFormat(Format):
+    kind = "chat.completion.chunk"
+
+    def first(self, index: int) -> Json:
+        """The chunk that begins a choice."""
+        delta = {"role": "assistant", "content": ""}
+        return self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def part(self, index: int, delta: Delta) -> Json:
+        content = {"content": delta.text} if delta.text else {}
+        found = {"index": index, "delta": content, "logprobs": self._logprobs(delta.logprobs)}
+        return self.chunk([found | {"finish_reason": delta.finish}])
+
+    def whole(self, deltas: list[Delta], counted: Json) -> Json:
+        choices = [
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": d.text, "refusal": None},
+                "logprobs": self._logprobs(d.logprobs),
+                "finish_reason": d.finish,
+            }
+            for i, d in enumerate(deltas)
+        ]
+        return self.head() | {"object": "chat.completion", "choices": choices, "usage": counted}
+
+    def _logprobs(self, found: list[TokenLogprobs]) -> Json | None:
+        if self.top is None:
+            return None
+        return {"content": [self._entry(x.token, x.logprob, x.top) for x in found], "refusal": None}
+
+    def _entry(self, token: int, logprob: float, top: list[tuple[int, float]] | None = None) -> Json:
+        text = token_text(self.tokenizer, token)
+        entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
+
+
+class CompletionFormat(Format):
+    kind = "text_completion"
+
+    def __init__(self, *args: Any, echo: Delta | None = None, tokens: list[int] | None = None, **options: Any):
+        super().__init__(*args, **options)
+        self.echo, self.echoed = echo, tokens or []
+        self.offsets: dict[int, int] = {}  # characters of each choice so far
+
+    def first(self, index: int) -> Json | None:
+        return None if self.echo is None else self.part(index, self.echo, self.echoed)
+
+    def part(self, index: int, delta: Delta, prompt: list[int] | None = None) -> Json:
+        logprobs = self._logprobs(index, delta.logprobs, prompt)
+        found = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
+        return self.chunk([found])
+
+    def whole(self, deltas: list[Delta], counted: Json) -> Json:
+        return self.head() | {"choices": [self._choice(i, d) for i, d in enumerate(deltas)], "usage": counted}
+
+    def _choice(self, index: int, delta: Delta) -> Json:
+        before = ""
+        parts: list[tuple[list[TokenLogprobs], list[int] | None]] = [(delta.logprobs, None)]
+        if self.echo is not None:
+            before = self.echo.text
+            parts.insert(0, (self.echo.logprobs, self.echoed))
+        found: Json | None = None
+        for logprobs, prompt in parts:
+            more = self._logprobs(index, logprobs, prompt)
+            found = more if found is None or more is None else {k: v + more[k] for k, v in found.items()}
+        return {"index": index, "text": before + delta.text, "logprobs": found, "finish_reason": delta.finish}
+
+    def _logprobs(self, index: int, found: list[TokenLogprobs], prompt: list[int] | None) -> Json | None:
+        """prompt: the echoed tokens, of which the first has no log-probability."""
+        if self.top is None:
+            return None
+        tokens = [x.token for x in found] if prompt is None else prompt
+        first: list[Any] = [None] if prompt is not None else []
+        texts = [token_text(self.tokenizer, t) for t in tokens]
+        offsets, at = [], self.offsets.get(index, 0)
+        for text in texts:
+            offsets.append(at)
+            at += len(text)
+        self.offsets[index] = at
+        return {
+            "tokens": texts,
+            "token_logprobs": first + [x.logprob for x in found],
+            "top_logprobs": first + [self._top(x) for x in found],
+            "text_offset": offsets,
+        }
+
+    def _top(self, x: TokenLogprobs) -> Json:
+        """The most likely tokens and the token itself."""
+        return {token_text(self.tokenizer, t): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}
+
+
+def echo_of(tokenizer: Any, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> Delta:
+    """The prompt as the first part of a completion."""
+    return Delta(text_of(tokenizer, tokens), logprobs or [])

@@ -1,0 +1,108 @@
+"""What a request must pass before anything reads it: its host, its key, its type, its size, its client's share."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from longdraft.server.problems import Problem
+
+OPEN = {"/health"}  # paths that need no key
+
+
+@dataclass
+class Guard:
+    """Every path needs the key unless it is in OPEN. keys: any of them is right; none: no key is needed.
+
+    hosts: the names that a Host header may have, so that a web page elsewhere cannot reach a server on this machine by
+    a name of its own; None: any. most_body, most_headers: bytes, whether or not a body comes in chunks. most_requests:
+    how many of a client's requests may be open at once.
+    """
+
+    app: ASGIApp
+    keys: Collection[bytes] = ()
+    hosts: Collection[str] | None = None
+    most_body: int = 4 << 20
+    most_headers: int = 16 << 10
+    most_requests: int = 64
+    open: Counter[str] = field(default_factory=Counter)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # no web sockets
+        client = (scope.get("client") or ("", 0))[0]
+        problem = self._problem(scope, client)
+        if problem is not None:
+            await problem.response()(scope, receive, send)
+            return
+        self.open[client] += 1
+        try:
+            await self._bounded(scope, receive, send)
+        finally:
+            self.open[client] -= 1
+            self.open += Counter()  # forgets clients without requests
+
+    def _problem(self, scope: Scope, client: str) -> Problem | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self.most_headers:
+            return Problem(431, f"the headers are larger than {self.most_headers} bytes: send fewer")
+        headers = dict(reversed(scope["headers"]))
+        host = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1")).lower()
+        if self.hosts is not None and host not in self.hosts:
+            return Problem(421, "this host name is not served here: use the address that the server is bound to")
+        if self.keys and scope["path"] not in OPEN and not self._known(headers.get(b"authorization", b"")):
+            return Problem(
+                401, "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+        if scope["method"] == "POST":
+            kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if kind != b"application/json":
+                return Problem(415, "the body must be JSON: send Content-Type: application/json")
+            length = headers.get(b"content-length", b"0")
+            if not length.isdigit() or int(length[:20]) > self.most_body:
+                return self._too_large()
+        if self.open[client] >= self.most_requests:
+            return Problem(429, f"{self.most_requests} requests of this client are open: wait for one", retry_s=1)
+        return None
+
+    def _known(self, header: bytes) -> bool:
+        scheme, _, key = header.partition(b" ")
+        matches = [hmac.compare_digest(key.strip(), k) for k in self.keys]  # all are compared, whichever is right
+        return scheme.lower() == b"bearer" and any(matches)
+
+    def _too_large(self) -> Problem:
+        return Problem(413, f"the body is larger than {self.most_body} bytes: send less")
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; a body that turns out larger than allowed ends as if the client had left."""
+        size, refused, begun = 0, False, False
+
+        async def counted() -> Message:
+            nonlocal size, refused
+            message = await receive()
+            if message["type"] == "http.request":
+                size += len(message.get("body", b""))
+                if size > self.most_body:
+                    refused = True
+                    return {"type": "http.disconnect"}
+            return message
+
+        async def passed(message: Message) -> None:
+            nonlocal begun
+            if not refused:
+                begun = begun or message["type"] == "http.response.start"
+                await send(message)
+
+        try:
+            await self.app(scope, counted, passed)
+        except Exception:
+            if not refused:
+                raise
+        if refused and not begun:
+            await self._too_large().response()(scope, receive, send)

@@ -1,0 +1,81 @@
+"""Errors in OpenAI's shape: what is wrong and what would be right, and nothing about the inside of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
+    431: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+LONGEST = 500  # characters of a message
+
+
+class Problem(Exception):
+    """A request that is answered with an error. retry_s: when it may be tried again."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int | None = None
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_s = status, message, param, code, retry_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = KINDS.get(self.status, "server_error")
+        return {"error": {"message": self.message[:LONGEST], "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def of_validation(error: RequestValidationError) -> Problem:
+    """The first thing that is wrong with a body, by the name of its field."""
+    first = error.errors()[0]
+    where = [str(x) for x in first["loc"] if x != "body"]
+    name = ".".join(x for x in where if not x.startswith("function-"))[:100] or None
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "this field is unknown or not supported here: leave it out"
+    if first["type"] in ("json_invalid", "model_attributes_type", "missing") and name in (None, "0"):
+        message = "the body must be a JSON object"
+    return Problem(400, f"{name}: {message}" if name else message, name)
+
+
+async def answer_problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def answer_validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return of_validation(error).response()
+
+
+async def answer_http(request: Request, error: Exception) -> JSONResponse:
+    """Errors of the framework: unknown paths and methods, bodies that are not JSON."""
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else None
+    return Problem(error.status_code, str(error.detail), code=code).response()
+
+
+async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
+    return Problem(500, "the server failed at this request").response()

@@ -1,0 +1,89 @@
+"""A request's events as text: held back at a possible stop string, cut at a found one, with log-probabilities."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from longdraft.engine.requests import Event
+from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.models.text import Detokenizer
+
+
+@dataclass
+class Delta:
+    """What an event adds. finish: "stop" or "length" in the last one of a choice."""
+
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: str | None = None
+
+
+class Reply:
+    """Its deltas together are the text before the first stop string, the same however tokens came in events.
+
+    tokens: how many of the new tokens count: up to the one that completes a stop string, end token included.
+    """
+
+    def __init__(self, tokenizer: Any, stops: list[str]):
+        self.text = Detokenizer(tokenizer)
+        self.stops, self.held = stops, ""  # text that may begin a stop string
+        self.end = 0  # characters that have been given out
+        self.entries = deque[tuple[int, TokenLogprobs]]()  # of tokens whose text is held back, with where it begins
+        self.tokens = self.drafted = self.accepted = self.steps = self.known = 0
+        self.finish: str | None = None
+
+    def take(self, event: Event) -> Delta:
+        """What this event adds to the text. After a delta with `finish`, further events have no effect."""
+        if self.finish is not None:
+            return Delta()
+        self.drafted, self.accepted = self.drafted + event.drafted, self.accepted + event.accepted
+        self.steps += bool(event.drafted)
+        if event.prompt is not None:
+            self.known = event.prompt.known
+        for i, token in enumerate(event.tokens):
+            if event.logprobs is not None:
+                self.entries.append((self.end + len(self.held), event.logprobs[i]))
+            self.tokens += 1
+            last = event.ended == "eos" and i == len(event.tokens) - 1
+            self.held += "" if last else self.text.push([token])  # an end token has no text
+            if (cut := self._found()) is not None:
+                return self._out(cut, "stop")
+        if event.ended is None:
+            return self._out(len(self.held) - self._possible())
+        self.held += self.text.flush()
+        cut = self._found()
+        finish = "stop" if cut is not None or event.ended == "eos" else "length"
+        return self._out(len(self.held) if cut is None else cut, finish)
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """How drafting went: steps that drafted, their drafts' depths and accepted tokens, and tokens per such step."""
+        mean = 1 + self.accepted / self.steps if self.steps else 1.0
+        found = {"draft_steps": self.steps, "drafted_tokens": self.drafted, "accepted_draft_tokens": self.accepted}
+        return found | {"mean_acceptance_length": round(mean, 4)}
+
+    def _found(self) -> int | None:
+        """Where in the held text the first stop string begins."""
+        return min((at for stop in self.stops if (at := self.held.find(stop)) >= 0), default=None)
+
+    def _possible(self) -> int:
+        """How many of the held text's last characters may begin a stop string."""
+        longest = max(map(len, self.stops), default=1) - 1
+        return next(
+            (
+                n
+                for n in range(min(longest, len(self.held)), 0, -1)
+                if any(s.startswith(self.held[-n:]) for s in self.stops)
+            ),
+            0,
+        )
+
+    def _out(self, count: int, finish: str | None = None) -> Delta:
+        """Give out so many characters of the held text."""
+        delta = Delta(self.held[:count], [], finish)
+        self.held, self.end, self.finish = self.held[count:], self.end + count, finish
+        while self.entries and (self.entries[0][0] < self.end or (not self.held and finish != "stop")):
+            delta.logprobs.append(self.entries.popleft()[1])
+        return delta

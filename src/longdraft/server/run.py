@@ -1,0 +1,109 @@
+"""Runs the application under uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from longdraft.engine.session import Session
+from longdraft.errors import InputError
+from longdraft.server.app import create_app
+from longdraft.server.engine import Engine
+from longdraft.server.guard import Guard
+from longdraft.server.metrics import Metrics
+from longdraft.server.service import Service, Times
+
+HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
+CONNECTIONS = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes."""
+
+    model: str
+    method: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Collection[bytes] = ()
+    hosts: Collection[str] | None = None
+    most_new: int = 4096
+    queue_s: float = 120.0
+    request_s: float = 600.0
+    grace_s: float = 30.0
+    most_body: int = 4 << 20
+    client_requests: int = 64
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at this address. Raises InputError if there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=CONNECTIONS)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise InputError(f"cannot listen on {host}:{port} ({why}): give another --port or --host") from None
+
+
+class Server(uvicorn.Server):
+    """Stops accepting at the first SIGTERM or SIGINT, and ends when running requests have, or the grace time has."""
+
+    def __init__(self, session: Session, tokenizer: Any, settings: Settings):
+        self.settings, self.engine = settings, Engine(session)
+        metrics = Metrics(session, settings.model, settings.method)
+        times = Times(settings.queue_s, settings.request_s)
+        self.service = Service(self.engine, tokenizer, settings.model, metrics, times, settings.most_new)
+        app = Guard(
+            create_app(self.service, grace_s=0.0),
+            keys=settings.keys,
+            hosts=settings.hosts,
+            most_body=settings.most_body,
+            most_requests=settings.client_requests,
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                h11_max_incomplete_event_size=HEADERS,
+                limit_concurrency=CONNECTIONS,
+                timeout_graceful_shutdown=int(settings.grace_s) + 5,
+                lifespan="on",
+            )
+        )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> int:  # type: ignore[override]
+        """Serve until a signal -> the exit status: 1 if decoding has failed for good.
+
+        sockets: where it listens; None: at its settings' address. Raises InputError.
+        """
+        super().run(sockets or [listening(self.settings.host, self.settings.port)])
+        return 1 if self.engine.failure is not None or not self.started else 0
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.servers:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            print(f"longdraft: serving {self.settings.model} at http://{host}:{port}/v1", file=sys.stderr, flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.engine.failure is not None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal ends the process at once."""
+        if self.service.stopping:
+            os._exit(1)
+        self.service.stopping = True
+        asyncio.get_running_loop().call_later(self.settings.grace_s, self.engine.cancel_all)
+        super().handle_exit(sig, frame)

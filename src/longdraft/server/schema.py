@@ -1,0 +1,145 @@
+"""What requests may contain: every field is typed and bounded, and a field that is not here is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+MOST_N = 8  # choices of a request
+MOST_STOPS, LONGEST_STOP = 4, 256  # stop strings, and characters of one
+MOST_TOP = 20  # most likely tokens beside a token's log-probability
+MOST_BIASES = 300
+MOST_MESSAGES = 1000
+MOST_TOKENS = 1 << 31
+SEEDS = 1 << 63
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair, which JSON can spell, is not text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text must not contain half of a surrogate pair") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Name = Annotated[Text, Field(max_length=256)]
+Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class Strict(BaseModel):
+    """Types are not converted, unknown fields are errors, and null is as if the field were not there."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class Sampling(Strict):
+    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's additions to OpenAI's."""
+
+    model: Name
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias], Field(max_length=MOST_BIASES)] = (
+        Field(default_factory=dict)
+    )
+    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_N)] = 1
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=MOST_TOKENS)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.01, le=100)] = 1.0
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true")
+        return self
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)]
+    name: Name | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ResponseFormat(Strict):
+    type: Literal["text"]
+
+
+class ChatRequest(Sampling):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _top_of_what(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionRequest(Sampling):
+    prompt: (
+        Text | Annotated[list[TokenId], Field(min_length=1)] | Annotated[list[Text], Field(min_length=1, max_length=1)]
+    )
+    max_tokens: Annotated[int, Field(ge=0, lt=MOST_TOKENS)] = 16
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _nothing(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens=0 needs echo=true")
+        return self
+
+
+class TokenizeRequest(Strict):
+    model: Name | None = None
+    prompt: Text
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]

@@ -1,0 +1,233 @@
+"""From a request to its answer: tokens, limits, a seed, and the streams of its choices."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Any, TypeVar
+
+from longdraft.core import Sampler
+from longdraft.engine.requests import Event
+from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.errors import Busy, InputError
+from longdraft.models.chat import chat_tokens
+from longdraft.models.loading import token_ids
+from longdraft.models.text import text_of
+from longdraft.ops import row_seed
+from longdraft.server.engine import Engine, Stream
+from longdraft.server.metrics import Metrics
+from longdraft.server.problems import Problem
+from longdraft.server.reply import Delta, Reply
+from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds: until a request begins to be answered, and until it is answered."""
+
+    queue_s: float = 60.0
+    request_s: float = 600.0
+
+
+@dataclass
+class Work:
+    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too."""
+
+    prompt: list[int]
+    limit: int
+    sampler: Sampler
+    seed: int
+    n: int
+    stops: list[str]
+    eos: tuple[int, ...]
+    logprobs: int | None
+    prompt_logprobs: bool = False
+
+
+@dataclass
+class Answer:
+    """The choices of a request while they are decoded, all or none of them."""
+
+    service: Service
+    work: Work
+    streams: list[Stream]
+    replies: list[Reply]
+    began: float = field(default_factory=monotonic)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+    async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(choice, delta) as they come, until all choices have finished. Raises Problem."""
+        queue = asyncio.Queue[tuple[int, Event]]()
+        readers = [asyncio.ensure_future(self._read(i, s, queue)) for i, s in enumerate(self.streams)]
+        open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
+        how = "error"
+        try:
+            while open_:
+                i, event = await self._next(queue, all(first))
+                now = monotonic()
+                self.service.metrics.took(event, now - last[i], first[i])
+                last[i], first[i] = now, first[i] and not event.tokens
+                if event.prompt is not None and event.prompt.logprobs is not None:
+                    self.prompt_logprobs = event.prompt.logprobs
+                if event.ended in ("failed", "cancelled") and self.replies[i].finish is None:
+                    how = "abort"
+                    raise self._ended(event)
+                if self.replies[i].finish is not None:
+                    continue
+                delta = self.replies[i].take(event)
+                yield i, delta
+                if delta.finish is not None:
+                    self.streams[i].close()
+                    open_ -= 1
+        finally:
+            for reader in readers:
+                reader.cancel()
+            self.close()
+            self.service.metrics.finished(how, len(self.work.prompt), self.replies, monotonic() - self.began)
+
+    async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
+        """The next event, in time."""
+        times = self.service.times
+        left = times.request_s - (monotonic() - self.began)
+        if waiting:
+            left = min(left, times.queue_s - (monotonic() - self.began))
+        try:
+            return await asyncio.wait_for(queue.get(), max(left, 0))
+        except TimeoutError:
+            what = "begin" if waiting else "end"
+            limit = times.queue_s if waiting else times.request_s
+            raise Problem(503, f"this request did not {what} within {limit:g} s: try again later", retry_s=5) from None
+
+    async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]]) -> None:
+        async for event in stream:
+            queue.put_nowait((i, event))
+
+    def _ended(self, event: Event) -> Problem:
+        if event.ended == "cancelled":
+            return Problem(503, "the server is shutting down: send the request again later", retry_s=5)
+        if isinstance(event.error, InputError):
+            return Problem(400, str(event.error))
+        if isinstance(event.error, MemoryError):
+            return Problem(503, "there was not enough memory for this request: try again later", retry_s=5)
+        return Problem(500, "the server failed at this request")
+
+
+class Service:
+    """One model and one method. Refuses a request that cannot be answered before anything is decoded for it.
+
+    most_new: how many new tokens a request has if it does not say, and at most. stopping: nothing is accepted any more.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, model: str, metrics: Metrics, times: Times, most_new: int):
+        self.engine, self.tokenizer, self.model, self.metrics = engine, tokenizer, model, metrics
+        self.times, self.most_new, self.stopping, self.created = times, most_new, False, int(time())
+        self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
+
+    @property
+    def ready(self) -> bool:
+        return not self.stopping and self.engine.failure is None
+
+    async def chat(self, body: ChatRequest) -> Work:
+        self.check_model(body.model)
+        roles = {"developer": "system"}
+        messages = [{"role": roles.get(m.role, m.role), "content": m.text} for m in body.messages]
+        prompt = await self._aside(chat_tokens, self.tokenizer, messages)
+        return self._work(prompt, body, body.limit, (body.top_logprobs or 0) if body.logprobs else None)
+
+    async def completion(self, body: CompletionRequest) -> Work:
+        self.check_model(body.model)
+        prompt = body.prompt if isinstance(body.prompt, str) else None
+        if isinstance(body.prompt, list) and isinstance(body.prompt[0], str):
+            prompt = body.prompt[0]
+        tokens = list(body.prompt) if prompt is None else await self.tokens(prompt)
+        if not tokens:
+            raise Problem(400, "the prompt has no tokens: give some text", "prompt")
+        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)  # type: ignore[arg-type]
+        work.prompt_logprobs = body.echo and body.logprobs is not None
+        return work
+
+    async def tokens(self, text: str, special: bool = True) -> list[int]:
+        """A text's tokens, as `longdraft generate` reads it."""
+        return await self._aside(lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
+
+    def text(self, tokens: list[int]) -> str:
+        if any(t >= self.target.vocab for t in tokens):
+            raise Problem(400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens")
+        return text_of(self.tokenizer, tokens)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            raise Problem(404, f"there is no model {name[:80]!r} here: use {self.model!r}", "model", "model_not_found")
+
+    def submit(self, work: Work) -> Answer:
+        """Queue the choices of a request, all or none. Raises Problem."""
+        if not self.ready:
+            raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
+        streams: list[Stream] = []
+        try:
+            for i in range(work.n):
+                stream = self.engine.submit(
+                    prompt=work.prompt,
+                    max_new_tokens=work.limit,
+                    seed=row_seed(work.seed, i),
+                    eos=work.eos,
+                    sampler=work.sampler,
+                    logprobs=work.logprobs,
+                    prompt_logprobs=work.prompt_logprobs and i == 0,
+                )
+                streams.append(stream)
+        except Exception as error:
+            for stream in streams:
+                stream.close()
+            if isinstance(error, Busy):
+                self.metrics.refuse(429)
+                raise Problem(429, str(error), retry_s=1) from None
+            if isinstance(error, InputError):
+                raise Problem(400, str(error)) from None
+            raise
+        return Answer(self, work, streams, [Reply(self.tokenizer, work.stops) for _ in streams])
+
+    def _work(self, prompt: list[int], body: Sampling, limit: int | None, logprobs: int | None) -> Work:
+        room = self.room - len(prompt)
+        if room < 1:
+            what = (
+                f"the prompt has {len(prompt)} tokens, and there is room for {self.room - 1} here: give a shorter one"
+            )
+            raise Problem(400, what, "prompt", "context_length_exceeded")
+        wanted = min(self.most_new, room) if limit is None else limit
+        if wanted > self.most_new:
+            raise Problem(400, f"{wanted} new tokens are more than the {self.most_new} allowed here", "max_tokens")
+        if wanted > room:
+            what = f"{len(prompt)} prompt tokens and {wanted} new ones exceed the {self.room} that there is room for"
+            raise Problem(400, f"{what}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
+        bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
+        eos = () if body.ignore_eos else self.target.end_tokens
+        sampler = Sampler(
+            body.temperature,
+            top_k=max(body.top_k, 0),
+            top_p=body.top_p,
+            min_p=body.min_p,
+            penalty=body.repetition_penalty,
+            window=1 << 31,
+            frequency=body.frequency_penalty,
+            presence=body.presence_penalty,
+            bias=bias,
+        )
+        seed = secrets.randbits(62) if body.seed is None else body.seed
+        return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
+
+    async def _aside(self, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of a call that takes long, outside the event loop's thread. InputError becomes a Problem."""
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except InputError as error:
+            raise Problem(400, str(error)) from None
