@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
 RECORDS = ROOT / "benchmarks" / "records"
-FREE, GIVEN = "2026-11-22-smollm2-free.jsonl", "2026-11-22-smollm2-given.jsonl"
+FREE, GIVEN = "2026-11-23-smollm2-free.jsonl", "2026-11-22-smollm2-given.jsonl"
 LONG = "2026-11-22-long-context.jsonl"
 TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
 HEAD = """# SmolLM2-135M-Instruct

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from served import TEXT, chunks, client, loaded, serving, url_of
 
 from longdraft import Sampler, generate
@@ -20,6 +23,7 @@ from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import token_ids
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
+from longdraft.ops.threads import pin, release
 from longdraft.server.run import Server
 
 HUGE = "9" * 5000
@@ -398,3 +402,34 @@ def test_a_stopping_server_ends_its_streams_properly():
             t.join(20)
         assert len(ended) == 3
         assert all("error" in parts[-1] or parts[-1]["choices"][0]["finish_reason"] for parts in ended)
+
+
+class Where(Drafter):
+    """Notes how the decoding thread may run."""
+
+    found: tuple[int, set[int]] = 0, set()
+
+    def grow(self, tree, seqs, limits):
+        tasks = [int(t.name) for t in Path("/proc/self/task").iterdir()]
+        Where.found = torch.get_num_threads(), set().union(*(os.sched_getaffinity(t) for t in tasks if t not in before))
+        return tree
+
+
+before: set[int] = set()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_decoding_does_not_share_the_processor_of_the_thread_that_loaded_the_model():
+    """The loading thread is pinned, and a thread that it starts would inherit its one processor."""
+    count = torch.get_num_threads()
+    try:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        pin()
+        before.update(int(t.name) for t in Path("/proc/self/task").iterdir())
+        with serving(drafter=Where()) as server, client(server) as http:
+            assert http.post("/v1/completions", json=asked()).status_code == 200
+        threads, places = Where.found
+        assert threads == torch.get_num_threads() and len(places) == threads
+    finally:
+        release()
+        torch.set_num_threads(count)

@@ -7,7 +7,10 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+import torch
+
 from longdraft.engine.session import Event, Session
+from longdraft.ops.threads import pinned
 
 
 class Stream:
@@ -44,7 +47,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="longdraft-decode", daemon=True)
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._threads = asyncio.get_running_loop(), torch.get_num_threads()
         self._thread.start()
 
     @property
@@ -84,17 +87,22 @@ class Engine:
 
     def _run(self) -> None:
         assert self._loop is not None
+        torch.set_num_threads(self._threads)  # OpenMP has a number, and a pool, for each thread that computes
         try:
-            while not self._stopping:
-                if self.session.running or self.session.waiting:
-                    events = self.session.step()
-                    if events:
-                        self._loop.call_soon_threadsafe(self._deliver, events)
-                else:
-                    self._work.wait()
-                    self._work.clear()
+            with pinned():  # not by the thread that loaded the model: this one would share its processor
+                while not self._stopping:
+                    self._step()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _step(self) -> None:
+        """One step of the session, or a wait for work."""
+        assert self._loop is not None
+        if not self.session.running and not self.session.waiting:
+            self._work.wait()
+            self._work.clear()
+        elif events := self.session.step():
+            self._loop.call_soon_threadsafe(self._deliver, events)
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
