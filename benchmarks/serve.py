@@ -122,6 +122,7 @@ def llama_served(context: int) -> Iterator[str]:
 
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(fetched(MODEL))
+    parameters.verbosity = 0
     parameters.n_ctx, parameters.n_parallel, parameters.port = CLIENTS * context, CLIENTS, 0
     server = LlamaServer(parameters)
     host, port = server._place

@@ -251,6 +251,29 @@ def test_a_wrong_prefix_is_noticed(fault):
     assert conversation("llama", "vegas", fault(4000, block=16))[0] != conversation("llama", "vegas", None)[0]
 
 
+@pytest.mark.parametrize("verb", ["load", "_store"])
+def test_a_prefix_cache_without_memory_costs_at_most_one_request(verb, monkeypatch):
+    """A request whose prefix cannot be loaded fails alone; one that cannot be stored fails nobody."""
+    lm, prefixes = tiny.target("llama"), PrefixCache(4000, block=16)
+    s = Session(lm, Drafter(), 2, SLOTS, prefixes=prefixes)
+    s.submit(**asked(0))
+    finish(s)
+
+    def none(*given):
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prefixes, verb, none)
+        s.submit(**asked(1))
+        found = []
+        while s.running or s.waiting:
+            found += s.step()
+    assert [e.ended for e in found if e.ended] == (["failed"] if verb == "load" else ["length"])
+    assert prefixes.used == (0 if verb == "_store" else prefixes.used)
+    id = s.submit(**asked(0))
+    assert texts(finish(s))[id] == generate_plain(0)
+
+
 def test_a_prefix_cache_is_bounded_and_forgets_the_oldest():
     lm, prefixes = tiny.target("llama"), PrefixCache(96, block=16)
     s = Session(lm, Drafter(), 1, SLOTS, prefixes=prefixes)

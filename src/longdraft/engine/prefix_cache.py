@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from longdraft.core import KVCache
@@ -44,18 +45,27 @@ class PrefixCache:
     def load(self, tokens: list[int], row: KVCache) -> int:
         """Write what is known of these tokens to an empty cache of one row -> how many tokens that is."""
         blocks = self._known(tokens)
-        for at, block in enumerate(blocks):
-            span = slice(at * self.block, (at + 1) * self.block)
-            for layer, (k, v) in block.layers.items():
-                to_k, to_v = row.stored(layer, 0)
-                to_k[:, span], to_v[:, span] = k, v
         known = len(blocks) * self.block
+        for layer in row.layers if blocks else ():
+            for i, to in enumerate(row.stored(layer, 0)):
+                to[:, :known] = torch.cat(
+                    [b.layers[layer][i] for b in blocks], 1
+                )  # one copy instead of many small ones
         row.length.fill_(known)
         self.asked, self.found = self.asked + len(tokens), self.found + known
         return known
 
     def store(self, tokens: list[int], row: KVCache) -> None:
-        """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole blocks of them."""
+        """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole blocks of them.
+
+        Where there is no memory for them, everything is forgotten.
+        """
+        try:
+            self._store(tokens, row)
+        except (MemoryError, RuntimeError):  # torch raises the latter for memory
+            self._blocks.clear()
+
+    def _store(self, tokens: list[int], row: KVCache) -> None:
         known = self._known(tokens)
         before = known[-1].number if known else 0
         for at in range(len(known), len(tokens) // self.block):

@@ -194,23 +194,22 @@ class Session:
             return self._rows.entering
         with self._lock:
             fits = self._waiting and self._rows.free and self._rows.needed + self._waiting[0].need <= self.total
-            if not fits:
-                return None
-            self._rows.begin(self._waiting.popleft())
-            return self._rows.entering
+            return self._waiting.popleft() if fits else None
 
     def _admit(self) -> None:
         """Read waiting prompts: the first one whole if nothing runs, else `chunk` tokens in all."""
         left = self.chunk
         while left > 0 and (request := self._next()) is not None:
             try:
+                if self._rows.entering is None:
+                    self._rows.begin(request)
                 left -= self._read(left if self.running else None)
                 if self._rows.entering is None:
                     self._enter()
             except BaseException as error:
                 if self._rows.entering is request:
                     self._rows.drop()
-                else:  # the drafter failed, after the prefill
+                elif self.running and self._rows.requests[-1] is request:  # the drafter failed, after the prefill
                     self._rows.leave(self.running - 1)
                     self._started = False
                 with self._lock:

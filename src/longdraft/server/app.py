@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from longdraft.server import problems
 from longdraft.server.formats import ChatFormat, CompletionFormat, echo_of, usage
@@ -103,8 +104,7 @@ def _with_usage(body: Sampling) -> bool:
 
 async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
     if body.stream:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(answer, how), media_type="text/event-stream", headers=headers)
+        return EventStream(answer, how)
     return await _unless_gone(lambda: _whole(answer, how, body), answer, request)
 
 
@@ -121,6 +121,21 @@ async def _whole(answer: Answer, how: Format, body: Sampling) -> Response:
             for reply in answer.replies:
                 reply.tokens = 0
     return JSONResponse(how.whole(found, usage(len(answer.work.prompt), answer.replies)))
+
+
+class EventStream(StreamingResponse):
+    """An answer as server-sent events. However it ends, and even if it never begins, the request ends with it."""
+
+    def __init__(self, answer: Answer, how: Format):
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_events(answer, how), media_type="text/event-stream", headers=headers)
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.answer.close()
 
 
 async def _events(answer: Answer, how: Format) -> AsyncIterator[str]:
