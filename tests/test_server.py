@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from served import TEXT, chunks, client, loaded, serving, url_of
 
 from longdraft import Sampler, generate
@@ -24,7 +26,9 @@ from longdraft.models.loading import token_ids
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
 from longdraft.ops.threads import pin, release
+from longdraft.server.responses import ResponsesRequest
 from longdraft.server.run import Server
+from longdraft.server.schema import ChatRequest, CompletionRequest
 
 HUGE = "9" * 5000
 NEW = 24
@@ -123,6 +127,46 @@ def test_a_stream_says_the_same(http, path, more):
             assert "".join(p["text"] for p in mine) == choice["text"]
             for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset") if choice["logprobs"] else ():
                 assert [x for p in mine for x in p["logprobs"][key]] == choice["logprobs"][key]
+
+
+def test_a_response_is_the_chat(http):
+    messages = [{"role": "user", "content": TEXT}]
+    chat = {"model": "tiny", "messages": messages, "max_tokens": NEW, "seed": 3, "ignore_eos": True}
+    text = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+    body = {"model": "tiny", "input": TEXT, "max_output_tokens": NEW, "seed": 3, "ignore_eos": True}
+    found = http.post("/v1/responses", json=body).json()
+    assert found["output"][0]["content"][0]["text"] == text and found["status"] == "incomplete"
+    assert found["usage"]["output_tokens"] == NEW
+    history = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, found["output"][0]]
+    more = http.post("/v1/responses", json=body | {"input": [*history, {"role": "user", "content": "on"}]}).json()
+    assert more["usage"]["input_tokens"] > found["usage"]["input_tokens"]
+    with http.stream("POST", "/v1/responses", json=body | {"stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line]
+    kinds, events = lines[::2], [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert [f"event: {e['type']}" for e in events] == kinds
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == text
+    assert events[0]["type"] == "response.created" and events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["output"][0]["content"] == found["output"][0]["content"]
+    assert events[-1]["response"]["usage"]["output_tokens"] == NEW
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"previous_response_id": "resp_1"},
+        {"store": True},
+        {"tools": [{"type": "web_search"}]},
+        {"truncation": "auto"},
+        {"n": 2},
+        {"input": []},
+        {"background": True},
+    ],
+    ids=str,
+)
+def test_a_response_is_stateless_and_drops_nothing(http, change):
+    response = http.post("/v1/responses", json={"model": "tiny", "input": "hi"} | change)
+    assert response.status_code == 400 and next(iter(change)) in response.json()["error"]["message"]
 
 
 def test_choices_are_rows_of_generate(http):
@@ -286,6 +330,40 @@ def test_keys_hosts_and_a_clients_share():
                 assert refused.status_code == 429 and refused.headers["Retry-After"]
                 b.read()
             a.read()
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from([1e308, -1, 1 << 64]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = sorted(
+    {n for c in (ChatRequest, CompletionRequest, ResponsesRequest) for n in c.model_fields} | {"tools", "x"}
+)
+BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6)
+GOOD = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": "a b", "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(sorted(GOOD)), BODIES, st.booleans())
+def test_whatever_is_sent_gets_an_answer_that_is_no_failure(server, path, body, valid):
+    """Half of them begin as a good request."""
+    content = json.dumps((GOOD[path] | {"model": "tiny"} if valid else {}) | body)
+    with client(server) as http:
+        response = http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code < 500, response.text
+    assert response.status_code == 200 or set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
 # Overload, disconnects, ends -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from longdraft.server import problems
 from longdraft.server.formats import ChatFormat, CompletionFormat, echo_of, usage
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta
+from longdraft.server.responses import ResponseFormat, ResponsesRequest
 from longdraft.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from longdraft.server.service import Answer, Service
 from longdraft.version import __version__
@@ -57,6 +58,18 @@ def create_app(service: Service, grace_s: float = 30.0) -> FastAPI:
         if body.echo:
             how.echo, how.echoed = echo_of(service.tokenizer, work.prompt, None), work.prompt
         return await _answer(service.submit(work), body, how, request)
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        work = await service.talk(body, body.messages, body.max_output_tokens, None)
+        how, answer = ResponseFormat(body, work, service), service.submit(work)
+        if body.stream:
+            return EventStream(answer, how.events(answer))
+
+        async def whole() -> Response:
+            return JSONResponse(await how.whole(answer))
+
+        return await _unless_gone(whole, answer, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -104,7 +117,7 @@ def _with_usage(body: Sampling) -> bool:
 
 async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
     if body.stream:
-        return EventStream(answer, how)
+        return EventStream(answer, _events(answer, how))
     return await _unless_gone(lambda: _whole(answer, how, body), answer, request)
 
 
@@ -126,9 +139,9 @@ async def _whole(answer: Answer, how: Format, body: Sampling) -> Response:
 class EventStream(StreamingResponse):
     """An answer as server-sent events. However it ends, and even if it never begins, the request ends with it."""
 
-    def __init__(self, answer: Answer, how: Format):
+    def __init__(self, answer: Answer, events: AsyncIterator[str]):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_events(answer, how), media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -137,11 +137,17 @@ class Service:
         return not self.stopping and self.engine.failure is None
 
     async def chat(self, body: ChatRequest) -> Work:
-        self.check_model(body.model)
         roles = {"developer": "system"}
         messages = [{"role": roles.get(m.role, m.role), "content": m.text} for m in body.messages]
+        return await self.talk(body, messages, body.limit, (body.top_logprobs or 0) if body.logprobs else None)
+
+    async def talk(
+        self, body: Sampling, messages: list[dict[str, str]], limit: int | None, logprobs: int | None
+    ) -> Work:
+        """The work of continuing a conversation."""
+        self.check_model(body.model)
         prompt = await self._aside(chat_tokens, self.tokenizer, messages)
-        return self._work(prompt, body, body.limit, (body.top_logprobs or 0) if body.logprobs else None)
+        return self._work(prompt, body, limit, logprobs)
 
     async def completion(self, body: CompletionRequest) -> Work:
         self.check_model(body.model)

@@ -1,0 +1,165 @@
+"""OpenAI's Responses API, without state: a request brings the whole conversation, and nothing is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from time import time
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import Field, field_validator
+
+from longdraft.server.formats import Json, usage
+from longdraft.server.problems import Problem
+from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, Name, Sampling, Strict, Text
+from longdraft.server.service import Answer, Service, Work
+
+STATELESS = "this server stores no responses: send the whole conversation as `input`"
+
+
+class Part(Strict):
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+
+
+class Item(Strict):
+    """A message; one of an earlier answer may be sent back as it came."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)]
+    id: Name | None = None
+    status: Name | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class TextOptions(Strict):
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(Sampling):
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
+    n: Literal[1] = 1
+    store: Literal[False] = False
+    text: TextOptions | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    truncation: Literal["disabled"] = "disabled"
+    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    previous_response_id: Any = None
+
+    @field_validator("previous_response_id", mode="before")
+    @classmethod
+    def _stateless(cls, given: Any) -> Any:
+        raise ValueError(STATELESS)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        roles = {"developer": "system"}
+        return first + [{"role": roles.get(i.role, i.role), "content": i.text} for i in items]
+
+
+class ResponseFormat:
+    """The response object as it stands, and its events, numbered in order."""
+
+    def __init__(self, body: ResponsesRequest, work: Work, service: Service):
+        self.body, self.work, self.number = body, work, 0
+        self.item = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant"}
+        self.head = {
+            "id": f"resp_{uuid4().hex}",
+            "object": "response",
+            "created_at": int(time()),
+            "model": service.model,
+        }
+
+    def event(self, kind: str, **fields: Any) -> str:
+        found = {"type": kind, "sequence_number": self.number, **fields}
+        self.number += 1
+        return f"event: {kind}\ndata: {json.dumps(found, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+    def part(self, text: str) -> Json:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def message(self, status: str, text: str | None) -> Json:
+        return self.item | {"status": status, "content": [] if text is None else [self.part(text)]}
+
+    def response(self, status: str, text: str | None = None, counted: Json | None = None) -> Json:
+        """status: in_progress, completed, or incomplete where the limit of tokens ended it."""
+        body, cut = self.body, status == "incomplete"
+        return self.head | {
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "output": [] if text is None else [self.message(status, text)],
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None if counted is None else self._usage(counted),
+            "user": body.user,
+            "metadata": body.metadata,
+        }
+
+    def _usage(self, counted: Json) -> Json:
+        return {
+            "input_tokens": counted["prompt_tokens"],
+            "input_tokens_details": counted["prompt_tokens_details"],
+            "output_tokens": counted["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0} | counted["completion_tokens_details"],
+            "total_tokens": counted["total_tokens"],
+        }
+
+    async def whole(self, answer: Answer) -> Json:
+        text, finish = "", None
+        async for _, delta in answer.parts():
+            text, finish = text + delta.text, delta.finish
+        status = "incomplete" if finish == "length" else "completed"
+        return self.response(status, text, usage(len(self.work.prompt), answer.replies))
+
+    async def events(self, answer: Answer) -> AsyncIterator[str]:
+        """The answer as server-sent events. An error after the first of them is an event too, and the last."""
+        at = {"item_id": self.item["id"], "output_index": 0, "content_index": 0}
+        text, finish = "", None
+        yield self.event("response.created", response=self.response("in_progress"))
+        yield self.event("response.in_progress", response=self.response("in_progress"))
+        yield self.event("response.output_item.added", output_index=0, item=self.message("in_progress", None))
+        yield self.event("response.content_part.added", **at, part=self.part(""))
+        try:
+            async for _, delta in answer.parts():
+                text, finish = text + delta.text, delta.finish
+                if delta.text:
+                    yield self.event("response.output_text.delta", **at, delta=delta.text, logprobs=[])
+        except Problem as problem:
+            error = problem.body["error"]
+            yield self.event(
+                "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
+            )
+            return
+        status = "incomplete" if finish == "length" else "completed"
+        yield self.event("response.output_text.done", **at, text=text, logprobs=[])
+        yield self.event("response.content_part.done", **at, part=self.part(text))
+        yield self.event("response.output_item.done", output_index=0, item=self.message(status, text))
+        counted = usage(len(self.work.prompt), answer.replies)
+        yield self.event(f"response.{status}", response=self.response(status, text, counted))
