@@ -117,6 +117,26 @@ def test_a_request_may_be_cancelled_while_it_is_read():
     assert len(texts(found)[first]) == NEW - 2 and texts(found)[third] == generate_plain(5)
 
 
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_request_may_be_cancelled_while_it_alone_is_read(fault, monkeypatch):
+    """From another thread, between two parts of its prompt. The fault: it is noticed only after the whole prompt."""
+    lm, read = tiny.target("llama"), []
+    s = Session(lm, Drafter(), 2, SLOTS)
+    monkeypatch.setattr("longdraft.engine.session.ALONE", 16 if not fault else 1024)
+    prefill = lm.prefill
+
+    def watched(tokens, *given, **more):
+        read.append(len(tokens))
+        s.cancel(id)
+        return prefill(tokens, *given, **more)
+
+    monkeypatch.setattr(lm, "prefill", watched)
+    id = s.submit(**asked(0))
+    found = finish(s)
+    assert (read == [16]) != fault
+    assert [e.ended for e in found[id] if e.ended] == ["cancelled"]
+
+
 def generate_plain(i: int) -> list[int]:
     return generate(tiny.target("llama"), [asked(i)["prompt"]], max_new_tokens=NEW, seed=100 + i, eos=())[0]
 

@@ -73,15 +73,15 @@ class RowPool:
             known = self.prefixes.load(request.prompt[:-1], row)
         self.reading = Reading(request, known, known)
 
-    def read(self, most: int | None, keep: PromptSpec) -> int:
-        """Read at most so many tokens of the prompt (None: all of them) -> how many. A row that is read runs.
+    def read(self, most: int, keep: PromptSpec) -> int:
+        """Read at most so many tokens of the prompt -> how many. A row that is read runs.
 
         If this fails, the rows in use are unchanged.
         """
         reading = self.reading
         assert reading is not None
         prompt, row = reading.request.prompt, self._next_row()
-        end = len(prompt) - 1 if most is None else min(len(prompt) - 1, reading.at + most)
+        end = min(len(prompt) - 1, reading.at + most)
         count = end - reading.at
         if reading.request.prompt_logprobs:
             reading.logprobs += self._scored(prompt, reading.at, end, row, reading.request.logprobs or 0)

@@ -22,6 +22,8 @@ from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
 
+ALONE = 1024  # prompt tokens that are read, while nothing runs, before a request can be cancelled
+
 
 class Session:
     """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens to the others.
@@ -50,12 +52,9 @@ class Session:
         total: int | None = None,
         prefixes: PrefixCache | None = None,
     ):
-        if batch < 1:
-            raise InputError(f"batch is {batch}: give 1 or more")
-        if slots < 2:
-            raise InputError(f"slots is {slots}: give 2 or more, for a prompt and a new token")
-        if chunk < 1:
-            raise InputError(f"chunk is {chunk}: give 1 or more prompt tokens")
+        for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
+            if value < least:  # a row has at least a prompt token and a new one
+                raise InputError(f"{name} is {value}: give {least} or more")
         self.target, self.slots, self.verify = target, slots, verify
         self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
@@ -197,15 +196,20 @@ class Session:
             return self._waiting.popleft() if fits else None
 
     def _admit(self) -> None:
-        """Read waiting prompts: the first one whole if nothing runs, else `chunk` tokens in all."""
+        """Read waiting prompts: the first one whole if nothing runs, and `chunk` tokens of the others in all."""
         left = self.chunk
         while left > 0 and (request := self._next()) is not None:
             try:
                 if self._rows.entering is None:
                     self._rows.begin(request)
-                left -= self._read(left if self.running else None)
+                if self.running:
+                    left -= self._read(left)
+                else:
+                    self._read(ALONE)
                 if self._rows.entering is None:
                     self._enter()
+                else:
+                    self._end_cancelled()
             except BaseException as error:
                 if self._rows.entering is request:
                     self._rows.drop()
@@ -217,7 +221,7 @@ class Session:
                 if not isinstance(error, Exception):
                     raise
 
-    def _read(self, most: int | None) -> int:
+    def _read(self, most: int) -> int:
         """Read at most so many tokens of the entering prompt, which runs once it is read -> how many were."""
         begin = perf_counter()
         count = self._rows.read(most, self.drafter.prompt_captures())
