@@ -60,7 +60,7 @@ class Comparison:
             "prompt": self.prompt.name,
             "prompt_tokens": len(self.prompt.tokens),
             "way": str(self.way),
-            "sampler": asdict(self.way.sampler),
+            "sampler": asdict(self.way.sampler) | {"bias": [list(pair) for pair in self.way.sampler.bias]},
             "seed": self.way.seed,
             "tokens": found.tokens,
             "differences": len(found.found),
