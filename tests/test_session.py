@@ -136,6 +136,8 @@ def others(ends: Ends, failed: dict[int, str], model: str = "llama") -> None:
 def test_a_prefill_that_fails_fails_alone(method, error, monkeypatch):
     lm, s = tiny.target("llama"), None
     prefill = lm.prefill
+    for i in range(len(REQUESTS)):
+        request("llama", i)  # what each gives alone, before the fault is planted
 
     def no_room(tokens, cache, **given):
         prefill(tokens[:20], cache)
