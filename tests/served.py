@@ -39,7 +39,7 @@ def serving(
     options = {"batch": 4, "slots": 512, "chunk": 64, "queue": 16, "prefixes": PrefixCache(4096)} | (session or {})
     made = Session(lm, drafter or build(method, lm), **options)
     server = Server(made, tokenizer, Settings("tiny", method, **({"port": 0, "most_new": 256} | settings)))
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=lambda: setattr(server, "status", server.run()), daemon=True)
     thread.start()
     deadline = time.monotonic() + 30
     while not server.started:

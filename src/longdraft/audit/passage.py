@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -60,7 +61,7 @@ class Comparison:
             "prompt": self.prompt.name,
             "prompt_tokens": len(self.prompt.tokens),
             "way": str(self.way),
-            "sampler": asdict(self.way.sampler) | {"bias": [list(pair) for pair in self.way.sampler.bias]},
+            "sampler": json.loads(json.dumps(asdict(self.way.sampler))),  # as it is read back: lists for tuples
             "seed": self.way.seed,
             "tokens": found.tokens,
             "differences": len(found.found),

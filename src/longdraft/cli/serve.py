@@ -26,7 +26,7 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help=f"A file whose lines are the keys that clients may use (or set {KEY}).")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="Requests that are decoded at once.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Number of requests decoded at the same time.")] = 8,
     context: Annotated[
         int | None, typer.Option(min=16, help="Tokens of a prompt and its answer (default: the model's positions).")
     ] = None,
@@ -36,16 +36,16 @@ def serve(
     prefix_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens of earlier requests whose keys and values are kept; 0 keeps none.")
     ] = 1 << 15,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more are answered with 429.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
     chunk: Annotated[
         int, typer.Option(min=16, help="Prompt tokens that are read between two steps of running requests.")
     ] = 256,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens of an answer.")] = 4096,
-    queue_seconds: Annotated[float, typer.Option(min=0.1, help="How long a request may wait to begin.")] = 120.0,
-    request_seconds: Annotated[float, typer.Option(min=0.1, help="How long a request may take.")] = 600.0,
-    grace_seconds: Annotated[float, typer.Option(min=0.0, help="How long to finish requests at SIGTERM.")] = 30.0,
-    max_body: Annotated[int, typer.Option(min=1024, help="The most bytes of a request.")] = 4 << 20,
-    client_requests: Annotated[int, typer.Option(min=1, help="Requests of one address at once.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of new tokens per answer.")] = 4096,
+    queue_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the first token.")] = 120.0,
+    request_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take in all.")] = 600.0,
+    grace_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to finish after SIGTERM.")] = 30.0,
+    max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
+    client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
@@ -73,9 +73,7 @@ def serve(
 
     keys, place = read_keys(api_key_file), listening(host, port)
     if host not in LOCAL and not keys:
-        print(
-            "longdraft: note: anyone who reaches this address can use the server: give --api-key-file", file=sys.stderr
-        )
+        print("longdraft: note: without --api-key-file, anyone who can reach this address can use it", file=sys.stderr)
     beside = "" if rope else model
     spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, 0, beside, any_target))
     target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
@@ -94,16 +92,16 @@ def serve(
     settings = Settings(
         name or model,
         method,
-        host,
-        port,
-        keys,
-        LOCAL if host in LOCAL else None,
-        max_new_tokens,
-        queue_seconds,
-        request_seconds,
-        grace_seconds,
-        max_body,
-        client_requests,
+        host=host,
+        port=port,
+        keys=keys,
+        hosts=LOCAL if host in LOCAL else None,
+        most_new=max_new_tokens,
+        queue_s=queue_seconds,
+        request_s=request_seconds,
+        grace_s=grace_seconds,
+        most_body=max_body,
+        client_requests=client_requests,
     )
     status = Server(session, tokenizer, settings).run([place])
     if status:

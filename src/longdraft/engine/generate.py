@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from longdraft.core import PAD, PromptSpec, Sampler, Sequences, Verifier, match, reject
+from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.errors import InputError
@@ -45,11 +45,10 @@ class Stats:
 class Step:
     """tokens[b]: the tokens that one step emitted in row b: accepted drafts, then the target's own token.
 
-    drafted[b]: how many levels of drafts it verified; accepted[b]: how many of the tokens were drafts.
+    accepted[b]: how many of them were drafts.
     """
 
     tokens: list[list[int]]
-    drafted: list[int]
     accepted: list[int]
 
 
@@ -79,8 +78,7 @@ def step(
     if watch is not None:
         watch(result)
     tokens = [seqs.tokens[b, n : n + c].tolist() for b, (n, c) in enumerate(zip(before, count, strict=True))]
-    drafted = result.tree.depth.masked_fill(result.tree.parent == PAD, 0).amax(1).tolist()
-    return Step(tokens, drafted, accepted)
+    return Step(tokens, accepted)
 
 
 def _count(stats: Stats, unfinished: list[bool], accepted: list[int]) -> None:

@@ -48,9 +48,8 @@ class PrefixCache:
         known = len(blocks) * self.block
         for layer in row.layers if blocks else ():
             for i, to in enumerate(row.stored(layer, 0)):
-                to[:, :known] = torch.cat(
-                    [b.layers[layer][i] for b in blocks], 1
-                )  # one copy instead of many small ones
+                # One copy, because a copy of each block costs more.
+                to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)
         row.length.fill_(known)
         self.asked, self.found = self.asked + len(tokens), self.found + known
         return known

@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from longdraft.core import Sampler, Verifier, match
+from longdraft.core import PAD, Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult
 from longdraft.engine.generate import Stats, Step, check_pair, step
@@ -64,11 +64,10 @@ class Session:
         self._eos = target.end_tokens
         self._started = False  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
-        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # by row: those of the newest step
+        self._drafted, self._logprobs = list[int](), dict[int, list[TokenLogprobs]]()  # by row, of the newest step
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
         self._waiting = deque[Request]()
-        self._open: set[int] = set()  # requests that have not ended
-        self._cancelled: set[int] = set()  # running requests to be ended at the next step
+        self._open, self._cancelled = set[int](), set[int]()  # not ended yet; of these, to be ended at the next step
         self._events: list[Event] = []
         self._count, self._closed = 0, False
 
@@ -229,7 +228,7 @@ class Session:
         return count
 
     def _enter(self) -> None:
-        """Let the drafter know the row that has just been read."""
+        """Tell the drafter about the row that has just been read."""
         prefilled = perf_counter()
         if self._started:
             self.drafter.enter(self._rows.seqs, self.running - 1)
@@ -248,8 +247,8 @@ class Session:
         try:
             if not self._started:
                 self._start()
-            drafter, seqs = self.drafter, self._rows.seqs
-            found = step(self.target, drafter, seqs, self.verify, self.stats, self._captured, self._watch)
+            how = self.verify, self.stats, self._captured, self._watch
+            found = step(self.target, self.drafter, self._rows.seqs, *how)
         except BaseException as error:
             self._started = False
             for b in reversed(range(self.running)):
@@ -268,20 +267,21 @@ class Session:
         self.stats.decode_s += perf_counter() - begin
 
     def _watch(self, result: StepResult) -> None:
-        """Keep log-probabilities for the rows that asked for them."""
-        self._logprobs, verdict = {}, result.verdict
+        """Keep how deep each row's draft was, and log-probabilities for the rows that asked for them."""
+        self._logprobs, verdict, tree = {}, result.verdict, result.tree
+        self._drafted = tree.depth.masked_fill(tree.parent == PAD, 0).amax(1).tolist()
         for b, request in enumerate(self._rows.requests):
             if request.logprobs is not None:
                 n = int(result.count[b])
-                path, emitted = verdict.path[b, :n], verdict.emitted[b, :n]
-                self._logprobs[b] = token_logprobs(result.logits[b, path], emitted, request.logprobs)
+                nodes, tokens = result.logits[b, verdict.path[b, :n]], verdict.emitted[b, :n]
+                self._logprobs[b] = token_logprobs(nodes, tokens, request.logprobs)
 
     def _event(self, b: int, done: Step, over: bool) -> Event:
         """What a step did for row b."""
         request, tokens, logprobs = self._rows.requests[b], done.tokens[b], self._logprobs.get(b)
         prompt = self._rows.reads.pop(request.id, None)
-        ended = None if not over else "eos" if tokens[-1] in request.eos else "length"
-        return Event(request.id, tokens, ended, None, done.drafted[b], done.accepted[b], logprobs, prompt)
+        ended = ("eos" if tokens[-1] in request.eos else "length") if over else None
+        return Event(request.id, tokens, ended, None, self._drafted[b], done.accepted[b], logprobs, prompt)
 
     def _leave(self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None) -> None:
         """End the request in row b. A drafter that fails at this starts again before the next step."""

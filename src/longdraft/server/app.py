@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from longdraft.server import problems
-from longdraft.server.formats import ChatFormat, CompletionFormat, echo_of, usage
+from longdraft.server.formats import ChatFormat, CompletionFormat, usage
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta
 from longdraft.server.responses import ResponseFormat, ResponsesRequest
@@ -29,7 +29,7 @@ from longdraft.version import __version__
 Format = ChatFormat | CompletionFormat
 
 
-def create_app(service: Service, grace_s: float = 30.0) -> FastAPI:
+def create_app(service: Service) -> FastAPI:
     """The application. It starts the service's engine, and stops it when it shuts down."""
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ def create_app(service: Service, grace_s: float = 30.0) -> FastAPI:
         service.engine.start()
         yield
         service.stopping = True
-        await service.engine.stop(grace_s)
+        await service.engine.stop()
 
     app = FastAPI(title="longdraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, problems.answer_problem)
@@ -54,14 +54,14 @@ def create_app(service: Service, grace_s: float = 30.0) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         work = await service.completion(body)
-        how = CompletionFormat(*_head(service, "cmpl"), work.logprobs, _with_usage(body))
-        if body.echo:
-            how.echo, how.echoed = echo_of(service.tokenizer, work.prompt, None), work.prompt
+        echo = Delta(service.text(work.prompt)) if body.echo else None
+        head = _head(service, "cmpl")
+        how = CompletionFormat(*head, work.logprobs, _with_usage(body), echo=echo, tokens=work.prompt)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        work = await service.talk(body, body.messages, body.max_output_tokens, None)
+        work = await service.talk(body, body.messages, body.max_output_tokens)
         how, answer = ResponseFormat(body, work, service), service.submit(work)
         if body.stream:
             return EventStream(answer, how.events(answer))

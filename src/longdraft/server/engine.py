@@ -75,11 +75,8 @@ class Engine:
             self.session.cancel(id)
         self._work.set()
 
-    async def stop(self, grace_s: float) -> None:
-        """Wait until all requests have ended, at most so long; then end them, and the thread."""
-        deadline = asyncio.get_running_loop().time() + grace_s
-        while self._streams and self.failure is None and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+    async def stop(self) -> None:
+        """End the thread and all requests."""
         self._stopping = True
         self._work.set()
         await asyncio.to_thread(self._thread.join)

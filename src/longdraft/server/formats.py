@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from longdraft.engine.token_logprobs import TokenLogprobs
-from longdraft.models.text import text_of
 from longdraft.server.reply import Delta, Reply
 
 Json = dict[str, Any]
@@ -149,8 +148,3 @@ class CompletionFormat(Format):
     def _top(self, x: TokenLogprobs) -> Json:
         """The most likely tokens and the token itself."""
         return {token_text(self.tokenizer, t): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}
-
-
-def echo_of(tokenizer: Any, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> Delta:
-    """The prompt as the first part of a completion."""
-    return Delta(text_of(tokenizer, tokens), logprobs or [])

@@ -33,20 +33,20 @@ class Metrics:
         self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait or whose prompt is being read.")
         self.cache_use = gauge("vllm:kv_cache_usage_perc", "Share of the slots that running requests may fill.")
         self.prefix_use = gauge("longdraft:prefix_cache_usage_perc", "Share of the prefix cache that is in use.")
-        self.ended = counter("vllm:request_success", "Requests that ended, by how.", "finished_reason")
+        self.ended = counter("vllm:request_success", "Finished requests, by reason.", "finished_reason")
         self.refused = counter("longdraft:requests_refused", "Requests that were refused, by status.", "status")
         self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that ended.").labels(**named)
         self.written = counter("vllm:generation_tokens", "New tokens.").labels(**named)
         self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").labels(**named)
         self.hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.").labels(**named)
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Steps of requests that drafted.").labels(**named)
-        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted levels.").labels(**named)
+        self.drafts = counter("vllm:spec_decode_num_drafts", "Drafts that were verified.").labels(**named)
+        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Depths of drafts, summed.").labels(**named)
         self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.").labels(**named)
         self.by_position = counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", "position"
         )
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From request to first token.", SECONDS)
-        self.between = histogram("vllm:inter_token_latency_seconds", "A step's time by its tokens.", SHORT)
+        self.between = histogram("vllm:inter_token_latency_seconds", "Time between tokens.", SHORT)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From request to its end.", SECONDS)
         self._asked = self._found = 0
 

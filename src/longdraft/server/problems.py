@@ -78,4 +78,4 @@ async def answer_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
-    return Problem(500, "the server failed at this request").response()
+    return Problem(500, "the server could not complete this request").response()

@@ -57,13 +57,6 @@ class Reply:
         finish = "stop" if cut is not None or event.ended == "eos" else "length"
         return self._out(len(self.held) if cut is None else cut, finish)
 
-    @property
-    def speculation(self) -> dict[str, Any]:
-        """How drafting went: steps that drafted, their drafts' depths and accepted tokens, and tokens per such step."""
-        mean = 1 + self.accepted / self.steps if self.steps else 1.0
-        found = {"draft_steps": self.steps, "drafted_tokens": self.drafted, "accepted_draft_tokens": self.accepted}
-        return found | {"mean_acceptance_length": round(mean, 4)}
-
     def _found(self) -> int | None:
         """Where in the held text the first stop string begins."""
         return min((at for stop in self.stops if (at := self.held.find(stop)) >= 0), default=None)

@@ -12,31 +12,26 @@ from pydantic import Field, field_validator
 
 from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, Name, Sampling, Strict, Text
+from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, ChatMessage, Name, Sampling, Strict, Text
 from longdraft.server.service import Answer, Service, Work
 
 STATELESS = "this server stores no responses: send the whole conversation as `input`"
 
 
 class Part(Strict):
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text"]
     text: Text
     annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
     logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
 
-class Item(Strict):
+class Item(ChatMessage):
     """A message; one of an earlier answer may be sent back as it came."""
 
     type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)]
     id: Name | None = None
     status: Name | None = None
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class TextFormat(Strict):
@@ -67,11 +62,9 @@ class ResponsesRequest(Sampling):
         raise ValueError(STATELESS)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        roles = {"developer": "system"}
-        return first + [{"role": roles.get(i.role, i.role), "content": i.text} for i in items]
+    def messages(self) -> list[ChatMessage]:
+        first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
+        return first + ([ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input)
 
 
 class ResponseFormat:

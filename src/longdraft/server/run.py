@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
         times = Times(settings.queue_s, settings.request_s)
         self.service = Service(self.engine, tokenizer, settings.model, metrics, times, settings.most_new)
         app = Guard(
-            create_app(self.service, grace_s=0.0),
+            create_app(self.service),
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,

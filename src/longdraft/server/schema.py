@@ -89,11 +89,12 @@ class TextPart(Strict):
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)]
-    name: Name | None = None
 
     @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def plain(self) -> dict[str, str]:
+        """As chat templates read it; a developer's message is the system's."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ResponseFormat(Strict):

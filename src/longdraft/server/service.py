@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply
-from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
+from longdraft.server.schema import ChatMessage, ChatRequest, CompletionRequest, Sampling
 
 T = TypeVar("T")
 
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Times:
     """Seconds: until a request begins to be answered, and until it is answered."""
 
-    queue_s: float = 60.0
-    request_s: float = 600.0
+    queue_s: float
+    request_s: float
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Answer:
             return Problem(400, str(event.error))
         if isinstance(event.error, MemoryError):
             return Problem(503, "there was not enough memory for this request: try again later", retry_s=5)
-        return Problem(500, "the server failed at this request")
+        return Problem(500, "the server could not complete this request")
 
 
 class Service:
@@ -137,16 +137,14 @@ class Service:
         return not self.stopping and self.engine.failure is None
 
     async def chat(self, body: ChatRequest) -> Work:
-        roles = {"developer": "system"}
-        messages = [{"role": roles.get(m.role, m.role), "content": m.text} for m in body.messages]
-        return await self.talk(body, messages, body.limit, (body.top_logprobs or 0) if body.logprobs else None)
+        return await self.talk(body, body.messages, body.limit, (body.top_logprobs or 0) if body.logprobs else None)
 
     async def talk(
-        self, body: Sampling, messages: list[dict[str, str]], limit: int | None, logprobs: int | None
+        self, body: Sampling, messages: Sequence[ChatMessage], limit: int | None, logprobs: int | None = None
     ) -> Work:
         """The work of continuing a conversation."""
         self.check_model(body.model)
-        prompt = await self._aside(chat_tokens, self.tokenizer, messages)
+        prompt = await self._aside(chat_tokens, self.tokenizer, [m.plain for m in messages])
         return self._work(prompt, body, limit, logprobs)
 
     async def completion(self, body: CompletionRequest) -> Work:
