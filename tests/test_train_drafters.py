@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -229,14 +230,20 @@ def test_questions_contain_the_piece():
 
 
 ALONE = [sys.executable, "-m"]
-BOTH = [*ALONE, "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517"]
+
+
+def in_two() -> list[str]:
+    """How two processes are started, which meet at a port of their own: another test may do the same at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    return [*ALONE, "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "how"), [("medusa", []), ("glide", ["--spread"])])
 def test_two_processes_learn_what_one_does(place, tmp_path, kind, how):
     line = f"{kind} {QUICK} --steps 4 --accumulate 2 --probe-every 2".split()
-    for name, start in (("alone", ALONE), ("both", [*BOTH, "-m"])):
+    for name, start in (("alone", ALONE), ("both", [*in_two(), "-m"])):
         line += how if name == "both" else []
         said = subprocess.run(
             [*start, "longdraft", "train", *line, "--out", str(tmp_path / name)], capture_output=True, timeout=120
@@ -277,7 +284,7 @@ open(sys.argv[1] + str(team.rank), "w").write(str(same))
 @pytest.mark.full
 def test_a_spread_target_is_held_once_and_says_the_same(cli, place, tmp_path):
     (tmp_path / "halves.py").write_text(HALVES)
-    line = [*BOTH, str(tmp_path / "halves.py"), str(tmp_path / "said")]
+    line = [*in_two(), str(tmp_path / "halves.py"), str(tmp_path / "said")]
     found = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr[:2000]
     assert [(tmp_path / f"said{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
