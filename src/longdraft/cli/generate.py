@@ -55,10 +55,14 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run plain decoding: report the speedup and compare the outputs.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a trace of every step to this file: .json, or .html to see it in a browser."),
+    ] = None,
     threads: common.Threads = None,
 ) -> None:
     """Continue a prompt with any method. The output is the same as that of plain decoding."""
-    from longdraft.cli import prompts
+    from longdraft.cli import prompts, trace_file
     from longdraft.cli.job import Job, Printer
     from longdraft.cli.show import summary
     from longdraft.core.options import pairs
@@ -66,6 +70,8 @@ def generate(
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
 
+    if trace is not None:
+        trace_file.check(trace, len(prompt_file))
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
     spec = MethodSpec(
@@ -73,9 +79,11 @@ def generate(
     )
     target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
-    job = Job(target, tokenizer, spec, sampler, seed, accept)
+    job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None)
     printer = None if as_json else Printer(tokenizer, texts)
     record = job.run(rows, max_new_tokens, () if ignore_eos else None, compare, printer)
+    if trace is not None and job.trace is not None:
+        trace_file.write(trace, job.trace.model_dump_json())
     if as_json:
         print(json.dumps(record))
     else:

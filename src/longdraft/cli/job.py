@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Step
 from longdraft.engine.measure import Output, figures, speedups, timings, traffic
 from longdraft.engine.records import provenance
+from longdraft.engine.trace import Lane, Recorder, Trace, new_trace
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 from longdraft.models.text import Detokenizer, text_of
@@ -44,7 +46,10 @@ class Printer:
 
 @dataclass
 class Job:
-    """A method that decodes on a target; its options are valid for that target. Raises InputError when made."""
+    """A method that decodes on a target; its options are valid for that target. Raises InputError when made.
+
+    traced: record a trace of the first row, the only one, in `trace`; with a comparison, of plain decoding too.
+    """
 
     target: LM
     tokenizer: Any
@@ -52,6 +57,8 @@ class Job:
     sampler: Sampler
     seed: int
     accept: float | None = None
+    traced: bool = False
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         self.method.check(self.target, self.accept)
@@ -76,13 +83,14 @@ class Job:
             if compare or self.accept is not None:
                 session.seal()
                 session.rows(Drafter(), limit=WARM)
-                plain = Output([])
-                plain.rows = session.rows(Drafter(), plain.stats)
+                plain = Output([[] for _ in prompts])
+                for step in self._decode(session, "plain", Drafter(), plain):
+                    plain.take(step)
                 session.rows(self.drafter(), limit=WARM)
             drafter = self.drafter()
             if self.accept is not None and plain is not None:
                 drafter = Oracle(drafter, plain.rows, self.accept)
-            for step in session.decode(drafter, main.stats):
+            for step in self._decode(session, self.method.name, drafter, main):
                 main.take(step)
                 if printer is not None:
                     printer.step(step)
@@ -94,6 +102,26 @@ class Job:
         if interrupted:
             return record | {"interrupted": True}
         return record if plain is None else record | self._comparison(session, main, plain)
+
+    def _decode(self, session: DecodeSession, name: str, drafter: Drafter, output: Output) -> Iterator[Step]:
+        """A decode of the session, recorded as another lane of the trace if one is wanted."""
+        if not self.traced:
+            yield from session.decode(drafter, output.stats)
+            return
+        lane = Lane(method=name, options=self.method.options if name == self.method.name else {})
+        if self.trace is None:
+            given = session.prompts[0], session.limit, session.sampler, self.seed
+            self.trace = new_trace(self.target, self.tokenizer, *given, [lane])
+        else:
+            self.trace.lanes.append(lane)
+        prompt_tokens, slots = self.trace.prompt_tokens, self.trace.slots
+        recorder = Recorder(drafter, output.stats, self.tokenizer, prompt_tokens, slots)
+        lane.ended = "cancelled"
+        for step in session.decode(drafter, output.stats, watch=recorder):
+            lane.rounds += recorder.rounds()
+            yield step
+        lane.ended = "length" if sum(len(r.tokens) for r in lane.rounds) == session.limit else "eos"
+        self.trace.compare()
 
     def _record(self, session: DecodeSession, output: Output) -> dict[str, Any]:
         output.stats.prefill_s += session.prefill_s

@@ -10,26 +10,6 @@ import typer
 from longdraft.cli import common
 
 
-def describe(name: str, method: Any, weights: Any) -> dict[str, Any]:
-    """available: the method needs no drafter weights, or there are trained ones with the target."""
-    from longdraft.core.options import allowed
-    from longdraft.methods.method import ANY
-
-    defaults = method.options().model_dump()
-    needs = [] if method.needs in (None, ANY) else [method.needs]
-    return {
-        "name": name,
-        "does": (method.build.__doc__ or "").strip().splitlines()[0],
-        "paper": method.paper,
-        "options": {
-            key: {"type": type(defaults[key]).__name__, "default": defaults[key], "allowed": allowed(field)}
-            for key, field in method.options.model_fields.items()
-        },
-        "needs": needs,
-        "available": all(weights.available(kind) for kind in needs),
-    }
-
-
 def lines(entry: dict[str, Any]) -> list[str]:
     found = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
     if entry["needs"]:
@@ -47,6 +27,7 @@ def methods(
     """List every method with its paper, its options with defaults and limits, and what it needs."""
     from longdraft.methods import CONTROLS, METHODS
     from longdraft.methods.drafter_weights import DrafterWeights
+    from longdraft.methods.listing import describe
 
     weights = DrafterWeights(model=model)
     found = {

@@ -46,6 +46,7 @@ def serve(
     grace_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to finish after SIGTERM.")] = 30.0,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
     client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
+    page: Annotated[bool, typer.Option(help="Show a page at / where one can watch methods draft.")] = True,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
@@ -102,8 +103,9 @@ def serve(
         grace_s=grace_seconds,
         most_body=max_body,
         client_requests=client_requests,
+        page=page,
     )
-    status = Server(session, tokenizer, settings).run([place])
+    status = Server(session, tokenizer, settings, spec.weights).run([place])
     if status:
         raise typer.Exit(status)
 

@@ -96,6 +96,17 @@ class KVCache:
     def layers(self) -> list[int]:
         return sorted(self._store.layers)
 
+    @property
+    def shapes(self) -> dict[int, tuple[int, int, int, torch.dtype]]:
+        """For each layer its key heads, the numbers of a key and of a value, and their dtype before any coding."""
+        return dict(self._store.numbers)
+
+    def allocate(self, shapes: dict[int, tuple[int, int, int, torch.dtype]]) -> None:
+        """Allocate the layers that were not written yet, so that `stored` has them. shapes: those of such a cache."""
+        for layer, (heads, key, value, dtype) in shapes.items():
+            k, v = (torch.empty(1, heads, 0, n, dtype=dtype, device=self.length.device) for n in (key, value))
+            self._store.reserve(layer, 0, k, v)
+
     def nbytes(self, length: int) -> int:
         """Bytes of keys and values that one row's step reads at this context length."""
         return sum(self.slot_bytes(layer) for layer in self.layers) * length

@@ -13,6 +13,7 @@ from longdraft.core import (
     CaptureSpec,
     ChainDraws,
     DraftLimits,
+    KVView,
     PromptSpec,
     Sequences,
     Tree,
@@ -34,6 +35,15 @@ class Drafter:
     has_draft_probs = False
     max_depth: int = UNBOUNDED
     is_chain: bool = False
+    name: str = "drafter"  # of what proposes the nodes, in traces
+
+    def proposed_by(self, node: int) -> str:
+        """The name of what proposed this node of the latest draft."""
+        return self.name
+
+    def view_read(self) -> KVView | None:
+        """The view of the sequence's slots that the latest draft read under; None: it read all of them, or none."""
+        return None
 
     def captures(self) -> CaptureSpec:
         """What the verify pass must capture for `update`."""
@@ -88,6 +98,15 @@ class UnderView(Drafter):
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
         self.target, self.policy, self.widths = target, policy, widths
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
+        self._latest: KVView | None = None
+
+    def look(self, seqs: Sequences) -> KVView | None:
+        """The view for the draft that begins; `view_read` returns it until the next one."""
+        self._latest = self.policy.view(seqs.cache)
+        return self._latest
+
+    def view_read(self) -> KVView | None:
+        return self._latest
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -112,6 +131,12 @@ class Combined(Drafter):
     """Made of other drafters: whatever changes or reads their state is done for all of them, in order."""
 
     drafters: Sequence[Drafter]
+
+    def proposed_by(self, node: int) -> str:
+        return self.drafters[0].proposed_by(node)
+
+    def view_read(self) -> KVView | None:
+        return next((view for d in self.drafters if (view := d.view_read()) is not None), None)
 
     def prompt_captures(self) -> PromptSpec:
         return PromptSpec.union(d.prompt_captures() for d in self.drafters)
@@ -153,7 +178,11 @@ class Sequential(Combined):
     def __init__(self, *drafters: Drafter):
         self.drafters = drafters
         self.max_depth = max(d.max_depth for d in drafters)
+        self._ends: list[int] = []  # by drafter, the number of nodes of the tree once it has added its own
         self.captures()
+
+    def proposed_by(self, node: int) -> str:
+        return next((d.proposed_by(node) for d, end in zip(self.drafters, self._ends, strict=True) if node < end), "")
 
     def captures(self) -> CaptureSpec:
         specs = [spec for spec in (d.captures() for d in self.drafters) if spec.rows or spec.hidden]
@@ -162,8 +191,10 @@ class Sequential(Combined):
         return specs[0] if specs else CaptureSpec()
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
+        self._ends = []
         for d in self.drafters:
             tree = d.grow(tree, seqs, limits.within(width=max(limits.width - tree.widest, 0)))
+            self._ends.append(tree.size)
         return tree
 
 

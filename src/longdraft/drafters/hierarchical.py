@@ -23,6 +23,8 @@ class Hierarchical(UnderView):
     confirmed. One that indexes generated tokens keeps refused ones, which only makes its drafts worse.
     """
 
+    name = "target"
+
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
         super().__init__(target, policy, [1] * gamma)
         self.inner = inner
@@ -56,7 +58,7 @@ class Hierarchical(UnderView):
         left = left.clamp(min=0, max=min(self.max_depth, limits.depth))
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
-            view = self.policy.view(seqs.cache)
+            view = self.look(seqs)
             self._inner_depths = []
             while not bool(middle.done.all()):
                 done = speculative_step(self.target, self.inner, middle, view=view)

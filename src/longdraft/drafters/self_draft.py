@@ -19,6 +19,7 @@ class SelfDrafter(UnderView):
     """
 
     has_draft_probs = True
+    name = "target"
 
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int], copy: LM | None = None):
         super().__init__(target, policy, widths)
@@ -33,7 +34,7 @@ class SelfDrafter(UnderView):
         return weights_of(self.model).read(len(seqs.length)) / bytes_read(self.target, seqs.cache)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        view = self.policy.view(seqs.cache)
+        view = self.look(seqs)
         chain = self.model.backend.chain_drafter(seqs.cache, view)
         whole = chain and partial(chain, tree.tokens[:, 0], 0)
         return beam(lambda t, at: self.model(t, seqs.cache, at, view), tree, self.widths, seqs, limits, whole)

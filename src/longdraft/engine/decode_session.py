@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longdraft.core import PromptSpec, Rows, Sampler, Sequences, Tree, Verdict, Verifier, match
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.step import clock
+from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
 from longdraft.models.lm import LM
 
@@ -101,6 +101,7 @@ class DecodeSession:
         stats: Stats | None = None,
         limit: int | None = None,
         verify: Verifier = match,
+        watch: Callable[[StepResult], None] | None = None,
     ) -> Iterator[Step]:
         """The tokens of each step. limit: decode fewer new tokens than there is room for. One decode at a time."""
         with torch.inference_mode():
@@ -109,7 +110,8 @@ class DecodeSession:
         seqs = self.target.sequences(self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
         seqs.prompt_states = self.prompt_states
         snapshot = RowsSnapshot(seqs)
-        for step in decode(self.target, drafter or Drafter(), seqs, verify, stats if stats is not None else Stats()):
+        stats = stats if stats is not None else Stats()
+        for step in decode(self.target, drafter or Drafter(), seqs, verify, stats, watch):
             snapshot.extend(step)
             yield step
         self._altered = self._altered or snapshot.altered()

@@ -167,8 +167,18 @@ def stream(
     yield from decode(target, drafter, seqs, verify, stats)
 
 
-def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stats: Stats) -> Iterator[Step]:
-    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass."""
+def decode(
+    target: LM,
+    drafter: Drafter,
+    seqs: Sequences,
+    verify: Verifier,
+    stats: Stats,
+    watch: Callable[[StepResult], None] | None = None,
+) -> Iterator[Step]:
+    """Decode prefilled rows to their ends. The first step does not draft: it captures the last prompt token's pass.
+
+    watch: see `step`.
+    """
     begin = clock(target.device)
     with torch.inference_mode():
         drafter.start(seqs)
@@ -177,7 +187,7 @@ def decode(target: LM, drafter: Drafter, seqs: Sequences, verify: Verifier, stat
     while not bool(seqs.done.all()):
         begin = clock(target.device)
         with torch.inference_mode():
-            out = step(target, drafter, seqs, verify, stats, draft)
+            out = step(target, drafter, seqs, verify, stats, draft, watch)
         stats.decode_s += clock(target.device) - begin
         draft = True
         yield out

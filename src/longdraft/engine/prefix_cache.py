@@ -35,6 +35,7 @@ class PrefixCache:
         self.most, self.block = tokens // block, block
         self.asked = self.found = 0  # tokens of all prompts so far, and those that were known
         self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
+        self._shapes: dict[int, tuple[int, int, int, torch.dtype]] = {}  # those of a cache
         self._count = 0
 
     @property
@@ -46,7 +47,8 @@ class PrefixCache:
         """Write what is known of these tokens to an empty cache of one row -> how many tokens that is."""
         blocks = self._known(tokens)
         known = len(blocks) * self.block
-        for layer in row.layers if blocks else ():
+        row.allocate(self._shapes if blocks else {})
+        for layer in self._shapes if blocks else ():
             for i, to in enumerate(row.stored(layer, 0)):
                 # One copy, because a copy of each block costs more.
                 to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)
@@ -67,6 +69,7 @@ class PrefixCache:
     def _store(self, tokens: list[int], row: KVCache) -> None:
         known = self._known(tokens)
         before = known[-1].number if known else 0
+        self._shapes = row.shapes
         for at in range(len(known), len(tokens) // self.block):
             span = slice(at * self.block, (at + 1) * self.block)
             stored = {layer: row.stored(layer, 0) for layer in row.layers}

@@ -13,24 +13,26 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from longdraft.server import problems
 from longdraft.server.formats import ChatFormat, CompletionFormat, usage
+from longdraft.server.page import page
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta
 from longdraft.server.responses import ResponseFormat, ResponsesRequest
 from longdraft.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
 from longdraft.server.service import Answer, Service
+from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.version import __version__
 
 Format = ChatFormat | CompletionFormat
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application. It starts the service's engine, and stops it when it shuts down."""
+def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
+    """The application. It starts the service's engine, and stops it when it shuts down. tracer: for a page."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -99,7 +101,33 @@ def create_app(service: Service) -> FastAPI:
     async def metrics() -> Response:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    if tracer is not None:
+        _add_page(app, tracer)
     return app
+
+
+def _add_page(app: FastAPI, tracer: Tracer) -> None:
+    html, policy = page()
+
+    @app.get("/", include_in_schema=False)
+    async def start() -> Response:
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+        return HTMLResponse(html, headers=headers | {"Referrer-Policy": "no-referrer"})
+
+    @app.get("/v1/longdraft/methods")
+    async def methods() -> dict[str, Any]:
+        return tracer.methods
+
+    @app.post("/v1/longdraft/trace")
+    async def trace(body: TraceRequest) -> Response:
+        recording = await tracer.record(body)
+        return EventStream(recording, _trace_events(recording))
+
+
+async def _trace_events(recording: Recording) -> AsyncIterator[str]:
+    async for event in recording.events():
+        yield _event(event)
+    yield "data: [DONE]\n\n"
 
 
 def _head(service: Service, kind: str) -> tuple[str, int, str, Any]:
@@ -139,7 +167,7 @@ async def _whole(answer: Answer, how: Format, body: Sampling) -> Response:
 class EventStream(StreamingResponse):
     """An answer as server-sent events. However it ends, and even if it never begins, the request ends with it."""
 
-    def __init__(self, answer: Answer, events: AsyncIterator[str]):
+    def __init__(self, answer: Answer | Recording, events: AsyncIterator[str]):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self.answer = answer

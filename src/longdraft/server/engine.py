@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from longdraft.engine.session import Event, Session
+from longdraft.errors import Busy
 from longdraft.ops.threads import pinned
 
 
@@ -31,8 +32,24 @@ class Stream:
         self.engine.forget(self)
 
 
+class Task(Protocol):
+    """Something else that decodes on the same model, a little at a time."""
+
+    closed: bool  # nothing more is to be done
+
+    def step(self) -> bool:
+        """Do a little, in the decoding thread, unless it is closed -> whether there is more to do. Raises nothing."""
+        ...
+
+    def close(self) -> None:
+        """End early. Called in the event loop's thread, perhaps during a step."""
+        ...
+
+
 class Engine:
     """Steps a session in a thread of its own while there is work; a stream gets every event of its request.
+
+    A task, if there is one, takes turns with the session: a step each.
 
     Call everything from the event loop's thread. failure: what ended the thread, after which every stream ends with it
     and nothing is accepted; None as long as the thread runs.
@@ -42,6 +59,7 @@ class Engine:
         self.session = session
         self.failure: BaseException | None = None
         self._streams: dict[int, Stream] = {}
+        self._task: Task | None = None
         self._work, self._stopping = threading.Event(), False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="longdraft-decode", daemon=True)
@@ -69,8 +87,18 @@ class Engine:
             self.session.cancel(stream.id)
             self._work.set()
 
+    def alternate(self, task: Task) -> None:
+        """Let this task take turns with the session. Raises Busy if there is one already."""
+        if self.failure is not None or self._stopping:
+            raise RuntimeError("the engine has stopped")
+        if self._task is not None and not self._task.closed:
+            raise Busy("another trace is being recorded: try again when it has ended")
+        self._task = task
+        self._work.set()
+
     def cancel_all(self) -> None:
-        """End all requests now."""
+        """End all requests now, and the task."""
+        self._close_task()
         for id in list(self._streams):
             self.session.cancel(id)
         self._work.set()
@@ -78,6 +106,7 @@ class Engine:
     async def stop(self) -> None:
         """End the thread and all requests."""
         self._stopping = True
+        self._close_task()
         self._work.set()
         await asyncio.to_thread(self._thread.join)
         self._deliver(self.session.close())
@@ -93,13 +122,24 @@ class Engine:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _step(self) -> None:
-        """One step of the session, or a wait for work."""
+        """One step of the session and one of the task, or a wait for work."""
         assert self._loop is not None
-        if not self.session.running and not self.session.waiting:
+        task, busy = self._task, self.session.running or self.session.waiting
+        if task is None and not busy:
             self._work.wait()
             self._work.clear()
-        elif events := self.session.step():
+        if busy and (events := self.session.step()):
             self._loop.call_soon_threadsafe(self._deliver, events)
+        if task is not None and not task.step():
+            self._loop.call_soon_threadsafe(self._drop, task)
+
+    def _drop(self, task: Task) -> None:
+        if self._task is task:
+            self._task = None
+
+    def _close_task(self) -> None:
+        if self._task is not None:
+            self._task.close()
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -111,4 +151,5 @@ class Engine:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
+        self._close_task()
         self._deliver([Event(id, [], "failed", error) for id in list(self._streams)])

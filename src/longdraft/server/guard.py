@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longdraft.server.problems import Problem
 
-OPEN = {"/health"}  # paths that need no key
+OPEN = {"/health", "/"}  # paths that need no key
 
 
 @dataclass

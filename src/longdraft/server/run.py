@@ -15,11 +15,13 @@ import uvicorn
 
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
+from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.server.app import create_app
 from longdraft.server.engine import Engine
 from longdraft.server.guard import Guard
 from longdraft.server.metrics import Metrics
 from longdraft.server.service import Service, Times
+from longdraft.server.traces import Tracer
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
 CONNECTIONS = 1024
@@ -27,7 +29,10 @@ CONNECTIONS = 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes."""
+    """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
+
+    page: whether there is a page at /, and traces for it.
+    """
 
     model: str
     method: str
@@ -41,6 +46,7 @@ class Settings:
     grace_s: float = 30.0
     most_body: int = 4 << 20
     client_requests: int = 64
+    page: bool = True
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -56,13 +62,14 @@ def listening(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Stops accepting at the first SIGTERM or SIGINT, and ends when running requests have, or the grace time has."""
 
-    def __init__(self, session: Session, tokenizer: Any, settings: Settings):
+    def __init__(self, session: Session, tokenizer: Any, settings: Settings, weights: DrafterWeights | None = None):
         self.settings, self.engine = settings, Engine(session)
         metrics = Metrics(session, settings.model, settings.method)
         times = Times(settings.queue_s, settings.request_s)
         self.service = Service(self.engine, tokenizer, settings.model, metrics, times, settings.most_new)
+        tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
         app = Guard(
-            create_app(self.service),
+            create_app(self.service, tracer if settings.page else None),
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,

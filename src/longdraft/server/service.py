@@ -144,7 +144,7 @@ class Service:
     ) -> Work:
         """The work of continuing a conversation."""
         self.check_model(body.model)
-        prompt = await self._aside(chat_tokens, self.tokenizer, [m.plain for m in messages])
+        prompt = await self.aside(chat_tokens, self.tokenizer, [m.plain for m in messages])
         return self._work(prompt, body, limit, logprobs)
 
     async def completion(self, body: CompletionRequest) -> Work:
@@ -161,7 +161,7 @@ class Service:
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it."""
-        return await self._aside(lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
+        return await self.aside(lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
 
     def text(self, tokens: list[int]) -> str:
         if any(t >= self.target.vocab for t in tokens):
@@ -200,7 +200,8 @@ class Service:
             raise
         return Answer(self, work, streams, [Reply(self.tokenizer, work.stops) for _ in streams])
 
-    def _work(self, prompt: list[int], body: Sampling, limit: int | None, logprobs: int | None) -> Work:
+    def fitting(self, prompt: list[int], limit: int | None) -> int:
+        """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
         room = self.room - len(prompt)
         if room < 1:
             what = (
@@ -213,6 +214,10 @@ class Service:
         if wanted > room:
             what = f"{len(prompt)} prompt tokens and {wanted} new ones exceed the {self.room} that there is room for"
             raise Problem(400, f"{what}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
+        return wanted
+
+    def _work(self, prompt: list[int], body: Sampling, limit: int | None, logprobs: int | None) -> Work:
+        wanted = self.fitting(prompt, limit)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
         eos = () if body.ignore_eos else self.target.end_tokens
         sampler = Sampler(
@@ -229,7 +234,7 @@ class Service:
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
 
-    async def _aside(self, call: Callable[..., T], *arguments: Any) -> T:
+    async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
         """The result of a call that takes long, outside the event loop's thread. InputError becomes a Problem."""
         try:
             return await asyncio.to_thread(call, *arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
+from longdraft.core import Captures, CaptureSpec, DraftLimits, KVView, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.base import Combined, Drafter
 
@@ -58,6 +58,12 @@ class Auto(Combined):
     def _switch(self, drafter: AdaptiveDraft) -> None:
         self.now, self.steps, self.fresh = drafter, 0, True
         drafter.asked = None  # the next step drafts nothing and is not measured
+
+    def proposed_by(self, node: int) -> str:
+        return self.now.proposed_by(node)
+
+    def view_read(self) -> KVView | None:
+        return self.now.view_read()
 
     def captures(self) -> CaptureSpec:
         return self.now.captures()

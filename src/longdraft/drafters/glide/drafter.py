@@ -133,7 +133,7 @@ class GlideDrafter(UnderView):
         self.ring.refresh(seqs.tokens, seqs.length - 1)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        view = self.policy.view(seqs.cache)
+        view = self.look(seqs)
         self.ready(seqs)
 
         def step(tree: Tree, start: int) -> Tensor:

@@ -113,6 +113,8 @@ class MedusaHeads(nn.Module):
 class Heads(UnderView):
     """The target drafts a token under a partial view, chained heads those after it (TokenSwift): two passes a step."""
 
+    name = "heads"
+
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
             drafted = f"{len(module)} heads and the target draft {len(module) + 1} levels"
@@ -131,13 +133,15 @@ class Heads(UnderView):
             return tree
         last = self.target.config.num_hidden_layers
         captured = Captures(CaptureSpec(hidden=(last,)))
-        first = self.target(tree, seqs.cache, view=self.policy.view(seqs.cache), captured=captured)
+        first = self.target(tree, seqs.cache, view=self.look(seqs), captured=captured)
         later = self.module(captured.states[last][:, -1], self.project)
         return add_product(tree, torch.cat([first.float(), later.float()], 1), self.counts, seqs, limits)
 
 
 class Medusa(Drafter):
     """Heads read the last verified token's state, captured in the verify pass: a draft needs no pass of the target."""
+
+    name = "heads"
 
     def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):
         self.target, self.module, self.shape = target, module, shape

@@ -61,6 +61,8 @@ class _Index:
 class Lookup(Drafter):
     """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens)."""
 
+    name = "n-grams"
+
     def __init__(self, n: int = 3, count: int = 10):
         self.n, self.count, self.max_depth = n, count, count
 

@@ -39,6 +39,8 @@ class Recycle(Drafter):
     paper: nothing).
     """
 
+    name = "n-grams"
+
     def __init__(self, nodes: int = 24):
         self.template, self.max_depth = template(nodes), DEPTH
 

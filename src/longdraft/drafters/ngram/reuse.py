@@ -96,6 +96,8 @@ class Reuse(Drafter):
     seed, the output does not. Raises InputError.
     """
 
+    name = "n-grams"
+
     def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
         if n < 2:
             raise InputError(f"option n is {n}: give 2 or more, the length of a token with its continuation")

@@ -131,6 +131,8 @@ class Suffix(Drafter):
     outputs that are kept (0: none, so that drafts depend on the sequence alone).
     """
 
+    name = "n-grams"
+
     def __init__(
         self, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, most: int = 1 << 16, earlier: int = 0
     ):

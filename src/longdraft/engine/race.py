@@ -1,0 +1,93 @@
+"""Two methods decode one prompt in turns, so that both can be watched on one clock; each step is recorded."""
+
+from __future__ import annotations
+
+import torch
+
+from longdraft.core import match
+from longdraft.drafters.base import Drafter
+from longdraft.engine.generate import Stats, step
+from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.requests import Request
+from longdraft.engine.row_pool import RowPool
+from longdraft.engine.trace import Lane, Recorder, Round, Trace
+from longdraft.models.lm import LM
+
+
+class Runner:
+    """One lane of a race: a request in a row of its own, decoded by one drafter.
+
+    clock: seconds of its decoding steps. Reading the prompt does not count: it is the same for all lanes.
+    """
+
+    def __init__(self, target: LM, drafter: Drafter, request: Request, prefixes: PrefixCache | None, record: Lane):
+        self.target, self.drafter, self.request, self.prefixes = target, drafter, request, prefixes
+        self.record, self.stats, self.rows = record, Stats(), None
+        self.ready = False
+        self._captured = False  # whether the drafter has seen a step, so that it can draft
+
+    def read(self, most: int) -> int:
+        """Read at most so many tokens of the prompt -> how many are read; at the end the lane is ready."""
+        if self.rows is None:
+            self.rows = RowPool(self.target, 1, self.request.need, self.prefixes)
+            self.rows.begin(self.request)
+        self.rows.read(most, self.drafter.prompt_captures())
+        if self.rows.reading is not None:
+            return self.rows.reading.at
+        self.drafter.start(self.rows.seqs)
+        self.ready = True
+        return len(self.request.prompt)
+
+    @property
+    def clock(self) -> float:
+        return self.stats.draft_s + self.stats.verify_s
+
+    def step(self, recorder: Recorder) -> None:
+        """Decode one step. At the end, `record.ended` says how."""
+        assert self.rows is not None
+        seqs = self.rows.seqs
+        found = step(self.target, self.drafter, seqs, match, self.stats, self._captured, recorder)
+        self._captured = True
+        if bool(seqs.done[0]):
+            self.record.ended = "eos" if found.tokens[0][-1] in self.request.eos else "length"
+
+
+class Race:
+    """The lane whose clock is behind takes the next step, so at any time both clocks show about the same.
+
+    Its outputs equal those of `generate`. `step` does little at a time (`chunk` tokens of a prompt, or one decoding
+    step), so that it can be called between the steps of a session.
+    """
+
+    def __init__(
+        self,
+        target: LM,
+        tokenizer: object,
+        request: Request,
+        drafters: list[Drafter],
+        trace: Trace,
+        prefixes: PrefixCache | None = None,
+        chunk: int = 256,
+    ):
+        self.trace, self.chunk, self.over = trace, chunk, False
+        pairs = list(zip(drafters, trace.lanes, strict=True))
+        self._runners = [Runner(target, drafter, request, prefixes, lane) for drafter, lane in pairs]
+        self._recorders = [
+            Recorder(r.drafter, r.stats, tokenizer, trace.prompt_tokens, trace.slots) for r in self._runners
+        ]
+
+    @torch.inference_mode()
+    def step(self) -> tuple[int, int | Round]:
+        """Do a little -> the lane, and how many of the prompt's tokens it has read or what its step did."""
+        unread = next((i for i, r in enumerate(self._runners) if not r.ready), None)
+        if unread is not None:
+            return unread, self._runners[unread].read(self.chunk)
+        running = [i for i, r in enumerate(self._runners) if r.record.ended is None]
+        lane = min(running, key=lambda i: self._runners[i].clock)
+        self._runners[lane].step(self._recorders[lane])
+        [done] = self._recorders[lane].rounds()
+        self._runners[lane].record.rounds.append(done)
+        self.over = all(r.record.ended is not None for r in self._runners)
+        if self.over:
+            self.trace.compare()
+        return lane, done

@@ -1,0 +1,26 @@
+"""What there is to say of a method: to a terminal, a program, or a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from longdraft.core.options import allowed
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.method import ANY, Method
+
+
+def describe(name: str, method: Method, weights: DrafterWeights) -> dict[str, Any]:
+    """available: the method needs no drafter weights, or there are trained ones with the target."""
+    defaults = method.options().model_dump()
+    needs = [] if method.needs in (None, ANY) else [method.needs]
+    return {
+        "name": name,
+        "does": (method.build.__doc__ or "").strip().splitlines()[0],
+        "paper": method.paper,
+        "options": {
+            key: {"type": type(defaults[key]).__name__, "default": defaults[key], "allowed": allowed(field)}
+            for key, field in method.options.model_fields.items()
+        },
+        "needs": needs,
+        "available": all(weights.available(kind) for kind in needs if kind is not None),
+    }

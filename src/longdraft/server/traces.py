@@ -1,0 +1,178 @@
+"""Plain decoding and a method side by side, for a page that shows what each of them does."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from time import monotonic
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from longdraft.core import Sampler
+from longdraft.drafters import Drafter
+from longdraft.engine.race import Race
+from longdraft.engine.requests import Request, make_request
+from longdraft.engine.trace import Lane, Round, new_trace
+from longdraft.errors import Busy, InputError
+from longdraft.methods import METHODS
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.listing import describe
+from longdraft.methods.spec import MethodSpec
+from longdraft.models.chat import chat_tokens
+from longdraft.server.problems import Problem
+from longdraft.server.schema import MOST_TOKENS, SEEDS, Name, Strict, Text
+from longdraft.server.service import Service
+
+Json = dict[str, Any]
+
+
+class TraceRequest(Strict):
+    """A document and what is asked about it. options: those of the method, as text."""
+
+    document: Text = ""
+    prompt: Text
+    method: Name
+    options: Annotated[dict[Name, Name], Field(max_length=32)] = Field(default_factory=dict)
+    max_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] = 128
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, lt=MOST_TOKENS)] = 0
+    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+
+
+class Recording:
+    """One race, for one reader. The decoding thread steps it; its events are read in the event loop."""
+
+    def __init__(self, race: Race, limit_s: float):
+        self.race, self.limit_s, self.closed = race, limit_s, False
+        self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Json | None]()
+
+    def step(self) -> bool:
+        if self.closed:
+            return False
+        try:
+            lane, done = self.race.step()
+            self._say(self._event(lane, done))
+        except InputError as error:
+            self._end(Problem(400, str(error)).body)
+        except Exception:  # this trace ends; other requests go on
+            self._end(Problem(500, "the server could not complete this trace").body)
+        else:
+            if not self.race.over:
+                return True
+            trace = self.race.trace
+            lanes = [{"ended": lane.ended} for lane in trace.lanes]
+            self._end({"event": "end", "trace": {"equal": trace.equal, "lanes": lanes}})
+        return False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._events.put_nowait(Problem(503, "the trace was ended by the server: try again later").body)
+            self._events.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[Json]:
+        """What happens, until the race or its time is over."""
+        end = monotonic() + self.limit_s
+        header = self.race.trace.model_dump(mode="json", exclude={"lanes": {"__all__": {"rounds"}}})
+        yield {"event": "begin", "trace": header}
+        try:
+            while (event := await asyncio.wait_for(self._events.get(), max(end - monotonic(), 0))) is not None:
+                yield event
+        except TimeoutError:
+            yield Problem(503, f"this trace did not end within {self.limit_s:g} s: ask for less").body
+        finally:
+            self.closed = True
+
+    def _event(self, lane: int, done: int | Round) -> Json:
+        if isinstance(done, Round):
+            return {"event": "round", "lane": lane, "round": done.model_dump(mode="json")}
+        return {"event": "reading", "lane": lane, "done": done, "total": self.race.trace.prompt_tokens}
+
+    def _end(self, last: Json) -> None:
+        self.closed = True
+        self._say(last)
+        self._say(None)
+
+    def _say(self, event: Json | None) -> None:
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+
+class Tracer:
+    """Records traces, one at a time, beside the requests that a service answers. method: that of the service."""
+
+    def __init__(self, service: Service, weights: DrafterWeights, method: str):
+        self.service, self.weights, self.method = service, weights, method
+
+    @property
+    def methods(self) -> Json:
+        """The methods that can be watched, with their options."""
+        found = [describe(name, method, self.weights) for name, method in METHODS.items() if name != "plain"]
+        shown = [
+            {
+                "name": entry["name"],
+                "about": entry["does"],
+                "options": {
+                    key: {"default": str(option["default"]), "about": option["allowed"]}
+                    for key, option in entry["options"].items()
+                },
+            }
+            for entry in found
+            if entry["available"]
+        ]
+        chat = bool(getattr(self.service.tokenizer, "chat_template", None))
+        default = self.method if self.method != "plain" else "vegas"
+        return {
+            "model": self.service.model,
+            "context": self.service.room,
+            "chat": chat,
+            "methods": shown,
+            "default": default,
+        }
+
+    async def record(self, body: TraceRequest) -> Recording:
+        """Begin a trace. Raises Problem."""
+        service = self.service
+        if not service.ready:
+            raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
+        prompt = await self._prompt(body)
+        limit = service.fitting(prompt, body.max_tokens)
+        seed = secrets.randbits(53) if body.seed is None else body.seed  # a page's numbers have 53 bits
+        sampler = Sampler(body.temperature, top_k=body.top_k, top_p=body.top_p)
+        try:
+            spec = MethodSpec(body.method, body.method, dict(body.options), self.weights)
+            ends = service.target.end_tokens
+            request = make_request(service.target, service.room, prompt, limit, seed, ends, sampler, None, False)
+            race = await service.aside(self._race, spec, request)
+            recording = Recording(race, service.times.request_s)
+            service.engine.alternate(recording)
+        except Busy as error:
+            raise Problem(429, str(error), retry_s=5) from None
+        except InputError as error:
+            raise Problem(400, str(error)) from None
+        return recording
+
+    async def _prompt(self, body: TraceRequest) -> list[int]:
+        text = f"{body.document.strip()}\n\n{body.prompt}" if body.document.strip() else body.prompt
+        tokenizer = self.service.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            tokens = await self.service.tokens(text)
+        else:
+            tokens = await self.service.aside(chat_tokens, tokenizer, [{"role": "user", "content": text}])
+        if not tokens:
+            raise Problem(400, "the prompt has no tokens: give some text", "prompt")
+        return tokens
+
+    def _race(self, spec: MethodSpec, request: Request) -> Race:
+        service, target = self.service, self.service.target
+        lanes = [Lane(method="plain", options={})]
+        drafters = [Drafter()]
+        if spec.name != "plain":
+            lanes.append(Lane(method=spec.name, options=spec.options))
+            drafters.append(spec.paced(target))
+        given = request.prompt, request.max_new_tokens, request.sampler, request.seed
+        trace = new_trace(target, service.tokenizer, *given, lanes)
+        session = service.engine.session
+        return Race(target, service.tokenizer, request, drafters, trace, session.prefixes, session.chunk)
