@@ -105,7 +105,10 @@ def serve(
         client_requests=client_requests,
         page=page,
     )
-    status = Server(session, tokenizer, settings, spec.weights).run([place])
+    server = Server(session, tokenizer, settings, spec.weights)
+    if getattr(tokenizer, "chat_template", None):
+        server.service.templates.start()
+    status = server.run([place])
     if status:
         raise typer.Exit(status)
 

@@ -40,6 +40,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         yield
         service.stopping = True
         await service.engine.stop()
+        service.templates.close()
 
     app = FastAPI(title="longdraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_exception_handler(Problem, problems.answer_problem)

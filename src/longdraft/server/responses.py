@@ -10,9 +10,11 @@ from uuid import uuid4
 
 from pydantic import Field, field_validator
 
+from longdraft.models.chat import Message
+from longdraft.server.fields import Name, Strict, Text
 from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, ChatMessage, Name, Sampling, Strict, Text
+from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, Sampling, joined
 from longdraft.server.service import Answer, Service, Work
 
 STATELESS = "this server stores no responses: send the whole conversation as `input`"
@@ -25,13 +27,18 @@ class Part(Strict):
     logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
 
-class Item(ChatMessage):
+class Item(Strict):
     """A message; one of an earlier answer may be sent back as it came."""
 
     type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)]
     id: Name | None = None
     status: Name | None = None
+
+    @property
+    def plain(self) -> Message:
+        return {"role": "system" if self.role == "developer" else self.role, "content": joined(self.content)}
 
 
 class TextFormat(Strict):
@@ -62,9 +69,11 @@ class ResponsesRequest(Sampling):
         raise ValueError(STATELESS)
 
     @property
-    def messages(self) -> list[ChatMessage]:
-        first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
-        return first + ([ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input)
+    def messages(self) -> list[Message]:
+        first: list[Message] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*first, {"role": "user", "content": self.input}]
+        return first + [item.plain for item in self.input]
 
 
 class ResponseFormat:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from longdraft.server.fields import Name, Strict, Text
+from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
 
 MOST_N = 8  # choices of a request
 MOST_STOPS, LONGEST_STOP = 4, 256  # stop strings, and characters of one
@@ -15,32 +19,10 @@ MOST_TOKENS = 1 << 31
 SEEDS = 1 << 63
 
 
-def _encodable(text: str) -> str:
-    """Half a surrogate pair, which JSON can spell, is not text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text must not contain half of a surrogate pair") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-Name = Annotated[Text, Field(max_length=256)]
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class Strict(BaseModel):
-    """Types are not converted, unknown fields are errors, and null is as if the field were not there."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, given: Any) -> Any:
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
 
 class StreamOptions(Strict):
@@ -86,15 +68,35 @@ class TextPart(Strict):
     text: Text
 
 
+def joined(content: str | Sequence[Any]) -> str:
+    """The text of a message, which may come in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class ChatMessage(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)] = ""
+    name: Name | None = None
+    tool_call_id: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+
+    @model_validator(mode="after")
+    def _parts(self) -> ChatMessage:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError("tool_calls are the assistant's")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("a message of a tool has a tool_call_id, and no other has one")
+        if self.tool_calls is None and "content" not in self.model_fields_set:
+            raise ValueError("content is missing: give a text")
+        return self
 
     @property
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """As chat templates read it; a developer's message is the system's."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        role = "system" if self.role == "developer" else self.role
+        found: dict[str, Any] = {"role": role, "content": joined(self.content)}
+        found |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        return found | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
 
 
 class ResponseFormat(Strict):
@@ -108,6 +110,15 @@ class ChatRequest(Sampling):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
+    tool_choice: Literal["auto", "none"] = "auto"
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates read them; None for none."""
+        return [
+            tool.model_dump(exclude={"function": {"strict"}}) for tool in self.tools if self.tool_choice == "auto"
+        ] or None
 
     @model_validator(mode="after")
     def _top_of_what(self) -> ChatRequest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from longdraft.core import Sampler
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
-from longdraft.models.chat import chat_tokens
+from longdraft.models.chat import Message, Tools, chat_tokens
 from longdraft.models.loading import token_ids
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
@@ -21,7 +21,8 @@ from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply
-from longdraft.server.schema import ChatMessage, ChatRequest, CompletionRequest, Sampling
+from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
+from longdraft.server.templates import Templates
 
 T = TypeVar("T")
 
@@ -130,6 +131,7 @@ class Service:
     def __init__(self, engine: Engine, tokenizer: Any, model: str, metrics: Metrics, times: Times, most_new: int):
         self.engine, self.tokenizer, self.model, self.metrics = engine, tokenizer, model, metrics
         self.times, self.most_new, self.stopping, self.created = times, most_new, False, int(time())
+        self.templates = Templates()
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
     @property
@@ -137,14 +139,20 @@ class Service:
         return not self.stopping and self.engine.failure is None
 
     async def chat(self, body: ChatRequest) -> Work:
-        return await self.talk(body, body.messages, body.limit, (body.top_logprobs or 0) if body.logprobs else None)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered)
 
     async def talk(
-        self, body: Sampling, messages: Sequence[ChatMessage], limit: int | None, logprobs: int | None = None
+        self,
+        body: Sampling,
+        messages: list[Message],
+        limit: int | None,
+        logprobs: int | None = None,
+        tools: Tools = None,
     ) -> Work:
         """The work of continuing a conversation."""
         self.check_model(body.model)
-        prompt = await self.aside(chat_tokens, self.tokenizer, [m.plain for m in messages])
+        prompt = await self.conversation(messages, tools)
         return self._work(prompt, body, limit, logprobs)
 
     async def completion(self, body: CompletionRequest) -> Work:
@@ -158,6 +166,10 @@ class Service:
         work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)  # type: ignore[arg-type]
         work.prompt_logprobs = body.echo and body.logprobs is not None
         return work
+
+    async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
+        """The tokens of a conversation, by the model's chat template."""
+        return await self.aside(chat_tokens, self.tokenizer, messages, tools, self.templates.render)
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it."""

@@ -20,9 +20,9 @@ from longdraft.methods import METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
-from longdraft.models.chat import chat_tokens
+from longdraft.server.fields import Name, Strict, Text
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_TOKENS, SEEDS, Name, Strict, Text
+from longdraft.server.schema import MOST_TOKENS, SEEDS
 from longdraft.server.service import Service
 
 Json = dict[str, Any]
@@ -160,7 +160,7 @@ class Tracer:
         if not getattr(tokenizer, "chat_template", None):
             tokens = await self.service.tokens(text)
         else:
-            tokens = await self.service.aside(chat_tokens, tokenizer, [{"role": "user", "content": text}])
+            tokens = await self.service.conversation([{"role": "user", "content": text}])
         if not tokens:
             raise Problem(400, "the prompt has no tokens: give some text", "prompt")
         return tokens

@@ -1,0 +1,106 @@
+"""A model's chat template, rendered in a process that can be killed: an endless loop does not stop the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from longdraft.errors import InputError
+from longdraft.models.chat import Message
+
+PROCESS = Path(__file__).with_name("template_process.py")
+START_S = 60.0
+
+
+class Templates:
+    """A template that takes longer than `limit_s`, or writes more than `most` bytes, ends its process and one request.
+
+    The process starts with the first conversation or at `start`, and again after it was ended. Call it from any thread.
+    """
+
+    def __init__(self, limit_s: float = 2.0, most: int = 32 << 20):
+        self.limit_s, self.most = limit_s, most
+        self._lock, self._process = Lock(), None
+
+    def start(self) -> None:
+        """Start the process now, so that no request has to wait for it."""
+        with self._lock:
+            self._running()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def render(self, tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
+        """The conversation as text, up to where the model's answer begins. Raises InputError."""
+        asked = {
+            "template": tokenizer.get_chat_template(None, tools),
+            "messages": messages,
+            "tools": tools,
+            "given": {**tokenizer.special_tokens_map, "add_generation_prompt": True},
+        }
+        line = json.dumps(asked).encode() + b"\n"
+        with self._lock:
+            found = json.loads(self._exchange(line))
+        if "error" in found:
+            raise InputError(f"the model's chat template refuses this conversation: {found['error']}")
+        return found["text"]
+
+    def _exchange(self, line: bytes) -> bytes:
+        """What the process answers to a line. Whatever goes wrong, the next request finds a process that works."""
+        process = self._running()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            return self._read(process, self.limit_s, self.most)
+        except TimeoutError:
+            why = f"took longer than {self.limit_s:g} s"
+        except OverflowError:
+            why = f"wrote more than {self.most} bytes"
+        except OSError:
+            why = "ended its process"
+        self._end()
+        raise InputError(f"the model's chat template {why} for this conversation: send another one")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            command = [sys.executable, "-I", str(PROCESS)]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            self._read(self._process, START_S, 64)
+        return self._process
+
+    def _read(self, process: subprocess.Popen[bytes], limit_s: float, most: int) -> bytes:
+        """A line that the process writes. Raises TimeoutError, OverflowError and OSError."""
+        assert process.stdout is not None
+        end, parts, size = monotonic() + limit_s, list[bytes](), 0
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN | select.POLLHUP)
+        while not (parts and parts[-1].endswith(b"\n")):
+            if not poll.poll(max(end - monotonic(), 0) * 1000):
+                raise TimeoutError
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise BrokenPipeError
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise OverflowError
+        return b"".join(parts)
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.communicate()
+        self._process = None

@@ -1,0 +1,73 @@
+"""Tools that a model may call, as a chat request defines them, and earlier calls in its messages."""
+
+from __future__ import annotations
+
+from json import dumps, loads
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from longdraft.server.fields import Name, Strict, Text, encodable
+
+MOST_TOOLS = 128
+DEEPEST = 32  # levels of a tool's JSON
+
+
+def _is_object(text: str) -> str:
+    try:
+        found = loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("the arguments of a call must be a JSON object, as text")
+    _is_shallow(found)
+    return text
+
+
+def _is_shallow(value: Any) -> Any:
+    level = [value]
+    for _ in range(DEEPEST):
+        lists = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [inner for values in lists for inner in values]
+    if level:
+        raise ValueError(f"a tool's JSON may have {DEEPEST} levels at most")
+    encodable(dumps(value, ensure_ascii=False))
+    return value
+
+
+class FunctionCall(Strict):
+    """arguments: a JSON object, as text."""
+
+    name: Name
+    arguments: Annotated[Text, AfterValidator(_is_object)]
+
+
+class ToolCall(Strict):
+    id: Name
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        function = {"name": self.function.name, "arguments": loads(self.function.arguments)}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+class Function(Strict):
+    """parameters: a JSON schema, for the model to read; nothing else reads it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text = ""
+    parameters: Annotated[dict[str, Any], AfterValidator(_is_shallow)] = Field(default_factory=dict)
+    strict: Literal[False] = False
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        return self.model_dump(exclude={"function": {"strict"}})
