@@ -16,6 +16,7 @@ from longdraft.core.tree import PAD, UNBOUNDED, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter
 from longdraft.drafters.adaptive.cost_model import CostModel, ranks
+from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.adaptive.step_costs import Measured
 
 PLAIN = 10.0  # seconds of a step without drafts
@@ -121,7 +122,7 @@ def test_a_draft_that_finds_nothing_is_no_refusal():
 
 def test_drafting_that_is_never_turned_off_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (7, UNBOUNDED))
+    monkeypatch.setattr(Pace, "shape", lambda self: (7, UNBOUNDED))
     with pytest.raises(AssertionError):
         test_text_that_drafts_badly_costs_two_percent_at_most(True, monkeypatch)
 
@@ -156,11 +157,11 @@ def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatc
     """Depths, widths, and steps with and without captures, drawn at random instead of chosen by cost."""
     draws = torch.Generator().manual_seed(3)
 
-    def shape(self: AdaptiveDraft) -> tuple[int, int]:
+    def shape(self: Pace) -> tuple[int, int]:
         depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
         return depth - 1, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # -1: no draft, but captures
 
-    monkeypatch.setattr(AdaptiveDraft, "_shape", shape)
+    monkeypatch.setattr(Pace, "shape", shape)
     check_lossless(lambda t: AdaptiveDraft(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
 
 
@@ -242,7 +243,7 @@ def test_a_cost_model_that_ignores_ranks_is_caught(monkeypatch):
 @each_method
 def test_every_method_drafts_as_narrow_as_it_is_asked_to(method, monkeypatch):
     """A drafter that overlooks the width would be tried at it again and again."""
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, 2))
+    monkeypatch.setattr(Pace, "shape", lambda self: (3, 2))
     seen = []
 
     class Watched(AdaptiveDraft):

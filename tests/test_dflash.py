@@ -18,7 +18,7 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, DFlash
-from longdraft.drafters.adaptive.adaptive_draft import CAPTURE
+from longdraft.drafters.adaptive.pace import CAPTURE, Pace
 from longdraft.drafters.dflash.block import DFlashBlock, random_dflash, taps
 from longdraft.drafters.dflash.objective import DFlashObjective, block_for
 from longdraft.drafters.dflash.ring import FeatureRing
@@ -98,7 +98,7 @@ def test_rounds_that_were_left_out_are_caught_up(monkeypatch):
     """Whatever it saw, before a draft the ring is what it is when every round is seen."""
     off, unseen = (0, UNBOUNDED), (CAPTURE, UNBOUNDED)
     shapes = cycle([off, off, off, unseen, (2, UNBOUNDED), (3, 2), off, unseen, (1, 1)])
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: next(shapes))
+    monkeypatch.setattr(Pace, "shape", lambda self: next(shapes))
     lm = tiny.target("llama")
     drafter = Watched(lm, random_dflash(lm, 0, slots=4), 30, window=9)
     check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 48)

@@ -18,8 +18,8 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
-from longdraft.drafters.adaptive.adaptive_draft import CAPTURE
 from longdraft.drafters.adaptive.cost_model import UNBOUNDED
+from longdraft.drafters.adaptive.pace import CAPTURE, Pace
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.eagle.drafter import chosen
 from longdraft.engine.generate import prefill, step
@@ -98,7 +98,7 @@ def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
             (1, 1),
         ]
     )
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: next(shapes))
+    monkeypatch.setattr(Pace, "shape", lambda self: next(shapes))
     lm = tiny.target("llama")
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, 512)
     check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 24)

@@ -23,8 +23,8 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import AdaptiveDraft, Drafter, Mtp
-from longdraft.drafters.adaptive.adaptive_draft import CAPTURE
 from longdraft.drafters.adaptive.cost_model import UNBOUNDED
+from longdraft.drafters.adaptive.pace import CAPTURE, Pace
 from longdraft.drafters.mtp.block import MtpLayers, random_mtp
 from longdraft.drafters.mtp.checkpoint import read_mtp
 from longdraft.drafters.mtp.kind import MTP
@@ -192,7 +192,7 @@ def test_steps_that_were_left_out_are_caught_up(monkeypatch):
     """Also where more were missed than the window has room for: what was left out is not seen."""
     shapes = [(0, UNBOUNDED)] * 8 + [(CAPTURE, UNBOUNDED), (2, UNBOUNDED), (1, 1), (0, UNBOUNDED), (3, 2)]
     steps = cycle(shapes)
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: next(steps))
+    monkeypatch.setattr(Pace, "shape", lambda self: next(steps))
     drafter, _ = watch(window=5, adaptive=True)
     assert drafter.checked > 3 and int(drafter.since.max()) > 0
 

@@ -23,6 +23,7 @@ from longdraft.core.sequences import Sequences
 from longdraft.core.tree import UNBOUNDED, Tree
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
 from longdraft.drafters.adaptive.cost_model import CostModel
+from longdraft.drafters.adaptive.pace import Pace
 from longdraft.drafters.adaptive.step_costs import LEVEL, NODE, SCORES, Counted, Measured, costs_for
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read, keys_read, weights_of
@@ -242,7 +243,7 @@ def test_every_drafter_reports_what_it_reads(method, monkeypatch):
                 seen.append(inner.reads(seqs, depth) / bytes_read(lm, seqs.cache) / depth)
             return super().end(inner, seqs, tree, depth, captured)
 
-    monkeypatch.setattr(AdaptiveDraft, "_shape", lambda self: (3, UNBOUNDED))
+    monkeypatch.setattr(Pace, "shape", lambda self: (3, UNBOUNDED))
     drafter = BUILD[method](lm)
     adaptive = AdaptiveDraft(drafter.drafters[0].inner if isinstance(drafter, Auto) else drafter, Spy(lm))
     generate(lm, tiny.prompts(70, 31), adaptive, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)

@@ -69,7 +69,7 @@ def test_the_text_is_that_of_transformers(templates, template, tools, monkeypatc
     [
         (LOOP, "took longer than 1 s"),
         ("{{ 'x' * 9999999999 }}", "refuses this conversation"),
-        ("{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "wrote more than 1048576 bytes"),
+        ("{% for a in range(300) %}{{ 'x' * 9999 }}{% endfor %}", "wrote more than 1048576 bytes"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
         ("{{ messages.append(1) }}", "refuses"),
         ("{% include '/etc/passwd' %}", "refuses"),

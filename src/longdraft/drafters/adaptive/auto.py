@@ -40,7 +40,7 @@ class Auto(Combined):
         self.fresh = False  # the first step drafts nothing anyway
         for d in self.drafters:
             if d is not self.now:
-                d.model.plain, d.plan = self.now.model.plain, d.plan[3:]
+                d.pace.model.plain, d.pace.plan = self.now.pace.model.plain, d.pace.plan[3:]
 
     def _try_next(self, seqs: Sequences) -> None:
         """Switch to the next drafter that could pay; if there is none, to the best that was tried."""
@@ -84,9 +84,9 @@ class Auto(Combined):
             self._try_next(seqs)
 
     def _trial_is_over(self) -> bool:
-        if self.now.off or self.steps >= self.rounds:
+        if self.now.pace.off or self.steps >= self.rounds:
             return True
         return self.steps >= LEAST and any(self._rate(self.now) < self._rate(d) for d in self.tried[:-1])
 
     def _rate(self, drafter: AdaptiveDraft) -> float:
-        return drafter.model.best()[0]
+        return drafter.pace.model.best()[0]

@@ -42,6 +42,11 @@ class CostModel:
                     accepted[level] = FADE * accepted[level] + taken / reached
                     tried[level] = FADE * tried[level] + 1
 
+    def learn(self, other: CostModel) -> None:
+        """Take over which drafts were accepted, which does not depend on what a step costs."""
+        self.accepted, self.tried = ({w: list(n) for w, n in x.items()} for x in (other.accepted, other.tried))
+        self.widest = other.widest
+
     def halve(self) -> None:
         """Let acceptance seen so far count half as much: it may be out of date."""
         for levels in (*self.accepted.values(), *self.tried.values()):
