@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -12,6 +13,7 @@ from checks import SAMPLERS, SEED, check_lossless, plain
 from listed import BUILD, ROWS, each_method, full
 
 from longdraft import Stats, generate
+from longdraft.core import Captures, CaptureSpec, DraftLimits
 from longdraft.core.tree import PAD, UNBOUNDED, Tree
 from longdraft.core.verify import Verdict
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter
@@ -224,6 +226,57 @@ def widths_of(rank: int, each: float) -> list[int]:
     options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
     assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
     return [wide for _, wide in inner.shapes[-30:]]
+
+
+class ByRows:
+    """Costs in plain steps: drafts are cheap for one row, and cost a plain step per level for more."""
+
+    def begin(self) -> None: ...
+
+    def end(self, inner, seqs, tree, depth, captured) -> float:
+        return 1 + depth * (0.05 if len(seqs.length) == 1 else 1.0)
+
+
+class Chains(Drafter):
+    """Chains of 7 tokens of which plain decoding would say the first 6, whatever the number of rows."""
+
+    max_depth, is_chain = 7, True
+
+    def grow(self, tree, seqs, limits):
+        for _ in range(min(self.max_depth, limits.depth)):
+            tree = tree.grow(torch.full((len(seqs.length), 1), tree.size - 1), torch.zeros(len(seqs.length), 1).long())
+        return tree
+
+
+def depths_by_rows() -> dict[int, list[int]]:
+    """{rows: the depth of each step's draft}: four rows, then one, and so on, 40 steps at a time."""
+    drafter, found = AdaptiveDraft(Chains(), ByRows()), {1: [], 4: []}  # type: ignore[arg-type]
+    seqs = {n: SimpleNamespace(length=torch.zeros(n), done=torch.zeros(n).bool(), seed=torch.zeros(n)) for n in found}
+    drafter.start(seqs[1])
+    for turn in range(6):
+        rows = (4, 1)[turn % 2]
+        for _ in range(40):
+            tree = drafter.grow(Tree.root(torch.zeros(rows).long()), seqs[rows], DraftLimits())
+            depth = int(tree.depth.max())
+            right = min(depth, 6)
+            path = torch.arange(right + 1).expand(rows, -1)
+            drafter.update(
+                seqs[rows], tree, Verdict(path, torch.full((rows,), right + 1), path), Captures(CaptureSpec())
+            )
+            found[rows].append(depth)
+    return found
+
+
+def test_a_batch_and_a_single_row_are_paced_apart():
+    found = depths_by_rows()
+    assert sum(found[4]) < 30 and sum(found[1][-40:]) > 230, found
+
+
+def test_one_pace_for_all_numbers_of_rows_is_caught(monkeypatch):
+    """The planted fault: what was measured for one row holds for four."""
+    monkeypatch.setattr(AdaptiveDraft, "_pace_for", lambda self, rows: self.paces.setdefault(0, Pace(7, 4, True)))
+    with pytest.raises(AssertionError):
+        test_a_batch_and_a_single_row_are_paced_apart()
 
 
 def test_the_width_follows_where_the_right_drafts_stand():
