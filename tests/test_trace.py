@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import tiny
@@ -16,7 +18,7 @@ from longdraft.engine.generate import Stats
 from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.race import Race
 from longdraft.engine.requests import make_request
-from longdraft.engine.trace import Lane, Recorder, Round, Trace, edges, new_trace, shown
+from longdraft.engine.trace import Lane, Node, Recorder, Round, Trace, edges, new_trace, shown
 from longdraft.views.base import View
 
 NEW = 14
@@ -198,3 +200,11 @@ def test_a_trace_of_another_version_is_refused():
     for change in ({"version": 2}, {"format": "other"}, {"lanes": []}, {"more": 1}):
         with pytest.raises(ValueError):
             Trace.model_validate(good | change)
+
+
+def test_the_documented_format_is_the_format():
+    text = (Path(__file__).parents[1] / "docs" / "traces.md").read_text()
+    for part in (Trace, Lane, Round, Node):
+        table = text.partition(f"| {part.__name__.lower()} | |")[2].partition("\n\n")[0]
+        rows = "".join(line.split("|")[1] for line in table.splitlines()[1:] if line.count("|") > 2)
+        assert set(re.findall(r"`(\w+)`", rows)) == set(part.model_fields), part

@@ -1,4 +1,4 @@
-"""A recording of decoding, step by step: what was drafted, from where, what was accepted, when. docs/server.md has it.
+"""A recording of decoding, step by step: what was drafted, from where, what was accepted, when (docs/traces.md).
 
 The models below are the format of a trace file; a reader must refuse another `version`.
 """
