@@ -141,12 +141,13 @@ def measure(url: str, tokens: list[int], context: int, new: int, repeats: int) -
     prompts = [fresh() for _ in range(CLIENTS)]
     for prompt in prompts:
         ask(url, prompt, 1)
-    single, all_at_once, gaps, alone, beside, known = [], [], [], [], [], []
+    single, decoding, all_at_once, gaps, alone, beside, known = [], [], [], [], [], [], []
     texts: set[tuple[str, ...]] = set()
     for _ in range(repeats):
         begin = perf_counter()
         one_by_one = [ask(url, p, new) for p in prompts]
         single.append(sum(t.tokens for t in one_by_one) / (perf_counter() - begin))
+        decoding += [(t.tokens - 1) / (t.times[-1] - t.first) for t in one_by_one]
         found, took = together(url, prompts, new)
         all_at_once.append(sum(t.tokens for t in found) / took)
         texts |= {tuple(t.text for t in one_by_one), tuple(t.text for t in found)}
@@ -162,6 +163,7 @@ def measure(url: str, tokens: list[int], context: int, new: int, repeats: int) -
             gaps.append(max(s.result().longest_gap for s in streams))
     return {
         "one_by_one_tokens_per_s": median(single),
+        "decoding_tokens_per_s": median(decoding),
         "at_once_tokens_per_s": median(all_at_once),
         "batch_gain": median(all_at_once) / median(single),
         "equal": len(texts) == 1,
@@ -200,7 +202,16 @@ def main() -> int:
     shared = provenance(target, 0) | {"task": "serve", "context": given.context, "new_tokens": given.new}
     shared |= {"clients": CLIENTS, "repeats": given.repeat}
     table = Table(
-        "method", "one by one", "at once", "gain", "first token", "beside streams", "longest gap", "known", "equal"
+        "method",
+        "one by one",
+        "at once",
+        "gain",
+        "first token",
+        "beside streams",
+        "longest gap",
+        "known",
+        "overhead",
+        "equal",
     )
     file = RecordFile(given.out)
     for method in given.methods.split(",") + ([given.peer] if given.peer else []):
@@ -213,10 +224,12 @@ def main() -> int:
             prompt = tokens[: given.context]
             record["in_process_tokens_per_s"] = in_process(target, spec, prompt, given.new, given.repeat)
             threads.release()
+            record["overhead"] = record["in_process_tokens_per_s"] / record["decoding_tokens_per_s"] - 1
         file.append(record)
         keys = ("one_by_one_tokens_per_s", "at_once_tokens_per_s", "batch_gain", "first_token_s")
         keys += ("first_token_beside_streams_s", "longest_gap_s", "known_first_token_s")
-        table.add_row(method, *(f"{record[k]:.2f}" for k in keys), "yes" if record["equal"] else "NO")
+        overhead = f"{record['overhead']:.1%}" if "overhead" in record else ""
+        table.add_row(method, *(f"{record[k]:.2f}" for k in keys), overhead, "yes" if record["equal"] else "NO")
     Console().print(table)
     return 0
 
