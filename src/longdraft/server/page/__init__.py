@@ -1,5 +1,49 @@
+"""The page at `GET /`: speculative decoding made visible. One HTML document that loads nothing else."""
+
 from __future__ import annotations
 
+import re
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
 
-def page(trace=None):
-    return "<!doctype html>soon", "default-src 'none'"
+SCRIPTS = ("trace.js", "lane.js", "tree.js", "strip.js", "client.js", "form.js", "page.js", "events.js")
+
+
+def page(trace: str | None = None) -> tuple[str, str]:
+    """The document, and the Content-Security-Policy to send with it.
+
+    trace: a saved trace (JSON), which the page then replays, also without a server. The policy is in the document too,
+    because a file has no headers; `frame-ancestors` works only as a header.
+    """
+    before, after, policy = _parts()
+    if trace is not None:
+        safe = trace.replace("<", "\\u003c")  # `<` occurs only inside JSON's strings: no text can end the element
+        before += f'<script type="application/json" id="trace">{safe}</script>\n'
+    return before + after, f"{policy}; frame-ancestors 'none'"
+
+
+@cache
+def _parts() -> tuple[str, str, str]:
+    """What comes before and after an embedded trace, and the policy without `frame-ancestors`."""
+    script, style = "\n".join(map(_read, SCRIPTS)), _read("style.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src 'self';"
+        " img-src 'self' data:; base-uri 'none'; form-action 'none'"
+    )
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    filled = {"csp": meta, "style": f"<style>{style}</style>", "example": escape(_read("example.txt"))}
+    filled["script"] = f'<script type="module">{script}</script>'
+    template, last = _read("index.html").split("<!-- trace -->\n")
+    before, after = (re.sub(r"<!-- (\w+) -->", lambda m: filled[m[1]], part) for part in (template, last))
+    return before, after, policy
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()

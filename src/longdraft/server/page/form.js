@@ -1,0 +1,113 @@
+// The form: what to run, checked before it is sent.
+const NUMBERS = {
+  temperature: [0, 2, false, "Temperature"],
+  top_p: [0, 1, false, "Top-p"],
+  top_k: [0, 1e6, true, "Top-k"],
+  seed: [0, Number.MAX_SAFE_INTEGER, true, "Seed"],
+  max_tokens: [1, 1e6, true, "New tokens"],
+};
+const LONGEST_TEXT = 16 << 20; // of a document, in bytes
+
+const $ = (id) => document.getElementById(id);
+
+class Wrong extends Error {
+  constructor(message, field) {
+    super(message);
+    this.field = field;
+  }
+}
+
+function fillMethods(found) {
+  const picker = $("method");
+  picker.replaceChildren(...found.methods.map((m) => {
+    const option = element("option", "", m.name);
+    option.value = m.name;
+    return option;
+  }));
+  picker.value = found.methods.some((m) => m.name === found.default) ? found.default : found.methods[0].name;
+  picker.disabled = false;
+  picker.onchange = () => fillOptions(found.methods.find((m) => m.name === picker.value));
+  picker.onchange();
+  const room = isWhole(found.context) ? `, ${found.context.toLocaleString("en")} tokens of context` : "";
+  $("server").textContent = `${isText(found.model) ? found.model : "model"}${room}`;
+}
+
+function fillOptions(method) {
+  $("about").textContent = method.about ?? "";
+  const options = Object.entries(method.options ?? {});
+  $("more").hidden = !options.length;
+  $("more").firstElementChild.textContent = `Options of ${method.name}`;
+  $("options").replaceChildren(...options.flatMap(([name, option]) => {
+    const [tag, input] = [element("label", "", name), element("input")];
+    input.id = `option-${name}`;
+    tag.htmlFor = input.id;
+    input.dataset.option = name;
+    input.placeholder = String(option?.default ?? "");
+    const hint = element("p", "hint", isText(option?.about) ? option.about : "");
+    hint.id = `${input.id}-hint`;
+    input.setAttribute("aria-describedby", hint.id);
+    return [tag, input, hint];
+  }));
+}
+
+function number(id) {
+  const [least, most, whole, name] = NUMBERS[id];
+  const text = $(id).value.trim().replace(",", ".");
+  const value = Number(text);
+  const good = text !== "" && Number.isFinite(value) && value >= least && value <= most && (!whole || Number.isInteger(value)) && !(id === "top_p" && value === 0);
+  const range = id === "top_p" ? "a number above 0, 1 at most" : whole ? `a whole number of ${least} or more` : `a number from ${least} to ${most}`;
+  if (!good) throw new Wrong(`${name} must be ${range}.`, $(id));
+  return value;
+}
+
+function readForm() {
+  document.querySelectorAll("#form [aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
+  const [text, prompt] = [$("document").value, $("prompt").value];
+  if (!text.trim() && !prompt.trim()) throw new Wrong("Give a prompt, a document or both.", $("prompt"));
+  if ($("method").disabled) throw new Wrong("The server’s methods are not known yet.", $("method"));
+  const options = {};
+  document.querySelectorAll("#options input").forEach((input) => {
+    if (input.value.trim()) options[input.dataset.option] = input.value.trim();
+  });
+  const numbers = Object.fromEntries(Object.keys(NUMBERS).map((id) => [id, number(id)]));
+  return { document: text, prompt, method: $("method").value, options, ...numbers };
+}
+
+function showProblem(message, field = null) {
+  $("problem").textContent = message;
+  $("problem").hidden = !message;
+  if (!field) return;
+  field.setAttribute("aria-invalid", "true");
+  field.closest("details")?.setAttribute("open", "");
+  field.focus();
+}
+
+// The field that an error of the server names, such as "top_p" or "options.gamma".
+function fieldOf(param) {
+  const name = (param ?? "").split(".").pop();
+  const known = ["document", "prompt", "method", ...Object.keys(NUMBERS)];
+  return known.includes(name) ? $(name) : [...document.querySelectorAll("#options input")].find((x) => x.dataset.option === name) ?? null;
+}
+
+function showSize() {
+  $("size").textContent = count($("document").value.length, "character");
+}
+
+async function openText(file) {
+  if (file.size > LONGEST_TEXT) return showProblem(`${file.name} is too large: ${LONGEST_TEXT >> 20} MB at most.`);
+  const text = await file.text();
+  if (text.includes("\0")) return showProblem(`${file.name} is not a text file.`);
+  $("document").value = text;
+  showProblem("");
+  showSize();
+}
+
+function wireForm() {
+  $("document").addEventListener("input", showSize);
+  $("open").addEventListener("click", () => $("file").click());
+  $("file").addEventListener("change", () => {
+    if ($("file").files[0]) openText($("file").files[0]);
+    $("file").value = "";
+  });
+  showSize();
+}

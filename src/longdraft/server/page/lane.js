@@ -1,0 +1,201 @@
+// One lane: its tokens as chips in rounds, and its figures. Chips are appended once and afterwards only hidden or shown.
+const STYLES = new Map([["model", 0], ["n-grams", 1], ["heads", 2], ["drafter", 3]]);
+const REJECTED = 4; // so many rejected drafts of a round are chips; its tree has all of them
+
+const LONG = 24; // characters that are kept on one line
+const WORD_END = /[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{N}]$/u;
+const WORD_START = /^[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{N}]/u;
+const ENDS = { eos: "ended with an end token", length: "reached its token limit", cancelled: "stopped" };
+
+function styleOf(by) {
+  if (!STYLES.has(by)) STYLES.set(by, 4 + ((STYLES.size - 4) % 2));
+  return `d${STYLES.get(by)}`;
+}
+
+function element(tag, className = "", text = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text) made.textContent = text;
+  return made;
+}
+
+// Control characters made visible; the text itself is kept.
+function visible(text) {
+  return text === "" ? "·" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/[\u0000-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
+}
+
+const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+const seconds = (s) => `${s.toFixed(2)} s`;
+
+class Lane {
+  constructor(index, data) {
+    [this.index, this.data] = [index, data];
+    // By round, with a leading 0: tokens, accepted tokens and drafting rounds up to there.
+    [this.tokens, this.accepted, this.drafting] = [[0], [0], [0]];
+    this.built = 0; // rounds that have chips
+    this.shown = 0; // of these, the visible ones
+    [this.before, this.run] = ["", 0]; // the last chip's text, and the characters without a place to break
+    this.follow = true;
+    this.by = new Set(); // who drafted
+    this.root = element("section", data.method === "plain" ? "lane plain" : "lane");
+    this.root.setAttribute("aria-label", data.method);
+    const head = element("div", "head");
+    this.end = element("p", "hint end");
+    head.append(element("h2", "", data.method), element("p", "hint", Object.entries(data.options ?? {}).map(([k, v]) => `${k}=${v}`).join(" ")), this.end);
+    this.figures = element("dl", "figures");
+    this.box = element("div", "box");
+    this.list = element("div", "rounds");
+    this.list.setAttribute("role", "listbox");
+    this.list.setAttribute("aria-label", `Rounds of ${data.method}; arrow keys go from one to the next`);
+    this.box.append(this.list);
+    this.root.append(head, this.figures, this.box);
+    this.box.addEventListener("scroll", () => {
+      this.follow = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
+    });
+    data.rounds.forEach((round) => this.count(round));
+  }
+
+  get rounds() {
+    return this.data.rounds;
+  }
+
+  add(round) {
+    this.rounds.push(round);
+    this.count(round);
+  }
+
+  count(round) {
+    const last = (list) => list[list.length - 1];
+    this.tokens.push(last(this.tokens) + round.tokens.length);
+    this.accepted.push(last(this.accepted) + round.accepted);
+    this.drafting.push(last(this.drafting) + (round.nodes.length > 0));
+    round.nodes.forEach((n) => this.by.add(n.by));
+  }
+
+  // How many rounds have ended by time t.
+  until(t) {
+    return upper(this.rounds.length, (i) => this.rounds[i].at_s <= t);
+  }
+
+  // The time at which there were n tokens.
+  reached(n) {
+    const i = upper(this.rounds.length, (r) => this.tokens[r + 1] < n);
+    return i < this.rounds.length ? this.rounds[i].at_s : null;
+  }
+
+  // Chips for rounds up to `upTo`, until the deadline -> whether all are there.
+  build(upTo, deadline) {
+    const made = document.createDocumentFragment();
+    while (this.built < upTo && (this.built % 16 || performance.now() < deadline)) made.append(this.chips(this.built++));
+    this.list.append(made);
+    return this.built >= upTo;
+  }
+
+  chips(i) {
+    const round = this.rounds[i];
+    const group = element("span", "round");
+    group.setAttribute("role", "option");
+    group.setAttribute("aria-selected", "false");
+    group.setAttribute("aria-label", describe(round, i));
+    group.dataset.round = i;
+    group.tabIndex = i ? -1 : 0;
+    group.hidden = true;
+    const add = (text, style) => group.append(...this.chip(text, style));
+    round.texts.slice(0, round.accepted).forEach((text, at) => add(text, styleOf(round.nodes[round.path[at]].by)));
+    const rejected = rejectedFirst(round);
+    rejected.slice(0, REJECTED).forEach((n) => group.append(document.createElement("wbr"), element("span", "t no", visible(n.text).trim() || "␣")));
+    if (rejected.length > REJECTED) group.append(element("span", "t no more", `+${rejected.length - REJECTED}`));
+    round.texts.slice(round.accepted).forEach((text) => add(text, "own"));
+    return group;
+  }
+
+  // A chip, with a place before it where a line may break, and a line break after it if the text ends a line.
+  chip(text, style) {
+    const made = element("span", `t ${style}${text.length > LONG ? " long" : ""}`, visible(text));
+    const inWord = WORD_END.test(this.before) && WORD_START.test(text) && this.run + text.length <= LONG;
+    [this.before, this.run] = [text, inWord ? this.run + text.length : text.length];
+    const parts = inWord ? [made] : [document.createElement("wbr"), made];
+    return text.endsWith("\n") ? [...parts, element("br")] : parts;
+  }
+
+  // Shows the first k rounds (of those that are built).
+  show(k) {
+    k = Math.min(k, this.built);
+    const children = this.list.children;
+    for (let i = Math.min(k, this.shown); i < Math.max(k, this.shown); i++) children[i].hidden = i >= k;
+    if (k !== this.shown) {
+      this.shown = k;
+      if (this.follow) this.box.scrollTop = this.box.scrollHeight;
+    }
+  }
+
+  at(i) {
+    return this.list.children[i];
+  }
+
+  focus(i) {
+    const next = this.at(Math.max(0, Math.min(i, this.shown - 1)));
+    if (!next) return;
+    this.list.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
+    next.tabIndex = 0;
+    next.focus();
+  }
+
+  // plain: the lane to compare with, or null. Its own figures are of the rounds that are shown.
+  measure(plain) {
+    const [k, n] = [this.shown, this.tokens[this.shown]];
+    const s = k ? this.rounds[k - 1].at_s : 0;
+    const found = [["tokens", n.toLocaleString("en")], ["seconds", s.toFixed(2)], ["tokens/s", s > 0 ? (n / s).toFixed(1) : "–"]];
+    if (this.data.method === "plain") return found;
+    const drafts = this.drafting[k];
+    found.push(["mean acceptance length", drafts ? (1 + this.accepted[k] / drafts).toFixed(2) : "–"]);
+    if (plain) {
+      const both = Math.min(n, plain.tokens[plain.shown]);
+      const [own, other] = both ? [this.reached(both), plain.reached(both)] : [null, null];
+      found.push(["speedup", own && other ? `${(other / own).toFixed(2)}×` : "–"]);
+    }
+    return found;
+  }
+
+  figure(plain) {
+    const found = this.measure(plain);
+    if (this.figures.children.length !== found.length) {
+      this.figures.replaceChildren(...found.map(([name]) => {
+        const pair = element("div", name === "speedup" ? "speedup" : "");
+        pair.append(element("dt", "", name), element("dd"));
+        return pair;
+      }));
+    }
+    const ended = this.shown === this.rounds.length ? ENDS[this.data.ended] ?? "" : "";
+    if (this.end.textContent !== ended) this.end.textContent = ended;
+    found.forEach(([, value], i) => {
+      const dd = this.figures.children[i].lastChild;
+      if (dd.textContent !== value) dd.textContent = value;
+    });
+  }
+}
+
+// The rejected drafts of a round, and first those that stood where the target said something else.
+function rejectedFirst(round) {
+  const kept = new Set(round.path);
+  const last = round.path.length ? round.path[round.path.length - 1] : -1;
+  const rejected = round.nodes.filter((_, i) => !kept.has(i));
+  return [...rejected.filter((n) => n.parent === last), ...rejected.filter((n) => n.parent !== last)];
+}
+
+function describe(round, i) {
+  const drafted = round.nodes.length;
+  const how = drafted ? `${round.accepted} of ${drafted} drafted tokens kept` : "nothing drafted";
+  return `Round ${i + 1}: ${how}; ${visible(round.texts.join(""))}`;
+}
+
+// The first i below n for which good(i) is false; good must be true up to some i and false from there on.
+function upper(n, good) {
+  let low = 0;
+  while (low < n) {
+    const middle = (low + n) >> 1;
+    if (good(middle)) low = middle + 1;
+    else n = middle;
+  }
+  return low;
+}
