@@ -7,11 +7,15 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
-.PHONY: help setup demo test test-all lint fix docs bench clean
+PAGE := .venv-page
+CHROMIUM ?= $(shell command -v chromium)
+
+.PHONY: help setup demo test test-all test-page lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
+	@echo "make test-page the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
@@ -45,6 +49,14 @@ test-all: $(READY)
 	@$(BIN)/python tests/harder.py haswell
 	@$(BIN)/python tests/harder.py asan
 
+# In an environment of its own, without the library's dependencies. No browser is downloaded.
+test-page:
+	@if [ -z "$(CHROMIUM)" ]; then echo "test-page: skipped: no chromium here (apt install chromium, or CHROMIUM=PATH)"; \
+	elif ! { $(PAGE)/bin/python -c 'import playwright, pytest_timeout' 2>/dev/null || { $(PYTHON) -m venv $(PAGE) && \
+	  $(PAGE)/bin/python -m pip install -q --disable-pip-version-check playwright pytest pytest-timeout; }; }; \
+	then echo "test-page: skipped: Playwright cannot be installed"; \
+	else CHROMIUM="$(CHROMIUM)" PYTHONPATH=src:tests/page $(PAGE)/bin/python -m pytest --confcutdir=tests/page tests/page; fi
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,4 +78,4 @@ bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
 
 clean:
-	rm -rf $(VENV) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PAGE) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

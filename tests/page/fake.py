@@ -54,12 +54,13 @@ class Fake:
     """What the server answers, and what it was asked. delay_s: between two rounds.
 
     stop_after: rounds after which the connection breaks; error_after: after which an error ends the stream.
-    pause_after: rounds after which it waits for `go`. events: these instead of a trace's.
+    pause_after: rounds after which it waits for `go`. events: these instead of a trace's. about: changes to METHODS.
     """
 
     trace: dict[str, Any] = field(default_factory=recorded)
     embedded: str | None = None
     key: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
     refusal: tuple[int, dict] | None = None
     delay_s: float = 0.0
     stop_after: int | None = None
@@ -88,6 +89,7 @@ def events_of(fake: Fake) -> Iterator[Any]:
         if i == fake.pause_after:
             fake.go.wait(20)
         if i == fake.stop_after:
+            time.sleep(0.3)  # a browser drops what it has not read yet when a connection breaks
             raise ConnectionAbortedError
         if i == fake.error_after:
             yield {"error": {"message": "decoding failed", "type": "server_error", "param": None, "code": None}}
@@ -118,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             html, policy = page(self.fake.embedded)
             return self.answer(html.encode(), "text/html; charset=utf-8", 200, {"Content-Security-Policy": policy})
         if self.path == "/v1/longdraft/methods":
-            return self.refuse_key() if self.locked() else self.object(METHODS)
+            return self.refuse_key() if self.locked() else self.object(METHODS | self.fake.about)
         self.object({"error": {"message": "Not Found"}}, 404)
 
     def do_POST(self) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-SCRIPTS = ("trace.js", "lane.js", "tree.js", "strip.js", "client.js", "form.js", "page.js", "events.js")
+SCRIPTS = ("trace.js", "lane.js", "tree.js", "strip.js", "client.js", "form.js", "page.js", "run.js", "events.js")
 
 
 def page(trace: str | None = None) -> tuple[str, str]:
@@ -42,7 +42,7 @@ def _parts() -> tuple[str, str, str]:
 
 
 def _read(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
+    return (files("longdraft.server.page") / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -9,7 +9,10 @@ class Problem extends Error {
 }
 
 async function ask(path, options = {}) {
-  const headers = { ...(options.body ? { "Content-Type": "application/json" } : {}), ...(apiKey ? { Authorization: `Bearer ${apiKey}` } : {}) };
+  const headers = {
+    ...(options.body ? { "Content-Type": "application/json" } : {}),
+    ...(apiKey ? { Authorization: `Bearer ${apiKey}` } : {}),
+  };
   let response;
   try {
     response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "same-origin" });
@@ -26,14 +29,15 @@ async function ask(path, options = {}) {
 async function methods() {
   const found = await (await ask("v1/longdraft/methods")).json().catch(() => null);
   const good = (m) => isObject(m) && isText(m.name, 64) && isText(m.about ?? "") && isObject(m.options ?? {});
-  if (!isObject(found) || !Array.isArray(found.methods) || !found.methods.length || !found.methods.every(good)) throw new Problem("The server’s list of methods cannot be read.");
+  if (!isObject(found) || !Array.isArray(found.methods) || !found.methods.length || !found.methods.every(good))
+    throw new Problem("The server’s list of methods cannot be read.");
   return found;
 }
 
 // The objects of the run's stream. Throws Problem if it breaks off before its end.
 async function* events(body, signal) {
   const response = await ask("v1/longdraft/trace", { method: "POST", body: JSON.stringify(body), signal });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const [reader, decoder] = [response.body.getReader(), new TextDecoder()];
   let rest = "";
   for (;;) {
     let part;
@@ -44,7 +48,7 @@ async function* events(body, signal) {
       throw new Problem("The connection to the server broke.");
     }
     if (part.done) throw new Problem("The server stopped in the middle of the run.");
-    const lines = (rest + part.value).split("\n");
+    const lines = (rest + decoder.decode(part.value, { stream: true })).split("\n");
     rest = lines.pop();
     for (const line of lines) {
       if (!line.startsWith("data:")) continue;
@@ -62,6 +66,11 @@ function parsed(data) {
   } catch {
     throw new Problem("The server sent something that is not JSON.");
   }
-  if (event?.error) throw new Problem(isText(event.error.message, 1000) ? `The server reports an error: ${event.error.message}` : "The server reports an error.");
+  if (event?.error)
+    throw new Problem(
+      isText(event.error.message, 1000)
+        ? `The server reports an error: ${event.error.message}`
+        : "The server reports an error.",
+    );
   return event;
 }

@@ -24,7 +24,16 @@ function roundKey(e) {
   const at = place(e.target);
   if (!at) return;
   const lane = state.lanes[at.lane];
-  const to = { ArrowLeft: at.i - 1, ArrowUp: at.i - 1, ArrowRight: at.i + 1, ArrowDown: at.i + 1, PageUp: at.i - 10, PageDown: at.i + 10, Home: 0, End: lane.shown - 1 }[e.key];
+  const to = {
+    ArrowLeft: at.i - 1,
+    ArrowUp: at.i - 1,
+    ArrowRight: at.i + 1,
+    ArrowDown: at.i + 1,
+    PageUp: at.i - 10,
+    PageDown: at.i + 10,
+    Home: 0,
+    End: lane.shown - 1,
+  }[e.key];
   if (to !== undefined) lane.focus(to);
   else if (e.key === "Enter" || e.key === " ") pin(at);
   else return;
@@ -48,6 +57,7 @@ function wireReplay() {
   $("play").addEventListener("click", () => {
     if (!state.playing && state.t >= endOf()) state.t = 0;
     state.playing = !state.playing;
+    controls();
     wake();
   });
   $("clock").addEventListener("input", () => {
@@ -82,14 +92,18 @@ function wireDrop() {
 async function connect() {
   apiKey = $("key").value.trim();
   try {
-    if (apiKey && /[^\x21-\x7e]/.test(apiKey)) throw new Problem("An API key has no spaces and no letters beyond ASCII.");
+    if (apiKey && /[^\x21-\x7e]/.test(apiKey))
+      throw new Problem("An API key has no spaces and no letters beyond ASCII.");
     fillMethods(await methods());
     showProblem("");
   } catch (error) {
     const locked = error.status === 401;
     if (locked) $("keyed").hidden = false;
     if (locked && !apiKey) showProblem("This server needs an API key.");
-    else showProblem(locked ? "The server does not accept this key." : `${error.message} A saved run can still be loaded.`);
+    else
+      showProblem(
+        locked ? "The server does not accept this key." : `${error.message} A saved run can still be loaded.`,
+      );
   }
 }
 
@@ -99,9 +113,17 @@ const SAMPLE = {
   texts: [" relief", " boat", " landed", " at"],
   accepted: 3,
   path: [0, 2, 4],
-  nodes: [[-1, " relief"], [-1, " lamp"], [0, " boat"], [1, " was"], [2, " landed"], [2, " could"], [4, " safely"], [5, " not"], [6, " today"]].map(
-    ([parent, text]) => ({ parent, text, token: 0, by: "model" }),
-  ),
+  nodes: [
+    [-1, " relief"],
+    [-1, " lamp"],
+    [0, " boat"],
+    [1, " was"],
+    [2, " landed"],
+    [2, " could"],
+    [4, " safely"],
+    [5, " not"],
+    [6, " today"],
+  ].map(([parent, text]) => ({ parent, text, token: 0, by: "model" })),
 };
 
 // Without a server there is nothing to run: a file replays what is embedded in it or loaded.
@@ -118,16 +140,18 @@ function start() {
     $("form").hidden = true;
     if (!embedded) return say("Load a saved run, or drop it anywhere on this page.");
     try {
-      return showSaved(parseTrace(embedded.textContent));
+      return showSaved(embedded.textContent);
     } catch (error) {
-      return note(`The run in this page cannot be shown: ${error instanceof Refused ? error.message : "it cannot be read"}.`);
+      return note(
+        `The run in this page cannot be shown: ${error instanceof Refused ? error.message : "it cannot be read"}.`,
+      );
     }
   }
   $("form").addEventListener("submit", (e) => {
     e.preventDefault();
     run();
   });
-  $("stop").addEventListener("click", () => state.running?.abort());
+  for (const id of ["stop", "stop-here"]) $(id).addEventListener("click", () => state.running?.abort());
   $("again").addEventListener("click", () => run());
   $("connect").addEventListener("click", connect);
   $("key").addEventListener("keydown", (e) => {

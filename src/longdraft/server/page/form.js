@@ -19,11 +19,13 @@ class Wrong extends Error {
 
 function fillMethods(found) {
   const picker = $("method");
-  picker.replaceChildren(...found.methods.map((m) => {
-    const option = element("option", "", m.name);
-    option.value = m.name;
-    return option;
-  }));
+  picker.replaceChildren(
+    ...found.methods.map((m) => {
+      const option = element("option", "", m.name);
+      option.value = m.name;
+      return option;
+    }),
+  );
   picker.value = found.methods.some((m) => m.name === found.default) ? found.default : found.methods[0].name;
   picker.disabled = false;
   picker.onchange = () => fillOptions(found.methods.find((m) => m.name === picker.value));
@@ -37,25 +39,38 @@ function fillOptions(method) {
   const options = Object.entries(method.options ?? {});
   $("more").hidden = !options.length;
   $("more").firstElementChild.textContent = `Options of ${method.name}`;
-  $("options").replaceChildren(...options.flatMap(([name, option]) => {
-    const [tag, input] = [element("label", "", name), element("input")];
-    input.id = `option-${name}`;
-    tag.htmlFor = input.id;
-    input.dataset.option = name;
-    input.placeholder = String(option?.default ?? "");
-    const hint = element("p", "hint", isText(option?.about) ? option.about : "");
-    hint.id = `${input.id}-hint`;
-    input.setAttribute("aria-describedby", hint.id);
-    return [tag, input, hint];
-  }));
+  $("options").replaceChildren(
+    ...options.flatMap(([name, option]) => {
+      const [tag, input] = [element("label", "", name), element("input")];
+      input.id = `option-${name}`;
+      tag.htmlFor = input.id;
+      input.dataset.option = name;
+      input.placeholder = String(option?.default ?? "");
+      const hint = element("p", "hint", isText(option?.about) ? option.about : "");
+      hint.id = `${input.id}-hint`;
+      input.setAttribute("aria-describedby", hint.id);
+      return [tag, input, hint];
+    }),
+  );
 }
 
 function number(id) {
   const [least, most, whole, name] = NUMBERS[id];
   const text = $(id).value.trim().replace(",", ".");
   const value = Number(text);
-  const good = text !== "" && Number.isFinite(value) && value >= least && value <= most && (!whole || Number.isInteger(value)) && !(id === "top_p" && value === 0);
-  const range = id === "top_p" ? "a number above 0, 1 at most" : whole ? `a whole number of ${least} or more` : `a number from ${least} to ${most}`;
+  const good =
+    text !== "" &&
+    Number.isFinite(value) &&
+    value >= least &&
+    value <= most &&
+    (!whole || Number.isInteger(value)) &&
+    !(id === "top_p" && value === 0);
+  const range =
+    id === "top_p"
+      ? "a number above 0, 1 at most"
+      : whole
+        ? `a whole number of ${least} or more`
+        : `a number from ${least} to ${most}`;
   if (!good) throw new Wrong(`${name} must be ${range}.`, $(id));
   return value;
 }
@@ -64,7 +79,6 @@ function readForm() {
   document.querySelectorAll("#form [aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
   const [text, prompt] = [$("document").value, $("prompt").value];
   if (!text.trim() && !prompt.trim()) throw new Wrong("Give a prompt, a document or both.", $("prompt"));
-  if ($("method").disabled) throw new Wrong("The server’s methods are not known yet.", $("method"));
   const options = {};
   document.querySelectorAll("#options input").forEach((input) => {
     if (input.value.trim()) options[input.dataset.option] = input.value.trim();
@@ -86,7 +100,9 @@ function showProblem(message, field = null) {
 function fieldOf(param) {
   const name = (param ?? "").split(".").pop();
   const known = ["document", "prompt", "method", ...Object.keys(NUMBERS)];
-  return known.includes(name) ? $(name) : [...document.querySelectorAll("#options input")].find((x) => x.dataset.option === name) ?? null;
+  return known.includes(name)
+    ? $(name)
+    : ([...document.querySelectorAll("#options input")].find((x) => x.dataset.option === name) ?? null);
 }
 
 function showSize() {

@@ -1,10 +1,16 @@
-// One lane: its tokens as chips in rounds, and its figures. Chips are appended once and afterwards only hidden or shown.
-const STYLES = new Map([["model", 0], ["n-grams", 1], ["heads", 2], ["drafter", 3]]);
+// One lane: its tokens as chips in rounds, and its figures. Chips are appended once, and then only hidden or shown.
+const STYLES = new Map([
+  ["model", 0],
+  ["n-grams", 1],
+  ["heads", 2],
+  ["drafter", 3],
+]);
 const REJECTED = 4; // so many rejected drafts of a round are chips; its tree has all of them
 
 const LONG = 24; // characters that are kept on one line
 const WORD_END = /[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{N}]$/u;
 const WORD_START = /^[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{N}]/u;
+const CLOSING = /^[.,;:!?)\]}»”’'"%…-]/;
 const ENDS = { eos: "ended with an end token", length: "reached its token limit", cancelled: "stopped" };
 
 function styleOf(by) {
@@ -21,7 +27,12 @@ function element(tag, className = "", text = "") {
 
 // Control characters made visible; the text itself is kept.
 function visible(text) {
-  return text === "" ? "·" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replace(/[\u0000-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
+  return text === ""
+    ? "·"
+    : text
+        .replaceAll("\n", "↵")
+        .replaceAll("\t", "⇥")
+        .replace(/[\u0000-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
 }
 
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
@@ -32,6 +43,7 @@ class Lane {
     [this.index, this.data] = [index, data];
     // By round, with a leading 0: tokens, accepted tokens and drafting rounds up to there.
     [this.tokens, this.accepted, this.drafting] = [[0], [0], [0]];
+    this.groups = []; // the rounds' elements
     this.built = 0; // rounds that have chips
     this.shown = 0; // of these, the visible ones
     [this.before, this.run] = ["", 0]; // the last chip's text, and the characters without a place to break
@@ -41,7 +53,17 @@ class Lane {
     this.root.setAttribute("aria-label", data.method);
     const head = element("div", "head");
     this.end = element("p", "hint end");
-    head.append(element("h2", "", data.method), element("p", "hint", Object.entries(data.options ?? {}).map(([k, v]) => `${k}=${v}`).join(" ")), this.end);
+    head.append(
+      element("h2", "", data.method),
+      element(
+        "p",
+        "hint",
+        Object.entries(data.options ?? {})
+          .map(([k, v]) => `${k}=${v}`)
+          .join(" "),
+      ),
+      this.end,
+    );
     this.figures = element("dl", "figures");
     this.box = element("div", "box");
     this.list = element("div", "rounds");
@@ -86,7 +108,12 @@ class Lane {
   // Chips for rounds up to `upTo`, until the deadline -> whether all are there.
   build(upTo, deadline) {
     const made = document.createDocumentFragment();
-    while (this.built < upTo && (this.built % 16 || performance.now() < deadline)) made.append(this.chips(this.built++));
+    while (this.built < upTo && (this.built % 16 || performance.now() < deadline)) {
+      const group = this.chips(this.built++);
+      this.groups.push(group);
+      if (group.firstChild.tagName === "WBR") made.append(group.firstChild); // a line breaks before the round's mark
+      made.append(group);
+    }
     this.list.append(made);
     return this.built >= upTo;
   }
@@ -103,7 +130,11 @@ class Lane {
     const add = (text, style) => group.append(...this.chip(text, style));
     round.texts.slice(0, round.accepted).forEach((text, at) => add(text, styleOf(round.nodes[round.path[at]].by)));
     const rejected = rejectedFirst(round);
-    rejected.slice(0, REJECTED).forEach((n) => group.append(document.createElement("wbr"), element("span", "t no", visible(n.text).trim() || "␣")));
+    rejected
+      .slice(0, REJECTED)
+      .forEach((n) =>
+        group.append(document.createElement("wbr"), element("span", "t no", visible(n.text).trim() || "␣")),
+      );
     if (rejected.length > REJECTED) group.append(element("span", "t no more", `+${rejected.length - REJECTED}`));
     round.texts.slice(round.accepted).forEach((text) => add(text, "own"));
     return group;
@@ -112,7 +143,8 @@ class Lane {
   // A chip, with a place before it where a line may break, and a line break after it if the text ends a line.
   chip(text, style) {
     const made = element("span", `t ${style}${text.length > LONG ? " long" : ""}`, visible(text));
-    const inWord = WORD_END.test(this.before) && WORD_START.test(text) && this.run + text.length <= LONG;
+    const joined = CLOSING.test(text) ? /\S$/.test(this.before) : WORD_END.test(this.before) && WORD_START.test(text);
+    const inWord = joined && this.run + text.length <= LONG;
     [this.before, this.run] = [text, inWord ? this.run + text.length : text.length];
     const parts = inWord ? [made] : [document.createElement("wbr"), made];
     return text.endsWith("\n") ? [...parts, element("br")] : parts;
@@ -121,8 +153,7 @@ class Lane {
   // Shows the first k rounds (of those that are built).
   show(k) {
     k = Math.min(k, this.built);
-    const children = this.list.children;
-    for (let i = Math.min(k, this.shown); i < Math.max(k, this.shown); i++) children[i].hidden = i >= k;
+    for (let i = Math.min(k, this.shown); i < Math.max(k, this.shown); i++) this.groups[i].hidden = i >= k;
     if (k !== this.shown) {
       this.shown = k;
       if (this.follow) this.box.scrollTop = this.box.scrollHeight;
@@ -130,7 +161,7 @@ class Lane {
   }
 
   at(i) {
-    return this.list.children[i];
+    return this.groups[i];
   }
 
   focus(i) {
@@ -145,7 +176,11 @@ class Lane {
   measure(plain) {
     const [k, n] = [this.shown, this.tokens[this.shown]];
     const s = k ? this.rounds[k - 1].at_s : 0;
-    const found = [["tokens", n.toLocaleString("en")], ["seconds", s.toFixed(2)], ["tokens/s", s > 0 ? (n / s).toFixed(1) : "–"]];
+    const found = [
+      ["tokens", n.toLocaleString("en")],
+      ["seconds", s.toFixed(2)],
+      ["tokens/s", s > 0 ? (n / s).toFixed(1) : "–"],
+    ];
     if (this.data.method === "plain") return found;
     const drafts = this.drafting[k];
     found.push(["mean acceptance length", drafts ? (1 + this.accepted[k] / drafts).toFixed(2) : "–"]);
@@ -160,13 +195,15 @@ class Lane {
   figure(plain) {
     const found = this.measure(plain);
     if (this.figures.children.length !== found.length) {
-      this.figures.replaceChildren(...found.map(([name]) => {
-        const pair = element("div", name === "speedup" ? "speedup" : "");
-        pair.append(element("dt", "", name), element("dd"));
-        return pair;
-      }));
+      this.figures.replaceChildren(
+        ...found.map(([name]) => {
+          const pair = element("div", name === "speedup" ? "speedup" : "");
+          pair.append(element("dt", "", name), element("dd"));
+          return pair;
+        }),
+      );
     }
-    const ended = this.shown === this.rounds.length ? ENDS[this.data.ended] ?? "" : "";
+    const ended = this.shown === this.rounds.length ? (ENDS[this.data.ended] ?? "") : "";
     if (this.end.textContent !== ended) this.end.textContent = ended;
     found.forEach(([, value], i) => {
       const dd = this.figures.children[i].lastChild;

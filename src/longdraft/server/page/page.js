@@ -6,6 +6,7 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const strip = new Strip($("bins"), $("place"), $("reads"));
 const state = {
   trace: null,
+  file: null, // the text that it was loaded from, which is saved again as it is: numbers here have 53 bits
   lanes: [],
   running: null, // the AbortController of the run
   live: false, // whether the newest round is shown, whatever the clock says
@@ -23,8 +24,8 @@ const main = () => state.lanes[state.lanes.length - 1];
 const endOf = () => Math.max(0, ...state.lanes.map((lane) => lane.rounds[lane.rounds.length - 1]?.at_s ?? 0));
 const tokensOf = (trace) => trace.lanes[trace.lanes.length - 1].rounds.reduce((n, r) => n + r.tokens.length, 0);
 
-function open(trace, live) {
-  Object.assign(state, { trace, live, playing: false, pinned: null, pointed: null, drawn: null });
+function open(trace, live, file = null) {
+  Object.assign(state, { trace, live, file, playing: false, pinned: null, pointed: null, drawn: null });
   state.lanes = trace.lanes.map((lane, i) => new Lane(i, lane));
   state.t = live ? 0 : endOf();
   $("lanes").replaceChildren(...state.lanes.map((lane) => lane.root));
@@ -105,7 +106,8 @@ function aboutRound(round, since) {
   const ms = (s) => `${(1000 * s).toFixed(s < 0.01 ? 1 : 0)} ms`;
   const whole = Math.max(0, round.at_s - since);
   if (!round.nodes.length) return `nothing drafted: one token in ${ms(whole)}`;
-  return `${round.accepted} of ${round.nodes.length} drafted kept, ${count(round.tokens.length, "token")} in ${ms(whole)}, ${ms(round.draft_s)} of it drafting`;
+  const kept = `${round.accepted} of ${round.nodes.length} drafted kept`;
+  return `${kept}, ${count(round.tokens.length, "token")} in ${ms(whole)}, ${ms(round.draft_s)} of it drafting`;
 }
 
 function fillLegend() {
@@ -120,11 +122,16 @@ function fillLegend() {
   };
   const drafted = [...names].map((by) => item(styleOf(by), by, ABOUT[by] ?? ""));
   const title = drafted.length ? [element("li", "", "Drafted by")] : [];
-  const rest = drafted.length ? [item("no", "rejected", "not kept")] : [];
-  $("legend").replaceChildren(...title, ...drafted, ...rest, item("own", "own", "the target’s own token"));
+  const rest = drafted.length ? [item("no", "rejected", "")] : [];
+  $("legend").replaceChildren(...title, ...drafted, ...rest, item("own", "target", "its own token"));
 }
 
-const ABOUT = { model: "the model under its view", "n-grams": "n-grams of the text", heads: "trained heads", drafter: "a small model" };
+const ABOUT = {
+  model: "the model under its view",
+  "n-grams": "n-grams of the text",
+  heads: "trained heads",
+  drafter: "a small model",
+};
 
 function showVerdict() {
   const [line, trace] = [$("verdict"), state.trace];
@@ -133,19 +140,33 @@ function showVerdict() {
   line.hidden = !over;
   line.className = `verdict ${words ?? "unknown"}`;
   if (!over) return;
-  if (trace.equal === true) line.textContent = `equal: yes. Both lanes wrote the same ${count(tokensOf(trace), "token")}.`;
+  if (trace.equal === true)
+    line.textContent = `equal: yes. Both lanes wrote the same ${count(tokensOf(trace), "token")}.`;
   else if (trace.equal === false) {
     const at = firstDifference(trace);
-    const rounding = trace.exact === false ? " On this backend two tokens that tie within rounding can fall either way." : "";
+    const rounding =
+      trace.exact === false ? " On this backend two tokens that tie within rounding can fall either way." : "";
     line.textContent = `equal: NO. The lanes differ${at === null ? "" : ` from token ${at + 1} on`}.${rounding}`;
   } else line.textContent = "equal: not known, because the run did not reach its end.";
 }
 
 function fillSettings(trace) {
-  const named = (options) => Object.entries(options ?? {}).map(([k, v]) => `${k}=${v}`).join(", ") || "none";
+  const named = (options) =>
+    Object.entries(options ?? {})
+      .map(([k, v]) => `${k}=${v}`)
+      .join(", ") || "none";
   const last = trace.lanes[trace.lanes.length - 1];
-  const rows = [["Model", trace.model], ["Method", last.method], ["Options", named(last.options)], ["Sampler", named(trace.sampler)], ["Seed", trace.seed ?? "–"], ["Prompt", count(trace.prompt_tokens, "token")]];
-  $("settings").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", String(value))]));
+  const rows = [
+    ["Model", trace.model],
+    ["Method", last.method],
+    ["Options", named(last.options)],
+    ["Sampler", named(trace.sampler)],
+    ["Seed", trace.seed ?? "–"],
+    ["Prompt", count(trace.prompt_tokens, "token")],
+  ];
+  $("settings").replaceChildren(
+    ...rows.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", String(value))]),
+  );
   $("text").textContent = trace.prompt ?? "";
 }
 
@@ -153,6 +174,7 @@ function controls() {
   const [end, idle] = [endOf(), Boolean(state.trace) && !state.running];
   $("run").disabled = Boolean(state.running);
   $("stop").disabled = !state.running;
+  $("stop-here").hidden = !state.running;
   $("play").disabled = $("clock").disabled = !idle || !end;
   $("save").disabled = !idle;
   $("play").textContent = state.playing ? "Pause" : "Play";
@@ -166,118 +188,34 @@ function say(text) {
   if ($("status").textContent !== text) $("status").textContent = text;
 }
 
+const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+
 function note(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
-}
-
-async function run() {
-  if (state.running) return;
-  showProblem("");
-  note("");
-  $("again").hidden = true;
-  let body;
-  try {
-    body = readForm();
-  } catch (error) {
-    if (!(error instanceof Wrong)) throw error;
-    return showProblem(error.message, error.field);
-  }
-  const attempt = { begun: false, done: false, budget: { tokens: 0, nodes: 0 } };
-  state.running = new AbortController();
-  state.playing = false;
-  say("Waiting for the server…");
-  controls();
-  const below = $("result").getBoundingClientRect().top > innerHeight / 2;
-  if (below) $("result").scrollIntoView({ behavior: calm.matches ? "auto" : "smooth" });
-  try {
-    for await (const event of events(body, state.running.signal)) take(event, attempt);
-    say(attempt.done ? `Done: ${count(tokensOf(state.trace), "token")}.` : "The server ended the run without a result.");
-    $("again").hidden = attempt.done;
-  } catch (error) {
-    failed(error, attempt);
-  } finally {
-    [state.running, state.live] = [null, false];
-    $("progress").hidden = true;
-    if (attempt.begun) {
-      state.t = endOf();
-      showVerdict();
-    }
-    wake();
-    controls();
-  }
-}
-
-function take(event, attempt) {
-  refuseUnless(isObject(event), "an event must be an object");
-  if (event.event === "reading") {
-    const [done, total] = [Number(event.done) || 0, Math.max(1, Number(event.total) || 1)];
-    say("Reading the prompt…");
-    $("progress").hidden = false;
-    [$("progress").max, $("progress").value] = [total, done];
-  } else if (event.event === "begin") {
-    open(checkHeader(event.trace), true);
-    attempt.begun = true;
-    $("progress").hidden = true;
-    say("Decoding: both lanes take turns on one machine.");
-  } else if (event.event === "round" && attempt.begun) {
-    const lane = state.lanes[event.lane];
-    refuseUnless(lane, "a round names a lane that there is not");
-    const last = lane.rounds[lane.rounds.length - 1];
-    checkRound(event.round, `lane ${event.lane}, round ${lane.rounds.length}`, last?.at_s ?? 0, attempt.budget);
-    lane.add(event.round);
-    wake();
-  } else if (event.event === "end" && attempt.begun) {
-    const ends = event.trace?.lanes;
-    refuseUnless(Array.isArray(ends) && ends.length === state.lanes.length, "the end must name every lane");
-    ends.forEach((end, i) => {
-      checkEnded(end?.ended ?? null, `lane ${i}`);
-      state.trace.lanes[i].ended = end?.ended ?? null;
-    });
-    state.trace.equal = typeof event.trace.equal === "boolean" ? event.trace.equal : null;
-    attempt.done = true;
-  }
-}
-
-function failed(error, attempt) {
-  const kept = attempt.begun ? ` What came is kept: ${count(tokensOf(state.trace), "token")}, which you can save.` : "";
-  $("again").hidden = false;
-  if (error.name === "AbortError") {
-    if (attempt.begun) for (const lane of state.trace.lanes) lane.ended ??= "cancelled";
-    return say(`Stopped.${kept}`);
-  }
-  if (!(error instanceof Problem || error instanceof Refused)) console.error(error);
-  const what = error instanceof Problem ? error.message : `The server sent something that cannot be shown (${error.message}).`;
-  if (error.status === 401) $("keyed").hidden = false;
-  if (attempt.begun) {
-    say("The run broke off.");
-    return note(what + kept);
-  }
-  $("again").hidden = Boolean(error.status) && error.status < 500;
-  say("Nothing ran.");
-  showProblem(what, error.status === 401 ? $("key") : fieldOf(error.param));
 }
 
 async function load(file) {
   if (state.running) return note("A run is going on: stop it before you load another.");
   try {
     refuseUnless(file.size <= MOST.file, `it is larger than ${MOST.file >> 20} MB`);
-    showSaved(parseTrace(await file.text()));
+    showSaved(await file.text());
   } catch (error) {
     if (!(error instanceof Refused)) console.error(error);
     note(`${file.name} was not loaded: ${error instanceof Refused ? error.message : "it cannot be read"}.`);
   }
 }
 
-function showSaved(trace) {
-  open(trace, false);
+function showSaved(text) {
+  const trace = parseTrace(text);
+  open(trace, false, text);
   const day = /^\d{4}-\d\d-\d\d/.exec(trace.time ?? "")?.[0];
   say(`A saved run of ${trace.model}${day ? ` of ${day}` : ""}: ${count(tokensOf(trace), "token")}.`);
 }
 
 function save() {
   const link = element("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(state.trace)], { type: "application/json" }));
+  link.href = URL.createObjectURL(new Blob([state.file ?? JSON.stringify(state.trace)], { type: "application/json" }));
   link.download = `longdraft-${main().data.method.replace(/[^\w-]/g, "")}.json`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

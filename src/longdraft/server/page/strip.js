@@ -84,7 +84,12 @@ class Strip {
     pen.fillStyle = color("--muted");
     pen.fillRect(0, base + 2 * scale, x(this.trace.prompt_tokens), 2 * scale);
     pen.fillStyle = color("--ink");
-    pen.fillRect(x(this.trace.prompt_tokens), base + 2 * scale, Math.max(0, x(length) - x(this.trace.prompt_tokens)), 2 * scale);
+    pen.fillRect(
+      x(this.trace.prompt_tokens),
+      base + 2 * scale,
+      Math.max(0, x(length) - x(this.trace.prompt_tokens)),
+      2 * scale,
+    );
     pen.fillRect(x(this.trace.prompt_tokens) - Math.round(scale / 2), 0, Math.max(1, Math.round(scale)), height);
     if (this.bin !== null) {
       pen.strokeStyle = color("--ink");
@@ -114,14 +119,22 @@ class Strip {
     }
     this.reads.textContent = said;
     const prompt = this.trace.prompt_tokens.toLocaleString("en");
-    this.words.textContent = this.bin === null ? `${prompt} tokens of prompt, then the answer` : this.placeInWords(round);
+    this.words.textContent =
+      this.bin === null ? `${prompt} tokens of prompt, then the answer` : this.placeInWords(round);
     const now = this.bin ?? 0;
-    for (const [name, value] of [["valuemin", 0], ["valuemax", this.bins - 1], ["valuenow", now], ["valuetext", this.placeInWords(round, now)]]) this.canvas.setAttribute(`aria-${name}`, value);
+    for (const [name, value] of [
+      ["valuemin", 0],
+      ["valuemax", this.bins - 1],
+      ["valuenow", now],
+      ["valuetext", this.placeInWords(round, now)],
+    ])
+      this.canvas.setAttribute(`aria-${name}`, value);
   }
 
   placeInWords(round, bin = this.bin) {
     const [from, to] = this.range(bin).map((x) => Math.min(x, this.trace.slots));
-    const part = from >= this.trace.prompt_tokens ? "answer" : to > this.trace.prompt_tokens ? "prompt and answer" : "prompt";
+    const part =
+      from >= this.trace.prompt_tokens ? "answer" : to > this.trace.prompt_tokens ? "prompt and answer" : "prompt";
     const read = round?.shown ? `; read to ${round.shown[bin] ?? 0}%` : "";
     return `tokens ${from.toLocaleString("en")} to ${(to - 1).toLocaleString("en")} (${part})${read}`;
   }
@@ -133,7 +146,16 @@ class Strip {
   }
 
   key(e) {
-    const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -16, PageUp: 16, Home: -1e9, End: 1e9 }[e.key];
+    const step = {
+      ArrowLeft: -1,
+      ArrowDown: -1,
+      ArrowRight: 1,
+      ArrowUp: 1,
+      PageDown: -16,
+      PageUp: 16,
+      Home: -1e9,
+      End: 1e9,
+    }[e.key];
     if (step === undefined) return;
     e.preventDefault();
     this.point((this.bin ?? 0) + step);

@@ -30,10 +30,16 @@ function parseTrace(text) {
 
 function checkHeader(t) {
   refuseUnless(isObject(t) && t.format === FORMAT, `it is not a trace ("format" must be "${FORMAT}")`);
-  refuseUnless(t.version === VERSION, `its version is ${String(JSON.stringify(t.version)).slice(0, 20)}: this page reads version ${VERSION}`);
+  refuseUnless(
+    t.version === VERSION,
+    `its version is ${String(JSON.stringify(t.version)).slice(0, 20)}: this page reads version ${VERSION}`,
+  );
   refuseUnless(isText(t.model), "model must be a text");
   refuseUnless(isWhole(t.prompt_tokens, 1e9), "prompt_tokens must be a whole number");
-  refuseUnless(isWhole(t.slots, 1e9) && t.slots >= 1 && t.slots >= t.prompt_tokens, "slots must be a whole number, prompt_tokens or more");
+  refuseUnless(
+    isWhole(t.slots, 1e9) && t.slots >= 1 && t.slots >= t.prompt_tokens,
+    "slots must be a whole number, prompt_tokens or more",
+  );
   refuseUnless(t.prompt === undefined || isText(t.prompt, MOST.file), "prompt must be a text");
   refuseUnless(t.time === undefined || isText(t.time, 64), "time must be a date");
   refuseUnless(t.seed === undefined || isWhole(t.seed, 2 ** 64), "seed must be a whole number");
@@ -53,13 +59,19 @@ function checkHeader(t) {
 }
 
 function checkEnded(ended, where) {
-  refuseUnless([null, "eos", "length", "cancelled"].includes(ended), `${where}: ended must be eos, length, cancelled or null`);
+  refuseUnless(
+    [null, "eos", "length", "cancelled"].includes(ended),
+    `${where}: ended must be eos, length, cancelled or null`,
+  );
 }
 
 function checkSettings(options, where) {
   const good = (x) => x === null || ["number", "boolean"].includes(typeof x) || isText(x);
   const entries = isObject(options) ? Object.entries(options) : null;
-  refuseUnless(entries && entries.length <= 64 && entries.every(([name, x]) => isText(name, 64) && good(x)), `${where} must be names and plain values`);
+  refuseUnless(
+    entries && entries.length <= 64 && entries.every(([name, x]) => isText(name, 64) && good(x)),
+    `${where} must be names and plain values`,
+  );
 }
 
 function checkLane(lane, where, budget) {
@@ -76,14 +88,26 @@ function checkRound(r, where, before, budget) {
   need(isObject(r), "must be an object");
   need(isTime(r.at_s) && r.at_s >= before, "at_s must be a time that does not go back");
   need(isTime(r.draft_s), "draft_s must be a time");
-  need(Array.isArray(r.tokens) && r.tokens.length <= MOST.nodes && r.tokens.every((x) => isWhole(x)), "tokens must be token ids");
+  need(
+    Array.isArray(r.tokens) && r.tokens.length <= MOST.nodes && r.tokens.every((x) => isWhole(x)),
+    "tokens must be token ids",
+  );
   need(r.tokens.length > 0, "a round has at least one token");
-  need(Array.isArray(r.texts) && r.texts.length === r.tokens.length && r.texts.every((x) => isText(x)), "texts must be one short text for each token");
+  need(
+    Array.isArray(r.texts) && r.texts.length === r.tokens.length && r.texts.every((x) => isText(x)),
+    "texts must be one short text for each token",
+  );
   need(isWhole(r.accepted, r.tokens.length), "accepted must be a number of its tokens");
   need(Array.isArray(r.nodes) && r.nodes.length <= MOST.nodes, `nodes must be a list of at most ${MOST.nodes}`);
   r.nodes.forEach((n, i) => {
-    need(isObject(n) && Number.isInteger(n.parent) && n.parent >= -1 && n.parent < i, `node ${i}: parent must be an earlier node or -1`);
-    need(isWhole(n.token) && isText(n.text) && isText(n.by, 64), `node ${i}: token, text and by must be an id and two short texts`);
+    need(
+      isObject(n) && Number.isInteger(n.parent) && n.parent >= -1 && n.parent < i,
+      `node ${i}: parent must be an earlier node or -1`,
+    );
+    need(
+      isWhole(n.token) && isText(n.text) && isText(n.by, 64),
+      `node ${i}: token, text and by must be an id and two short texts`,
+    );
   });
   need(Array.isArray(r.path) && r.path.length === r.accepted, "path must name the accepted nodes");
   r.path.forEach((n, i) => {
@@ -92,14 +116,24 @@ function checkRound(r, where, before, budget) {
     need(r.nodes[n].token === r.tokens[i], "path must give the accepted tokens");
   });
   const bins = r.shown ?? null;
-  need(bins === null || (Array.isArray(bins) && bins.length >= 1 && bins.length <= MOST.bins && bins.every((x) => isWhole(x, 100))), `shown must be null or at most ${MOST.bins} percentages`);
+  need(
+    bins === null ||
+      (Array.isArray(bins) && bins.length >= 1 && bins.length <= MOST.bins && bins.every((x) => isWhole(x, 100))),
+    `shown must be null or at most ${MOST.bins} percentages`,
+  );
   budget.tokens += r.tokens.length;
   budget.nodes += r.nodes.length;
-  need(budget.tokens <= MOST.tokens && budget.nodes <= MOST.allNodes, `more than ${MOST.tokens} tokens or ${MOST.allNodes} nodes are too many to show`);
+  need(
+    budget.tokens <= MOST.tokens && budget.nodes <= MOST.allNodes,
+    `more than ${MOST.tokens} tokens or ${MOST.allNodes} nodes are too many to show`,
+  );
 }
 
 function checkEqual(trace) {
-  refuseUnless(trace.equal !== true || firstDifference(trace) === null, "equal is true, but its lanes have different tokens");
+  refuseUnless(
+    trace.equal !== true || firstDifference(trace) === null,
+    "equal is true, but its lanes have different tokens",
+  );
 }
 
 // The first place where two lanes differ, as far as both have tokens; null if there is none.

@@ -23,7 +23,12 @@ function nodesOf(round, before) {
   const nodes = [{ parent: -1, text: before, kind: "root", title: "the last committed token" }];
   round.nodes.forEach((n, i) => {
     const kind = kept.has(i) ? `kept ${styleOf(n.by)}` : `left ${styleOf(n.by)}`;
-    nodes.push({ parent: n.parent + 1, text: n.text, kind, title: `${JSON.stringify(n.text)}, token ${n.token}, drafted by ${n.by}, ${kept.has(i) ? "kept" : "rejected"}` });
+    nodes.push({
+      parent: n.parent + 1,
+      text: n.text,
+      kind,
+      title: `${JSON.stringify(n.text)}, token ${n.token}, drafted by ${n.by}, ${kept.has(i) ? "kept" : "rejected"}`,
+    });
   });
   const last = round.path.length ? round.path[round.path.length - 1] + 1 : 0;
   round.tokens.slice(round.accepted, round.accepted + 1).forEach((token, i) => {
@@ -67,16 +72,28 @@ function edge(from, to) {
   const [x1, y1] = [from.x + from.width, from.y + NODE.height / 2];
   const [x2, y2] = [to.x, to.y + NODE.height / 2];
   const bend = to.x - NODE.between / 2;
-  const d = y1 === y2 ? `M${x1} ${y1}H${x2}` : `M${x1} ${y1}H${bend - 6}Q${bend} ${y1} ${bend} ${y1 + 6}V${y2 - 6}Q${bend} ${y2} ${bend + 6} ${y2}H${x2}`;
+  const d =
+    y1 === y2
+      ? `M${x1} ${y1}H${x2}`
+      : `M${x1} ${y1}H${bend - 6}Q${bend} ${y1} ${bend} ${y1 + 6}V${y2 - 6}Q${bend} ${y2} ${bend + 6} ${y2}H${x2}`;
   return svg("path", { d, class: `edge ${to.kind}` });
 }
 
 // before: the text of the token that the round began with.
 function drawTree(round, before) {
   const { nodes, width, height } = layOut(nodesOf(round, before));
-  const drawn = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": treeInWords(round, before) });
+  const drawn = svg("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    role: "img",
+    "aria-label": treeInWords(round, before),
+  });
   const weak = (n) => (n.kind.startsWith("left") ? 0 : 1); // the accepted path lies over the others
-  nodes.slice(1).sort((a, b) => weak(a) - weak(b)).forEach((n) => drawn.append(edge(nodes[n.parent], n)));
+  nodes
+    .slice(1)
+    .sort((a, b) => weak(a) - weak(b))
+    .forEach((n) => drawn.append(edge(nodes[n.parent], n)));
   nodes.forEach((n) => {
     const text = svg("text", { x: n.x + NODE.pad, y: n.y + 16.5 });
     text.textContent = n.label;
@@ -91,6 +108,10 @@ function drawTree(round, before) {
 
 function treeInWords(round, before) {
   const kept = round.path.map((i) => JSON.stringify(round.nodes[i].text)).join(", ") || "none";
-  const own = round.tokens.length > round.accepted ? ` The target's own token: ${JSON.stringify(round.texts[round.accepted])}.` : "";
-  return `A tree of ${count(round.nodes.length, "drafted token")} after ${JSON.stringify(before)}. Kept: ${kept}.${own}`;
+  const own =
+    round.tokens.length > round.accepted
+      ? ` The target's own token: ${JSON.stringify(round.texts[round.accepted])}.`
+      : "";
+  const size = count(round.nodes.length, "drafted token");
+  return `A tree of ${size} after ${JSON.stringify(before)}. Kept: ${kept}.${own}`;
 }
