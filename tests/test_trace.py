@@ -69,7 +69,7 @@ def test_rounds_say_what_happened(model, method):
 def test_names_say_which_drafter_proposed_a_node():
     found, *_ = rounds_of("llama", "vegas-reuse")
     names = {n.by for r in found for n in r.nodes}
-    assert names == {"target", "n-grams"}
+    assert names == {"model", "n-grams"}
     for r in found:
         first = next((i for i, n in enumerate(r.nodes) if n.by == "n-grams"), len(r.nodes))
         assert all(n.by == "n-grams" for n in r.nodes[first:])

@@ -23,7 +23,7 @@ class Hierarchical(UnderView):
     confirmed. One that indexes generated tokens keeps refused ones, which only makes its drafts worse.
     """
 
-    name = "target"
+    name = "model"
 
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
         super().__init__(target, policy, [1] * gamma)

@@ -19,7 +19,7 @@ class SelfDrafter(UnderView):
     """
 
     has_draft_probs = True
-    name = "target"
+    name = "model"
 
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int], copy: LM | None = None):
         super().__init__(target, policy, widths)
