@@ -85,7 +85,7 @@ class Trace(_Part):
     model: str
     exact: bool
     seed: int
-    sampler: dict[str, Any]
+    sampler: dict[str, int | float | str]
     prompt_tokens: Count
     slots: Count
     prompt: str
@@ -108,13 +108,18 @@ def new_trace(
         model=target.name,
         exact=target.exact,
         seed=seed,
-        sampler=json.loads(json.dumps(asdict(sampler))),  # tuples become lists, as in a file
+        sampler={k: _plain(v) for k, v in asdict(sampler).items()},
         prompt_tokens=len(prompt),
         slots=len(prompt) + limit,
         prompt=shortened(tokenizer.decode(prompt, clean_up_tokenization_spaces=False)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         lanes=lanes,
     )
+
+
+def _plain(value: Any) -> int | float | str:
+    """A number; of anything else, such as biases and rules, its JSON."""
+    return value if isinstance(value, int | float) else json.dumps(value)
 
 
 def shortened(text: str) -> str:
