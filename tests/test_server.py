@@ -260,7 +260,7 @@ def test_the_other_paths(http):
         ({"temperature": "hot"}, 400, "temperature"),
         ({"top_p": 0}, 400, "top_p"),
         ({"n": 9}, 400, "n"),
-        ({"stop": ["a"] * 5}, 400, "stop"),
+        ({"stop": ["a"] * 17}, 400, "stop"),
         ({"stop": ["a" * 257]}, 400, "stop"),
         ({"stop": ""}, 400, "stop"),
         ({"logit_bias": {"x": 1.0}}, 400, "logit_bias"),

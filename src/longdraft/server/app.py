@@ -51,7 +51,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         work = await service.chat(body)
-        how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, _with_usage(body))
+        how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, *_with_usage(body))
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions")
@@ -59,7 +59,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         work = await service.completion(body)
         echo = Delta(service.text(work.prompt)) if body.echo else None
         head = _head(service, "cmpl")
-        how = CompletionFormat(*head, work.logprobs, _with_usage(body), echo=echo, tokens=work.prompt)
+        how = CompletionFormat(*head, work.logprobs, *_with_usage(body), echo=echo, tokens=work.prompt)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/responses")
@@ -140,8 +140,12 @@ def _model(service: Service) -> dict[str, Any]:
     return about | {"max_model_len": service.room}
 
 
-def _with_usage(body: Sampling) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
+def _with_usage(body: Sampling) -> tuple[bool, bool]:
+    """Whether a stream has the usage at its end, and in its parts too."""
+    wanted = body.stream_options
+    if wanted is None or not wanted.include_usage:
+        return False, False
+    return True, wanted.continuous_usage_stats
 
 
 async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
@@ -183,6 +187,11 @@ class EventStream(StreamingResponse):
 async def _events(answer: Answer, how: Format) -> AsyncIterator[str]:
     """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
     begun = [False] * len(answer.streams)
+
+    def event(part: dict[str, Any]) -> str:
+        now = {"usage": usage(len(answer.work.prompt), answer.replies)} if how.in_parts else {}
+        return _event(part | now)
+
     try:
         async for i, delta in answer.parts():
             if not begun[i]:
@@ -191,9 +200,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[str]:
                     how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
                 first = how.first(i)
                 if first is not None:
-                    yield _event(first)
+                    yield event(first)
             if delta.text or delta.logprobs or delta.finish:
-                yield _event(how.part(i, delta))
+                yield event(how.part(i, delta))
         if how.with_usage:
             yield _event(how.last(usage(len(answer.work.prompt), answer.replies)))
     except Problem as problem:

@@ -37,7 +37,10 @@ def usage(prompt: int, replies: list[Reply]) -> Json:
 
 @dataclass
 class Format:
-    """The fields of every chunk of an answer. top: how many alternatives a log-probability has; None: none is given."""
+    """The fields of every chunk of an answer. top: how many alternatives a log-probability has; None: none is given.
+
+    with_usage: the last chunk has the usage, and if in_parts, every one has it as it is then.
+    """
 
     id: str
     created: int
@@ -45,6 +48,7 @@ class Format:
     tokenizer: Any
     top: int | None
     with_usage: bool = False
+    in_parts: bool = False
 
     kind = ""
 

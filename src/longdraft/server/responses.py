@@ -54,13 +54,9 @@ class ResponsesRequest(Sampling):
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
     n: Literal[1] = 1
-    store: Literal[False] = False
     text: TextOptions | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
     truncation: Literal["disabled"] = "disabled"
-    metadata: Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field(
-        default_factory=dict
-    )
     previous_response_id: Any = None
 
     @field_validator("previous_response_id", mode="before")

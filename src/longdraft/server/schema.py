@@ -11,7 +11,7 @@ from longdraft.server.fields import Name, Strict, Text
 from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
 
 MOST_N = 8  # choices of a request
-MOST_STOPS, LONGEST_STOP = 4, 256  # stop strings, and characters of one
+MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_BIASES = 300
 MOST_MESSAGES = 1000
@@ -21,16 +21,23 @@ SEEDS = 1 << 63
 
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class StreamOptions(Strict):
+    """continuous_usage_stats: with include_usage, every part has the usage so far (vLLM's; load generators ask)."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Sampling(Strict):
-    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's additions to OpenAI's."""
+    """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's additions to OpenAI's.
+
+    user and metadata are labels. Of store and service_tier only the values that ask for nothing are accepted.
+    """
 
     model: Name
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -46,6 +53,11 @@ class Sampling(Strict):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Name | None = None
+    metadata: Annotated[dict[Name, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
     top_k: Annotated[int, Field(ge=-1, lt=MOST_TOKENS)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0.01, le=100)] = 1.0
@@ -112,6 +124,8 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: Literal[True] = True
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
@@ -132,12 +146,11 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    prompt: (
-        Text | Annotated[list[TokenId], Field(min_length=1)] | Annotated[list[Text], Field(min_length=1, max_length=1)]
-    )
+    prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=1)]
     max_tokens: Annotated[int, Field(ge=0, lt=MOST_TOKENS)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
+    best_of: Literal[1] = 1
 
     @model_validator(mode="after")
     def _nothing(self) -> CompletionRequest:

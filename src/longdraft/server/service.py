@@ -157,13 +157,13 @@ class Service:
 
     async def completion(self, body: CompletionRequest) -> Work:
         self.check_model(body.model)
-        prompt = body.prompt if isinstance(body.prompt, str) else None
-        if isinstance(body.prompt, list) and isinstance(body.prompt[0], str):
-            prompt = body.prompt[0]
-        tokens = list(body.prompt) if prompt is None else await self.tokens(prompt)
+        prompt: Any = body.prompt
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            prompt = prompt[0]  # a list of one prompt
+        tokens = await self.tokens(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise Problem(400, "the prompt has no tokens: give some text", "prompt")
-        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)  # type: ignore[arg-type]
+        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)
         work.prompt_logprobs = body.echo and body.logprobs is not None
         return work
 
