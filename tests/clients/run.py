@@ -1,0 +1,223 @@
+"""Tests the server with released clients, each in an environment of its own: python tests/clients/run.py [CLIENT...]
+
+Starts a server of the bundled model, asks it once for what every client must get, runs each client's script, and prints
+a table. The status is 1 if a check failed. A client that cannot be installed is left out with a line that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parent.parent / ".venv-clients"))
+KEY, LONG, MOST_S = "a key of the tests", 3000, 240
+TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):"
+SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
+
+
+@dataclass(frozen=True)
+class Client:
+    """packages: what pip (or npm, for a script in JavaScript) installs; beside: the project's own packages are seen."""
+
+    name: str
+    script: str
+    packages: tuple[str, ...] = ()
+    beside: bool = False
+    small: bool = False  # asks a server with little room, whose answers are short
+
+    @property
+    def folder(self) -> Path:
+        return ENVIRONMENTS / self.name
+
+    @property
+    def package(self) -> str:
+        """The name of the package that is tested."""
+        return self.packages[0].split(">")[0].split("[")[0].split("@")[0]
+
+
+CLIENTS = [
+    Client("curl", "curl.py"),
+    Client("openai-python", "openai_python.py", ("openai>=3.54",)),
+    Client("openai-npm", "openai_npm.mjs", ("openai@>=6.49",)),
+    Client("litellm", "litellm_client.py", ("litellm>=1.106",)),
+    Client("langchain-openai", "langchain_client.py", ("langchain-openai>=1.7",)),
+    Client("llm", "llm_client.py", ("llm>=0.36",)),
+    Client("lm-eval", "lm_eval_client.py", ("lm-eval[api]>=0.4.13",), beside=True),
+    Client("guidellm", "guidellm_client.py", ("guidellm>=0.8.1",), beside=True),
+    Client("schemathesis", "schemathesis_client.py", ("schemathesis>=4.32",), small=True),
+]
+
+
+class Missing(Exception):
+    """A client cannot be had here."""
+
+
+@contextmanager
+def serving(context: int, most_new: int) -> Iterator[str]:
+    """A server in a process of its own -> its address."""
+    words = [sys.executable, str(HERE / "server.py"), str(context), str(most_new), KEY]
+    with open(ENVIRONMENTS / "server.log", "a") as log:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            raise SystemExit(f"the server did not start: see {log.name}")
+        yield url
+    finally:
+        process.stdin.close()
+        process.wait(40)
+
+
+def given(url: str) -> dict[str, Any]:
+    """What every script is told: where to ask, for what, and the answers that raw requests get."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+
+        def ask(path: str, **fields: Any) -> Any:
+            response = http.post(path, json=fields)
+            response.raise_for_status()
+            return response.json()
+
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        chat: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": TEXT}], **SAMPLING}
+        first = ask("/v1/chat/completions", **chat, logprobs=True)["choices"][0]
+        answer = first["message"]["content"]
+        stop = answer[len(answer) // 2 :][:4]
+        choices = ask("/v1/chat/completions", **chat, n=3)["choices"]
+        text = ask("/v1/completions", model=model, prompt=TEXT, **SAMPLING, logprobs=1)["choices"][0]
+        context, rest = TEXT[: TEXT.index("\n    for")], TEXT[TEXT.index("\n    for") :]
+        read, ids = (ask("/tokenize", prompt=t)["tokens"] for t in (context, TEXT))
+        echo = {"model": model, "prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 1}
+        scores = ask("/v1/completions", **echo)["choices"][0]["logprobs"]["token_logprobs"]
+    return {
+        "url": url,
+        "key": KEY,
+        "model": model,
+        "text": TEXT,
+        "sampling": SAMPLING,
+        "long": LONG,
+        "chat": answer,
+        "logprobs": [x["logprob"] for x in first["logprobs"]["content"]],
+        "stop": stop,
+        "stopped": answer[: answer.index(stop)],
+        "choices": [c["message"]["content"] for c in choices],
+        "completion": text["text"],
+        "completion_logprobs": text["logprobs"]["token_logprobs"],
+        "score": {"context": context, "rest": rest, "sum": sum(scores[len(read) :])},
+        "tokenizer": str(HERE.parent.parent / "src" / "longdraft" / "assets" / "models" / "target"),
+    }
+
+
+def prepare(client: Client) -> list[str]:
+    """Install a client if need be -> how its script is run."""
+    script = str(HERE / client.script)
+    if not client.packages:
+        if shutil.which(client.name) is None:
+            raise Missing(f"there is no {client.name}")
+        return [sys.executable, script]
+    done = client.folder / "installed"
+    node, npm = shutil.which("node"), shutil.which("npm")
+    javascript = script.endswith(".mjs")
+    if javascript and not (node and npm):
+        raise Missing("it needs node and npm")
+    program = str(node if javascript else client.folder / "bin" / "python")
+    if not done.exists() or done.read_text() != str(client.packages):
+        shutil.rmtree(client.folder, ignore_errors=True)
+        client.folder.mkdir(parents=True)
+        print(f"installing {client.name}", flush=True)
+        if javascript:
+            (client.folder / "package.json").write_text('{"private": true}')
+            _run([str(npm), "install", "--no-audit", "--no-fund", *client.packages], client.folder)
+        else:
+            _run([sys.executable, "-m", "venv", "."], client.folder)
+            if client.beside:
+                site = next(client.folder.glob("lib/python*/site-packages"))
+                (site / "project.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
+            _run([program, "-m", "pip", "install", "-q", "--disable-pip-version-check", *client.packages])
+        done.write_text(str(client.packages))
+    return [program, script]
+
+
+def _run(words: list[str], folder: Path | None = None) -> None:
+    found = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    if found.returncode:
+        lines = [line for line in found.stderr.splitlines() if "rror" in line] or ["the installation failed"]
+        raise Missing(lines[0][:160])
+
+
+def version(client: Client) -> str:
+    if not client.packages:
+        return subprocess.run([client.name, "--version"], capture_output=True, text=True).stdout.split()[1]
+    if client.script.endswith(".mjs"):
+        return json.loads((client.folder / "node_modules" / client.package / "package.json").read_text())["version"]
+    program = f"from importlib.metadata import version; print(version({client.package!r}))"
+    words = [str(client.folder / "bin" / "python"), "-c", program]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
+def checks_of(client: Client, words: list[str], expected: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results that a client's script prints. One that ends otherwise, or prints none, is a failed check."""
+    about = {"CLIENT_GIVEN": json.dumps(expected), "CLIENT_FOLDER": str(client.folder), "PYTHONPATH": ""}
+    ended = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | about)
+    try:
+        out, errors = ended.communicate(timeout=MOST_S)
+    except subprocess.TimeoutExpired:
+        ended.kill()
+        out, errors = ended.communicate()
+        errors += f"\nit took more than {MOST_S} s"
+    found = [json.loads(line) for line in out.splitlines() if line.startswith('{"check"')]
+    if ended.returncode or not found:
+        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
+        found.append({"check": "the script", "ok": False, "why": f"status {ended.returncode}: {last[:300]}"})
+    return found
+
+
+def main(names: list[str]) -> int:
+    unknown = set(names) - {c.name for c in CLIENTS}
+    if unknown:
+        raise SystemExit(f"there is no client {', '.join(sorted(unknown))}: {', '.join(c.name for c in CLIENTS)}")
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    chosen = [c for c in CLIENTS if not names or c.name in names]
+    rows, failed = [], False
+    with ExitStack() as stack:
+        told = {
+            small: given(stack.enter_context(serving(*((256, 16) if small else (4096, 3500)))))
+            for small in {c.small for c in chosen}
+        }
+        for client in chosen:
+            try:
+                words = prepare(client)
+            except Missing as reason:
+                rows.append((client.name, "-", "-", "-", "-", "-"))
+                print(f"{client.name} is left out: {reason}", flush=True)
+                continue
+            began = time.monotonic()
+            found = checks_of(client, words, told[client.small])
+            for one in found:
+                if one["ok"] is not True:
+                    what = "skipped" if one["ok"] is None else "FAILED"
+                    print(f"{client.name}: {one['check']} {what}: {one['why']}", flush=True)
+            counts = [sum(one["ok"] is ok for one in found) for ok in (True, False, None)]
+            failed |= counts[1] > 0
+            rows.append((client.name, version(client), *counts, f"{time.monotonic() - began:.0f}"))
+    print(f"\n{'client':<18}{'version':>10}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
+    for name, which, *numbers in rows:
+        print(f"{name:<18}{which:>10}" + "".join(f"{x:>{w}}" for x, w in zip(numbers, (8, 8, 9, 9), strict=True)))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
