@@ -1,4 +1,4 @@
-"""What released clients send without being asked: values that ask for nothing are accepted, others refused by name."""
+"""What released clients rely on: harmless fields are accepted, others refused by name, and the document is complete."""
 
 from __future__ import annotations
 
@@ -68,3 +68,26 @@ def test_every_part_of_a_stream_can_have_the_usage_so_far(http, body, n):
     assert counts == sorted(counts) and counts[0] < 12 * n == counts[-1]
     with http.stream("POST", path, json=body | {"stream_options": {"continuous_usage_stats": True}}) as response:
         assert all("usage" not in part for part in chunks(response))
+
+
+def test_the_document_has_every_status_that_a_path_answers(http):
+    document = http.get("/openapi.json").json()
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+    shape = document["components"]["schemas"]["ErrorBody"]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            found = operation["responses"]
+            wanted = {"200", "401", "429"} | ({"400", "404", "413", "415"} if method == "post" else set())
+            assert wanted <= set(found) and "422" not in found, path
+            if path.startswith(("/v1/chat", "/v1/completions", "/v1/responses")):
+                assert {"500", "503"} <= set(found) and "text/event-stream" in found["200"]["content"]
+            for status in wanted - {"200"}:
+                assert found[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+    error = http.post("/v1/completions", json={}).json()
+    assert set(error) == set(shape["required"]) == {"error"}
+    assert set(error["error"]) == set(document["components"]["schemas"]["ErrorContent"]["required"])
+
+
+def test_a_method_that_is_not_allowed_is_told_which_is(http):
+    refused = http.get("/v1/completions")
+    assert refused.status_code == 405 and refused.headers["Allow"] == "POST"

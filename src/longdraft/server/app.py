@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from longdraft.server import problems
+from longdraft.server import document, problems
 from longdraft.server.formats import ChatFormat, CompletionFormat, usage
 from longdraft.server.page import page
 from longdraft.server.problems import Problem
@@ -42,19 +42,26 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         await service.engine.stop()
         service.templates.close()
 
-    app = FastAPI(title="longdraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = document.Documented(
+        title="longdraft",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=document.ANYWHERE,
+    )
     app.add_exception_handler(Problem, problems.answer_problem)
     app.add_exception_handler(RequestValidationError, problems.answer_validation)
     app.add_exception_handler(HTTPException, problems.answer_http)
     app.add_exception_handler(Exception, problems.answer_unexpected)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=document.answer("chat.completion", "choices") | document.DECODED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         work = await service.chat(body)
         how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, *_with_usage(body))
         return await _answer(service.submit(work), body, how, request)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=document.answer("text_completion", "choices") | document.DECODED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         work = await service.completion(body)
         echo = Delta(service.text(work.prompt)) if body.echo else None
@@ -62,7 +69,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         how = CompletionFormat(*head, work.logprobs, *_with_usage(body), echo=echo, tokens=work.prompt)
         return await _answer(service.submit(work), body, how, request)
 
-    @app.post("/v1/responses")
+    @app.post("/v1/responses", responses=document.answer("response", "output") | document.DECODED)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         work = await service.talk(body, body.messages, body.max_output_tokens)
         how, answer = ResponseFormat(body, work, service), service.submit(work)
@@ -78,27 +85,27 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=document.errors(404))
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return _model(service)
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=document.POSTED)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
         tokens = await service.tokens(body.prompt, body.add_special_tokens)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         service.check_model(body.model)
         return {"prompt": service.text(body.tokens)}
 
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:
         return Response(status_code=200 if service.ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

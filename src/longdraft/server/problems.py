@@ -74,7 +74,9 @@ async def answer_http(request: Request, error: Exception) -> JSONResponse:
     """Errors of the framework: unknown paths and methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
-    return Problem(error.status_code, str(error.detail), code=code).response()
+    response = Problem(error.status_code, str(error.detail), code=code).response()
+    response.headers.update(error.headers or {})  # a 405 says which methods are allowed
+    return response
 
 
 async def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
