@@ -22,7 +22,9 @@ import httpx
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parent.parent / ".venv-clients"))
-KEY, LONG, MOST_S = "a key of the tests", 3000, 240
+KEY, LONG = "a key of the tests", 3000
+EXAMPLES = int(os.environ.get("CLIENT_EXAMPLES", 200))  # of requests that schemathesis makes up for each path
+MOST_S = 240 + EXAMPLES
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):"
 SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
 
@@ -171,6 +173,7 @@ def version(client: Client) -> str:
 def checks_of(client: Client, words: list[str], expected: dict[str, Any]) -> list[dict[str, Any]]:
     """The results that a client's script prints. One that ends otherwise, or prints none, is a failed check."""
     about = {"CLIENT_GIVEN": json.dumps(expected), "CLIENT_FOLDER": str(client.folder), "PYTHONPATH": ""}
+    about["CLIENT_EXAMPLES"] = str(EXAMPLES)
     ended = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | about)
     try:
         out, errors = ended.communicate(timeout=MOST_S)
@@ -193,10 +196,8 @@ def main(names: list[str]) -> int:
     chosen = [c for c in CLIENTS if not names or c.name in names]
     rows, failed = [], False
     with ExitStack() as stack:
-        told = {
-            small: given(stack.enter_context(serving(*((256, 16) if small else (4096, 3500)))))
-            for small in {c.small for c in chosen}
-        }
+        expected = given(stack.enter_context(serving(4096, 3500)))
+        small = stack.enter_context(serving(256, 8)) if any(c.small for c in chosen) else ""
         for client in chosen:
             try:
                 words = prepare(client)
@@ -205,7 +206,7 @@ def main(names: list[str]) -> int:
                 print(f"{client.name} is left out: {reason}", flush=True)
                 continue
             began = time.monotonic()
-            found = checks_of(client, words, told[client.small])
+            found = checks_of(client, words, expected | {"url": small} if client.small else expected)
             for one in found:
                 if one["ok"] is not True:
                     what = "skipped" if one["ok"] is None else "FAILED"
