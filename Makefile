@@ -11,11 +11,13 @@ PAGE := .venv-page
 CHROMIUM ?= $(shell command -v chromium)
 
 .PHONY: help setup demo test test-all test-page lint fix docs bench clean
+.PHONY: help setup demo test test-all test-clients lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make test-page the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
+	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
@@ -56,6 +58,8 @@ test-page:
 	  $(PAGE)/bin/python -m pip install -q --disable-pip-version-check playwright pytest pytest-timeout; }; }; \
 	then echo "test-page: skipped: Playwright cannot be installed"; \
 	else CHROMIUM="$(CHROMIUM)" PYTHONPATH=src:tests/page $(PAGE)/bin/python -m pytest --confcutdir=tests/page tests/page; fi
+test-clients: $(READY)
+	@$(BIN)/python tests/clients/run.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -79,3 +83,4 @@ bench: $(READY)
 
 clean:
 	rm -rf $(VENV) $(PAGE) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

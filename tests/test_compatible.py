@@ -73,7 +73,7 @@ def test_every_part_of_a_stream_can_have_the_usage_so_far(http, body, n):
 def test_the_document_has_every_status_that_a_path_answers(http):
     document = http.get("/openapi.json").json()
     assert "HTTPValidationError" not in document["components"]["schemas"]
-    shape = document["components"]["schemas"]["ErrorBody"]
+    shape = document["components"]["schemas"]["Error"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             found = operation["responses"]
@@ -82,10 +82,10 @@ def test_the_document_has_every_status_that_a_path_answers(http):
             if path.startswith(("/v1/chat", "/v1/completions", "/v1/responses")):
                 assert {"500", "503"} <= set(found) and "text/event-stream" in found["200"]["content"]
             for status in wanted - {"200"}:
-                assert found[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+                assert found[status]["content"]["application/json"]["schema"]["$ref"].endswith("/Error")
     error = http.post("/v1/completions", json={}).json()
     assert set(error) == set(shape["required"]) == {"error"}
-    assert set(error["error"]) == set(document["components"]["schemas"]["ErrorContent"]["required"])
+    assert set(error["error"]) == set(shape["properties"]["error"]["required"])
 
 
 def test_a_method_that_is_not_allowed_is_told_which_is(http):

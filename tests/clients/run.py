@@ -23,8 +23,8 @@ import httpx
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parent.parent / ".venv-clients"))
 KEY, LONG = "a key of the tests", 3000
-EXAMPLES = int(os.environ.get("CLIENT_EXAMPLES", 200))  # of requests that schemathesis makes up for each path
-MOST_S = 240 + EXAMPLES
+EXAMPLES = int(os.environ.get("CLIENT_EXAMPLES", 100))  # of requests that schemathesis makes up for each path
+MOST_S = 240 + 2 * EXAMPLES
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):"
 SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
 
@@ -197,7 +197,7 @@ def main(names: list[str]) -> int:
     rows, failed = [], False
     with ExitStack() as stack:
         expected = given(stack.enter_context(serving(4096, 3500)))
-        small = stack.enter_context(serving(256, 8)) if any(c.small for c in chosen) else ""
+        small = stack.enter_context(serving(256, 16)) if any(c.small for c in chosen) else ""
         for client in chosen:
             try:
                 words = prepare(client)

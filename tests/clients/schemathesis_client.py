@@ -57,7 +57,7 @@ def answers_are_as_documented():
 def good_requests_were_among_them():
     """Each path has answered some with 200: the document leads to requests that the server takes."""
     rates = {path: sum(phase["accepted"] for phase in found.values()) for path, found in report["valid_rates"].items()}
-    assert rates and all(count > 0 for path, count in rates.items() if path != "GET /v1/models/{name}"), rates
+    assert rates and all(rates.values()), rates
 
 
 @check

@@ -1,4 +1,4 @@
-"""What schemathesis may not know from the document: the model's name, and that null is as if a field were not there."""
+"""What schemathesis cannot know from the document: names, and that null is as if a field were not there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import schemathesis
 from common import MODEL
+
+LONGEST_NAME = 256
 
 
 def has_null(value: Any) -> bool:
@@ -15,10 +17,20 @@ def has_null(value: Any) -> bool:
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """A request that could be right is for the model that is here."""
-    if isinstance(body, dict) and isinstance(body.get("model"), str) and len(body["model"]) <= 256:
-        return body | {"model": MODEL}
-    return body
+    """A request that could be right is for the model that is here, or for a method that there is."""
+    named = {"model": MODEL, "method": "lookup"}
+    if not isinstance(body, dict):
+        return body
+    known = {k: v for k, v in named.items() if isinstance(body.get(k), str) and len(body[k]) <= LONGEST_NAME}
+    return body | known | ({"options": {}} if "method" in known and isinstance(body.get("options"), dict) else {})
+
+
+@schemathesis.hook
+def map_path_parameters(context: Any, path_parameters: Any) -> Any:
+    """Every other model is the one that is here."""
+    if path_parameters and "name" in path_parameters and len(str(path_parameters["name"])) % 2:
+        return path_parameters | {"name": MODEL}
+    return path_parameters
 
 
 @schemathesis.hook

@@ -55,13 +55,13 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, problems.answer_http)
     app.add_exception_handler(Exception, problems.answer_unexpected)
 
-    @app.post("/v1/chat/completions", responses=document.answer("chat.completion", "choices") | document.DECODED)
+    @app.post("/v1/chat/completions", responses=document.answer("chat.completion", "choices"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         work = await service.chat(body)
         how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, *_with_usage(body))
         return await _answer(service.submit(work), body, how, request)
 
-    @app.post("/v1/completions", responses=document.answer("text_completion", "choices") | document.DECODED)
+    @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         work = await service.completion(body)
         echo = Delta(service.text(work.prompt)) if body.echo else None
@@ -69,7 +69,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         how = CompletionFormat(*head, work.logprobs, *_with_usage(body), echo=echo, tokens=work.prompt)
         return await _answer(service.submit(work), body, how, request)
 
-    @app.post("/v1/responses", responses=document.answer("response", "output") | document.DECODED)
+    @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         work = await service.talk(body, body.messages, body.max_output_tokens)
         how, answer = ResponseFormat(body, work, service), service.submit(work)
@@ -126,7 +126,7 @@ def _add_page(app: FastAPI, tracer: Tracer) -> None:
     async def methods() -> dict[str, Any]:
         return tracer.methods
 
-    @app.post("/v1/longdraft/trace")
+    @app.post("/v1/longdraft/trace", response_class=StreamingResponse, responses=document.events())
     async def trace(body: TraceRequest) -> Response:
         recording = await tracer.record(body)
         return EventStream(recording, _trace_events(recording))

@@ -5,20 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 
-
-class ErrorContent(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    error: ErrorContent
-
-
+Responses = dict[int | str, dict[str, Any]]
 ABOUT = {
     400: "A field or the body is wrong; the message names it",
     401: "The API key is missing or wrong",
@@ -31,11 +19,21 @@ ABOUT = {
     500: "The server could not complete this request",
     503: "There is no time or memory for this request, or the server is shutting down",
 }
-Responses = dict[int | str, dict[str, Any]]
+TEXT: dict[str, Any] = {"type": "string"}
+STREAM: dict[str, Any] = {"text/event-stream": {}}
+
+
+def _object(**fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+_TEXT_OR_NULL = {"anyOf": [TEXT, {"type": "null"}]}
+ERROR = _object(error=_object(message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL))
 
 
 def errors(*statuses: int) -> Responses:
-    return {status: {"model": ErrorBody, "description": ABOUT[status]} for status in statuses}
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {status: {"description": ABOUT[status], "content": content} for status in statuses}
 
 
 ANYWHERE = errors(401, 421, 429, 431)  # by the guard
@@ -44,16 +42,19 @@ DECODED = POSTED | errors(500, 503)
 
 
 def answer(kind: str, parts: str) -> Responses:
-    """An object with an id and these parts, or as a stream of events."""
-    fields = {"id": {"type": "string"}, "object": {"const": kind}, "model": {"type": "string"}}
-    fields |= {parts: {"type": "array", "items": {"type": "object"}}, "usage": {"type": "object"}}
-    whole = {"schema": {"type": "object", "properties": fields, "required": sorted(fields)}}
-    content = {"application/json": whole, "text/event-stream": {}}
-    return {200: {"description": "The answer; with stream=true, as server-sent events", "content": content}}
+    """An object with an id and these parts, or server-sent events; and errors."""
+    listed = {"type": "array", "items": {"type": "object"}}
+    whole = _object(id=TEXT, object={"const": kind}, model=TEXT, usage={"type": "object"}, **{parts: listed})
+    content = {"application/json": {"schema": whole}} | STREAM
+    return {200: {"description": "The answer; with stream=true, as server-sent events", "content": content}} | DECODED
+
+
+def events() -> Responses:
+    return {200: {"description": "Server-sent events", "content": STREAM}} | DECODED
 
 
 class Documented(FastAPI):
-    """An application whose document has no 422: a body that does not validate is answered with 400."""
+    """Its document has no 422: a body that does not validate is answered with 400, as every error in one shape."""
 
     def openapi(self) -> dict[str, Any]:
         found = super().openapi()
@@ -62,4 +63,5 @@ class Documented(FastAPI):
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
             found["components"]["schemas"].pop(name, None)
+        found["components"]["schemas"]["Error"] = ERROR
         return found
