@@ -156,8 +156,8 @@ def prepare(client: Client) -> list[str]:
 def _run(words: list[str], folder: Path | None = None) -> None:
     found = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     if found.returncode:
-        lines = [line for line in found.stderr.splitlines() if "rror" in line] or ["the installation failed"]
-        raise Missing(lines[0][:160])
+        said = [line for line in found.stderr.splitlines() if "error" in line.lower()]
+        raise Missing(f"the installation failed ({said[0][:160] if said else found.returncode})")
 
 
 def version(client: Client) -> str:
