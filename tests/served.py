@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from longdraft import Session, build, load
+from longdraft import Sampler, Session, build, generate, load
 from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.models.loading import token_ids
+from longdraft.models.text import text_of
 from longdraft.server.run import Server, Settings
 
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last: its hostile.py is not the one here
+
+NEW = 24
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):\n"
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -60,6 +67,10 @@ def url_of(server: Server) -> str:
     return f"http://{host}:{port}"
 
 
+def address(server: Server) -> tuple[str, int]:
+    return server.servers[0].sockets[0].getsockname()[:2]
+
+
 def client(server: Server, **options: Any) -> httpx.Client:
     return httpx.Client(base_url=url_of(server), timeout=60, **options)
 
@@ -69,3 +80,28 @@ def chunks(response: httpx.Response) -> list[dict]:
     lines = [line for line in response.iter_lines() if line]
     assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def asked(**more: Any) -> dict:
+    return {"model": "tiny", "prompt": TEXT, "max_tokens": NEW, "seed": 3, "ignore_eos": True} | more
+
+
+def said(prompt: list[int], sampler: Sampler | None = None, seed: int = 3, eos: Any = (), new: int = NEW) -> str:
+    """What `generate` says."""
+    lm, tokenizer = loaded()
+    [tokens] = generate(lm, [prompt], max_new_tokens=new, sampler=sampler or Sampler(1.0), seed=seed, eos=eos)
+    return text_of(tokenizer, tokens)
+
+
+def tokens_of(text: str) -> list[int]:
+    return token_ids(loaded()[1], text)
+
+
+def quiet(server: Server, most_s: float = 10) -> bool:
+    """Whether nothing runs or waits, soon."""
+    deadline = time.monotonic() + most_s
+    while time.monotonic() < deadline:
+        if not server.engine.open and not server.engine.session.running and not server.engine.session.waiting:
+            return True
+        time.sleep(0.01)
+    return False
