@@ -44,6 +44,9 @@ def serve(
     queue_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the first token.")] = 120.0,
     request_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take in all.")] = 600.0,
     grace_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to finish after SIGTERM.")] = 30.0,
+    client_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a client may take to send a request, or to read an answer.")
+    ] = 30.0,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
     client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
     page: Annotated[bool, typer.Option(help="Show a page at / where one can watch methods draft.")] = True,
@@ -101,6 +104,7 @@ def serve(
         queue_s=queue_seconds,
         request_s=request_seconds,
         grace_s=grace_seconds,
+        client_s=client_seconds,
         most_body=max_body,
         client_requests=client_requests,
         page=page,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import sys
 from collections.abc import Collection
@@ -17,6 +18,7 @@ from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.server.app import create_app
+from longdraft.server.connection import Connection
 from longdraft.server.engine import Engine
 from longdraft.server.guard import Guard
 from longdraft.server.metrics import Metrics
@@ -24,14 +26,15 @@ from longdraft.server.service import Service, Times
 from longdraft.server.traces import Tracer
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
-CONNECTIONS = 1024
+CONNECTIONS = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # each is an open file
 
 
 @dataclass(frozen=True)
 class Settings:
     """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
 
-    page: whether there is a page at /, and traces for it.
+    page: whether there is a page at /, with traces for it. client_s: how long a client may take to send a request, or
+    to read what was sent.
     """
 
     model: str
@@ -43,6 +46,7 @@ class Settings:
     most_new: int = 4096
     queue_s: float = 120.0
     request_s: float = 600.0
+    client_s: float = 30.0
     grace_s: float = 30.0
     most_body: int = 4 << 20
     client_requests: int = 64
@@ -80,7 +84,10 @@ class Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
-                log_level="warning",
+                log_level="error",  # a warning for each malformed request would fill a disk
+                http=Connection,
+                ws="none",
+                proxy_headers=False,  # a client on this machine could choose its address
                 access_log=False,
                 server_header=False,
                 h11_max_incomplete_event_size=HEADERS,
@@ -105,12 +112,16 @@ class Server(uvicorn.Server):
             print(f"longdraft: serving {self.settings.model} at http://{host}:{port}/v1", file=sys.stderr, flush=True)
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # ten ticks are a second
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.close_if_stuck(self.settings.client_s)
         return await super().on_tick(counter) or self.engine.failure is not None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal ends the process at once."""
+        """A second signal ends the process at once. The inherited method would end it by the first one, at last."""
         if self.service.stopping:
             os._exit(1)
         self.service.stopping = True
         asyncio.get_running_loop().call_later(self.settings.grace_s, self.engine.cancel_all)
-        super().handle_exit(sig, frame)
+        self.should_exit = True
