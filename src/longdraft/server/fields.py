@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+MOST_ENTRIES = 300  # of an object whose keys the client chooses
+MOST_FIELDS = 64  # of any other; each unknown one would be an error of its own
 
 
 def encodable(text: str) -> str:
@@ -20,6 +24,16 @@ Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[Text, Field(max_length=256)]
 
 
+def _few(given: Any) -> Any:
+    """Refuses a large object before its entries are looked at."""
+    if isinstance(given, dict) and len(given) > MOST_ENTRIES:
+        raise ValueError(f"{len(given)} entries are too many: give at most {MOST_ENTRIES}")
+    return given
+
+
+FEW = BeforeValidator(_few)
+
+
 class Strict(BaseModel):
     """Types are not converted, unknown fields are errors, and null is as if the field were not there."""
 
@@ -28,4 +42,6 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+            raise ValueError(f"an object has {len(given)} fields: give at most {MOST_FIELDS}")
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from longdraft.server.fields import Name, Strict, Text
+from longdraft.server.fields import FEW, Name, Strict, Text
 from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
 
 MOST_N = 8  # choices of a request
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
-MOST_BIASES = 300
 MOST_MESSAGES = 1000
 MOST_TOKENS = 1 << 31
 SEEDS = 1 << 63
@@ -21,9 +20,11 @@ SEEDS = 1 << 63
 
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # not an error for each of a million wrong ones
+Tokens = Annotated[TokenIds, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias], FEW]
 
 
 class StreamOptions(Strict):
@@ -44,16 +45,14 @@ class Sampling(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    logit_bias: Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias], Field(max_length=MOST_BIASES)] = (
-        Field(default_factory=dict)
-    )
+    logit_bias: Biases = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_N)] = 1
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Name | None = None
-    metadata: Annotated[dict[Name, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] = Field(
+    metadata: Annotated[dict[Name, Annotated[Text, Field(max_length=512)]], FEW, Field(max_length=16)] = Field(
         default_factory=dict
     )
     store: Literal[False] = False
@@ -167,4 +166,4 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    tokens: Annotated[TokenIds, Field(max_length=1 << 20)]

@@ -20,7 +20,7 @@ from longdraft.methods import METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
-from longdraft.server.fields import Name, Strict, Text
+from longdraft.server.fields import FEW, Name, Strict, Text
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_TOKENS, SEEDS
 from longdraft.server.service import Service
@@ -34,7 +34,7 @@ class TraceRequest(Strict):
     document: Text = ""
     prompt: Text
     method: Name
-    options: Annotated[dict[Name, Name], Field(max_length=32)] = Field(default_factory=dict)
+    options: Annotated[dict[Name, Name], FEW, Field(max_length=32)] = Field(default_factory=dict)
     max_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] = 128
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
