@@ -50,6 +50,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         redoc_url=None,
         responses=document.ANYWHERE,
     )
+    app.router.redirect_slashes = False  # a redirection would repeat the client's Host header
     app.add_exception_handler(Problem, problems.answer_problem)
     app.add_exception_handler(RequestValidationError, problems.answer_validation)
     app.add_exception_handler(HTTPException, problems.answer_http)
@@ -99,7 +100,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         service.check_model(body.model)
-        return {"prompt": service.text(body.tokens)}
+        return {"prompt": await asyncio.to_thread(service.text, body.tokens)}
 
     @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-
 MOST_ENTRIES = 300  # of an object whose keys the client chooses
 MOST_FIELDS = 64  # of any other; each unknown one would be an error of its own
 

@@ -64,6 +64,8 @@ class Guard:
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
                 return Problem(415, "the body must be JSON: send Content-Type: application/json")
+            if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+                return Problem(415, "compressed bodies are not read here: send it without Content-Encoding")
             length = headers.get(b"content-length", b"0")
             if not length.isdigit() or int(length[:20]) > self.most_body:
                 return self._too_large()

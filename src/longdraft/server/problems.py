@@ -55,8 +55,9 @@ def of_validation(error: RequestValidationError) -> Problem:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "this field is unknown or not supported here: leave it out"
-    if first["type"] in ("json_invalid", "model_attributes_type", "missing") and name in (None, "0"):
-        message = "the body must be a JSON object"
+    whole = first["type"] in ("model_attributes_type", "missing") and name in (None, "0")
+    if first["type"] == "json_invalid" or whole:  # the name of the former is a position
+        name, message = None, "the body must be a JSON object"
     return Problem(400, f"{name}: {message}" if name else message, name)
 
 
