@@ -53,7 +53,8 @@ class RowPool:
     @property
     def entering(self) -> Request | None:
         """The request whose prompt is being read."""
-        return None if self.reading is None else self.reading.request
+        reading = self.reading  # another thread may ask while the prompt begins to run
+        return None if reading is None else reading.request
 
     @property
     def free(self) -> int:
@@ -62,7 +63,8 @@ class RowPool:
     @property
     def needed(self) -> int:
         """Slots that the requests in rows may fill."""
-        return sum(r.need for r in self.requests) + (self.entering.need if self.entering else 0)
+        entering = self.entering
+        return sum(r.need for r in self.requests) + (entering.need if entering else 0)
 
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after what is known of it."""

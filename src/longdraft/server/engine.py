@@ -128,7 +128,7 @@ class Engine:
         if task is None and not busy:
             self._work.wait()
             self._work.clear()
-        if busy and (events := self.session.step()):
+        if events := self.session.step():  # without requests too: what was cancelled while it waited ends here
             self._loop.call_soon_threadsafe(self._deliver, events)
         if task is not None and not task.step():
             self._loop.call_soon_threadsafe(self._drop, task)
