@@ -70,7 +70,9 @@ class PrefixCache:
         known = self._known(tokens)
         before = known[-1].number if known else 0
         self._shapes = row.shapes
-        for at in range(len(known), len(tokens) // self.block):
+        for at in range(len(known), min(len(tokens) // self.block, self.most)):
+            while len(self._blocks) >= self.most:  # before it is added, so that there is no moment with too many
+                self._blocks.popitem(last=False)
             span = slice(at * self.block, (at + 1) * self.block)
             stored = {layer: row.stored(layer, 0) for layer in row.layers}
             layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
@@ -78,8 +80,6 @@ class PrefixCache:
             self._blocks[before, tuple(tokens[span])] = Block(self._count, layers)
             before = self._count
         self._known(tokens)  # a block is used no less recently than those after it
-        while len(self._blocks) > self.most:
-            self._blocks.popitem(last=False)
 
     def _known(self, tokens: list[int]) -> list[Block]:
         """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""
