@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
 from longdraft.server.templates import Templates
 
 T = TypeVar("T")
+LONG = 1 << 16  # characters
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Service:
         self.engine, self.tokenizer, self.model, self.metrics = engine, tokenizer, model, metrics
         self.times, self.most_new, self.stopping, self.created = times, most_new, False, int(time())
         self.templates = Templates()
+        self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
     @property
@@ -169,11 +172,12 @@ class Service:
 
     async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
-        return await self.aside(chat_tokens, self.tokenizer, messages, tools, self.templates.render)
+        size = sum(len(m["content"]) for m in messages)
+        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render)
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it."""
-        return await self.aside(lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
+        return await self.aside(len(text), lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
 
     def text(self, tokens: list[int]) -> str:
         if any(t >= self.target.vocab for t in tokens):
@@ -246,9 +250,10 @@ class Service:
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
 
-    async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
-        """The result of a call that takes long, outside the event loop's thread. InputError becomes a Problem."""
+    async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
+        """The result of a call on so many characters, outside the event loop's thread. InputError becomes a Problem."""
         try:
-            return await asyncio.to_thread(call, *arguments)
+            async with self._one_long if size > LONG else nullcontext():
+                return await asyncio.to_thread(call, *arguments)
         except InputError as error:
             raise Problem(400, str(error)) from None

@@ -145,7 +145,7 @@ class Tracer:
             spec = MethodSpec(body.method, body.method, dict(body.options), self.weights)
             ends = service.target.end_tokens
             request = make_request(service.target, service.room, prompt, limit, seed, ends, sampler, None, False)
-            race = await service.aside(self._race, spec, request)
+            race = await service.aside(0, self._race, spec, request)
             recording = Recording(race, service.times.request_s)
             service.engine.alternate(recording)
         except Busy as error:
