@@ -218,7 +218,7 @@ def _wide(rng: Random, most: int) -> Shot:
     return Shot("wide JSON", request(path, _json(body | {name: rng.choice(wide)})))
 
 
-def _large(rng: Random, most: int) -> Shot:
+def large(rng: Random, most: int) -> Shot:
     path, body = _body(rng)
     data = _json(body | {"user": "x" * (10 << 20)})
     if rng.random() < 0.5:
@@ -284,7 +284,7 @@ def _leaving(rng: Random, most: int) -> Shot:
 
 
 MAKERS: dict[Callable[[Random, int], Shot], int] = {
-    _valid: 22, _types: 24, _odd: 14, _deep: 4, _wide: 1, _large: 1, _headers: 6, _kinds: 4, _packed: 2, _routes: 10,
+    _valid: 22, _types: 24, _odd: 14, _deep: 4, _wide: 1, large: 1, _headers: 6, _kinds: 4, _packed: 2, _routes: 10,
     _broken: 8, _leaving: 4,
 }  # fmt: skip
 

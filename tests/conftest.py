@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from longdraft.ops import native
 
 pytest.register_assert_rewrite("checks", "structure")
 pytest_plugins = ["place"]
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, because tests have a hostile.py too
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)

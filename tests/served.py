@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,8 +17,6 @@ from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.models.loading import token_ids
 from longdraft.models.text import text_of
 from longdraft.server.run import Server, Settings
-
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last: its hostile.py is not the one here
 
 NEW = 24
 TEXT = "import os\n\ndef walk(path):\n    for name in os.listdir(path):\n"

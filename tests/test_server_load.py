@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import os
+import signal
 import socket
-import threading
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-import torch
-from served import TEXT, asked, chunks, client, quiet, said, serving, tokens_of, url_of
+from attacks import crowd, drip, fire_all, leave_in_mid_stream, post, request, stream
+from served import TEXT, address, asked, chunks, client, quiet, serving, url_of
+from server_process import ServerProcess
+from steps_after import StepsAfter
 
-from longdraft.drafters import Drafter
-from longdraft.ops.threads import pin, release
+from longdraft import Sampler
+from longdraft.engine.requests import Request
+from longdraft.engine.row_pool import Reading, RowPool
+from longdraft.server import run
+from longdraft.server.connection import Connection
+from longdraft.server.engine import Engine
+from longdraft.server.problems import Problem
 from longdraft.server.run import Server
 
 
@@ -69,91 +80,166 @@ def test_a_request_that_takes_too_long_ends():
         assert quiet(server)
 
 
-class Failing(Drafter):
-    """Fails at a prompt that has a certain token."""
-
-    def grow(self, tree, seqs, limits):
-        if any(7 in seqs.tokens[b, :n].tolist() for b, n in enumerate(seqs.length.tolist())):
-            raise RuntimeError("secret details")
-        return tree
+# Many clients, and clients that leave ---------------------------------------------------------------------------------
 
 
-def test_one_failure_is_an_error_and_the_server_goes_on():
-    with serving(drafter=Failing()) as server, client(server) as http:
-        bad = http.post("/v1/completions", json=asked(prompt=[5, 7, 9]))
-        assert bad.status_code == 500 and "secret" not in bad.text
-        assert http.post("/v1/completions", json=asked()).json()["choices"][0]["text"] == said(tokens_of(TEXT))
-        assert http.get("/health").status_code == 200
+def overloaded(clients: int = 60) -> Counter[str]:
+    """What so many clients get that come at once to a short queue and come back when they are told to."""
+    with serving(client_requests=256) as server:
+        found = crowd(address(server), clients, clients, 8)[1]
+        assert quiet(server)
+    return found
 
 
-class Fatal(Drafter):
-    """Ends the decoding thread."""
-
-    def grow(self, tree, seqs, limits):
-        raise SystemExit(3)
+def test_overload_answers_everybody():
+    found = overloaded()
+    assert found["200"] == 60 and found["429"] and set(found) == {"200", "429"}
 
 
-def test_a_failure_for_good_ends_the_server_with_a_status():
-    with serving(drafter=Fatal()) as server, client(server) as http:
-        assert http.post("/v1/completions", json=asked()).status_code == 500
-        deadline = time.monotonic() + 10
-        while getattr(server, "status", None) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert isinstance(server.engine.failure, SystemExit) and server.status == 1
+def test_an_answer_without_retry_after_is_noticed(monkeypatch):
+    monkeypatch.setattr(Problem, "headers", {})
+    assert overloaded(40)["429 without Retry-After"]
 
 
-def test_a_stopping_server_ends_its_streams_properly():
-    with serving(grace_s=0.2) as server, client(server) as http:
-        ended: list[list[dict]] = []
+def left(server: Server, count: int) -> StepsAfter:
+    """Let so many clients leave in mid-stream; nothing of them is left."""
+    session = server.engine.session
+    with StepsAfter().watching(server) as watch, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda i: leave_in_mid_stream(address(server), i, 200), range(count))) == {200}
+        assert quiet(server, 5), "requests run although their clients have left"
+    assert not watch.open and watch.ended >= count // 2, "the server has not seen that clients left"
+    assert watch.most <= 2, "work went on"
+    assert session.running == session.needed == 0 and session.prefixes is not None and session.prefixes.used <= 1
+    return watch
 
-        def ask() -> None:
-            with (
-                client(server) as mine,
-                mine.stream("POST", "/v1/completions", json=asked(stream=True, max_tokens=250)) as r,
-            ):
-                ended.append(chunks(r))
 
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for t in threads:
-            t.start()
-        while server.engine.open < 3:
+def test_clients_that_leave_leave_nothing(server):
+    left(server, 50)
+
+
+@pytest.mark.parametrize("fault", ["not cancelled", "cancelled late"])
+def test_work_for_clients_that_left_is_noticed(fault, monkeypatch):
+    with serving(session={"queue": 64}) as server:
+        if fault == "not cancelled":
+            monkeypatch.setattr(Engine, "forget", lambda self, stream: self._streams.pop(stream.id, None))
+        else:
+            turn, at_once = iter(range(1 << 30)), server.engine.session._end_cancelled
+            server.engine.session._end_cancelled = lambda: at_once() if next(turn) % 9 == 0 else None
+        with pytest.raises(AssertionError, match=r"left|work went on"):
+            left(server, 8)
+
+
+@pytest.mark.parametrize("how", ["silent", "headers", "body"])
+def test_a_slow_client_is_not_waited_for(how, monkeypatch):
+    with serving(client_s=0.5) as server:
+        assert drip(address(server), how, 8) is not None
+        monkeypatch.setattr(Connection, "close_if_stuck", lambda self, most_s: None)
+        assert drip(address(server), how, 3) is None  # the check can fail
+
+
+def test_a_client_that_does_not_read_is_not_waited_for():
+    with serving(client_s=0.5) as server, socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect(address(server))
+        body = asked(n=8, max_tokens=200, logprobs=20, stream=True)
+        s.sendall(request("/v1/completions", json.dumps(body).encode()))
+        while not server.engine.open:
             time.sleep(0.001)
-        server.service.stopping = True
-        assert http.get("/health").status_code == 503
-        assert http.post("/v1/completions", json=asked()).status_code == 503
-        server.engine.cancel_all()
-        for t in threads:
-            t.join(20)
-        assert len(ended) == 3
-        assert all("error" in parts[-1] or parts[-1]["choices"][0]["finish_reason"] for parts in ended)
+        deadline = time.monotonic() + 20
+        while server.server_state.connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not server.server_state.connections and quiet(server)
 
 
-class Where(Drafter):
-    """Notes how the decoding thread may run."""
-
-    found: tuple[int, set[int]] = 0, set()
-
-    def grow(self, tree, seqs, limits):
-        tasks = [int(t.name) for t in Path("/proc/self/task").iterdir()]
-        Where.found = torch.get_num_threads(), set().union(*(os.sched_getaffinity(t) for t in tasks if t not in before))
-        return tree
-
-
-before: set[int] = set()
+@pytest.mark.parametrize("fault", [False, True])
+def test_idle_connections_keep_nobody_out(fault, monkeypatch):
+    monkeypatch.setattr(run, "CONNECTIONS", 12)
+    if fault:
+        monkeypatch.setattr(Connection, "owed", False)
+    with serving() as server, contextlib.ExitStack() as opened:
+        for _ in range(30):
+            opened.enter_context(socket.create_connection(address(server)))
+        with client(server) as http:
+            assert http.get("/health").status_code == (503 if fault else 200)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
-def test_decoding_does_not_share_the_processor_of_the_thread_that_loaded_the_model():
-    """The loading thread is pinned, and a thread that it starts would inherit its one processor."""
-    count = torch.get_num_threads()
-    try:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-        pin()
-        before.update(int(t.name) for t in Path("/proc/self/task").iterdir())
-        with serving(drafter=Where()) as server, client(server) as http:
-            assert http.post("/v1/completions", json=asked()).status_code == 200
-        threads, places = Where.found
-        assert threads == torch.get_num_threads() and len(places) == threads
-    finally:
-        release()
-        torch.set_num_threads(count)
+def test_small_writes_are_not_held_back(server):
+    with client(server) as http:
+        http.get("/health")
+        for connection in server.server_state.connections:
+            place = connection.transport.get_extra_info("socket")
+            assert place.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_short_texts_do_not_wait_for_long_ones(server):
+    lock, loop = server.service._one_long, server.engine._loop
+    assert loop is not None
+    with ThreadPoolExecutor(1) as pool, client(server) as http:
+        asyncio.run_coroutine_threadsafe(lock.acquire(), loop).result(10)
+        long = pool.submit(post, address(server), "/tokenize", {"prompt": "a b " * 20_000})
+        assert http.post("/tokenize", json={"prompt": TEXT}).status_code == 200 and not long.done()
+        loop.call_soon_threadsafe(lock.release)
+        assert long.result()[0] == 200
+
+
+# Ends ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_request_ends_even_if_nothing_runs():
+    with serving() as server, ThreadPoolExecutor(1) as pool:
+        server.engine.session._next = lambda: None  # type: ignore[method-assign]
+        found = pool.submit(post, address(server), "/v1/completions", asked(), 20)
+        while not server.engine.open:
+            time.sleep(0.001)
+        server.engine._loop.call_soon_threadsafe(server.engine.cancel_all)
+        assert found.result()[0] == 503
+
+
+class Beginning(RowPool):
+    """Whose entering prompt begins to run whenever someone looks at it."""
+
+    def __init__(self) -> None:
+        self.requests, self.looks = [], iter([Reading(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
+
+    reading = property(lambda self: next(self.looks, None))  # type: ignore[assignment]
+
+
+def test_a_look_at_a_row_that_begins_to_run_cannot_fail():
+    """/metrics is answered by another thread."""
+    assert Beginning().needed == 4
+    assert Beginning().entering is not None
+
+
+def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
+    """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the full counts."""
+    with ServerProcess(tmp_path, "--grace-seconds", "0.5", "--max-new-tokens", "1900") as server:
+        for seed in (1, 2):
+            before = server.rss_mb
+            assert [a.bad for a in fire_all(server.address, 300, seed) if a.bad] == []
+        assert server.settle() and server.rss_mb < 1.1 * before and server.open_files < 40 and server.errors == 0
+        with ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(stream, server.address, 1900 if i % 2 else 20) for i in range(8)]
+            time.sleep(0.5)
+            server.send(signal.SIGTERM)
+            assert server.process.wait(30) == 0
+            ends = [f.result() for f in running]
+        assert all(e.proper for e in ends) and any(e.error for e in ends) and any(e.finish for e in ends)
+        assert server.written == [] and server.errors == 0
+
+
+@pytest.mark.full
+def test_the_benchmark_of_attacks_runs(tmp_path):
+    words = ["--requests", "300", "--clients", "40", "--disconnects", "30", "--soak", "8"]
+    script = Path(__file__).parent.parent / "benchmarks" / "hostile.py"
+    run = [sys.executable, str(script), "--out", str(tmp_path / "out.jsonl"), *words]
+    subprocess.run(run, check=True, capture_output=True, timeout=280)
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    fuzz, ended = found["fuzz"], found["signals"]
+    assert fuzz["bad_count"] == fuzz["tracebacks"] == 0 and fuzz["revealed"] == []
+    assert fuzz["slow_closed"] == fuzz["slow_clients"] and abs(fuzz["rss_change"]) < 0.1
+    assert set(found["overload"]["answers"]) == {"200", "429"}
+    assert found["disconnects"]["most_steps_after"] <= 2 and found["disconnects"]["left_open"] == 0
+    assert (ended["status"], ended["second_status"], ended["written"]) == (0, 1, [])
+    assert ended["ended_properly"] == ended["streams"] and ended["second_signal_s"] < 2
+    assert found["soak"]["settled"] and found["soak"]["rows_after"] == found["soak"]["slots_after"] == 0
+    assert all(how.endswith((": fine", ": 200", ": proper")) for how in found["soak"]["outcomes"])
