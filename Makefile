@@ -10,14 +10,14 @@ NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h
 PAGE := .venv-page
 CHROMIUM ?= $(shell command -v chromium)
 
-.PHONY: help setup demo test test-all test-page lint fix docs bench clean
-.PHONY: help setup demo test test-all test-clients lint fix docs bench clean
+.PHONY: help setup demo test test-all test-server test-page test-clients lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
-	@echo "make test-page the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
+	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
+	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
@@ -58,8 +58,12 @@ test-page:
 	  $(PAGE)/bin/python -m pip install -q --disable-pip-version-check playwright pytest pytest-timeout; }; }; \
 	then echo "test-page: skipped: Playwright cannot be installed"; \
 	else CHROMIUM="$(CHROMIUM)" PYTHONPATH=src:tests/page $(PAGE)/bin/python -m pytest --confcutdir=tests/page tests/page; fi
+
 test-clients: $(READY)
 	@$(BIN)/python tests/clients/run.py
+
+test-server: $(READY)
+	@$(BIN)/python benchmarks/hostile.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
