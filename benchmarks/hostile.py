@@ -259,6 +259,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="fuzz,overload,disconnects,signals,soak")
     given = parser.parse_args()
+    about = {"task": "hostile", "model": "bundled", "method": "vegas", "seed": given.seed, "device": processor()}
+    about |= {"versions": versions(), **checkout(), "command": command(), "time": now()}
     chosen, figures, client_s = given.only.split(","), dict[str, Figures](), 5.0
     options = ("--batch", str(ROWS), "--queue", str(QUEUE), "--client-requests", "512", "--prefix-tokens", "8192")
     with tempfile.TemporaryDirectory() as folder:
@@ -274,9 +276,7 @@ def main() -> int:
                 figures["soak"] = soak(server, given.soak, given.seed)
         if "disconnects" in chosen:
             figures["disconnects"] = disconnects(given.disconnects)
-    about = {"task": "hostile", "model": "bundled", "method": "vegas", "seed": given.seed, "device": processor()}
-    record = about | {"versions": versions(), **checkout(), "command": command(), "time": now()} | figures
-    RecordFile(given.out).append(record)
+    RecordFile(given.out).append(about | figures)
     table = Table("part", "figure", "value")
     for part, found in figures.items():
         for key, value in found.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from attacks import crowd, drip, fire_all, leave_in_mid_stream, post, request, stream
+from hostile_table import table
 from served import TEXT, address, asked, chunks, client, quiet, serving, url_of
 from server_process import ServerProcess
 from steps_after import StepsAfter
@@ -225,6 +226,15 @@ def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
             ends = [f.result() for f in running]
         assert all(e.proper for e in ends) and any(e.error for e in ends) and any(e.finish for e in ends)
         assert server.written == [] and server.errors == 0
+
+
+def test_the_table_of_the_page_is_from_the_record():
+    root = Path(__file__).parent.parent
+    record = json.loads(next(root.glob("benchmarks/records/*-hostile.jsonl")).read_text(encoding="utf-8"))
+    page = (root / "docs" / "server.md").read_text(encoding="utf-8")
+    assert table(record) in page
+    record["fuzz"]["bad_count"] = 1
+    assert table(record) not in page
 
 
 @pytest.mark.full

@@ -1,0 +1,59 @@
+"""The table of docs/server.md from a record of benchmarks/hostile.py: python benchmarks/hostile_table.py RECORD"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was done, and what was found."""
+    fuzz, over, left = record["fuzz"], record["overload"], record["disconnects"]
+    ends, soak, done = record["signals"], record["soak"], f"{record['fuzz']['requests']:,}"
+    known = {
+        k: f"{soak[k]['second_fifth']:.0f} and {soak[k]['last_fifth']:.0f}" for k in ("rss_mb", "threads", "files")
+    }
+    return [
+        (
+            f"{done} malformed, oversized and odd requests, beside {fuzz['slow_clients']} slow clients",
+            f"{fuzz['bad_count']} answers of 500 or more, hangs or connections closed without cause; "
+            f"resident memory {fuzz['rss_change']:+.1%}; {fuzz['slow_closed']} slow clients closed",
+        ),
+        (
+            f"{over['clients']} clients at once, {over['rows']} rows, a queue of {over['queue']}, {over['repeats']}x",
+            f"{over['answers']['200']} answers, {over['answers']['429']:,} times 429 with Retry-After, nothing else; "
+            f"{over['share']:.0%} of the throughput of {over['rows']} clients",
+        ),
+        (
+            f"{left['disconnects']:,} clients that leave in mid-stream",
+            f"{left['most_steps_after']} steps at most begin after the server saw it; {left['rows_after']} rows and {left['slots_after']} "
+            f"slots in use afterwards; resident memory {left['rss_change']:+.1%}",
+        ),
+        (
+            "`kill -9` and a restart",
+            f"ready after {ends['loaded_again_s']:.1f} s (at first {ends['loaded_s']:.1f}); "
+            f"{len(ends['written'])} files written",
+        ),
+        (
+            f"SIGTERM during {ends['streams']} streams; a second one",
+            f"{ends['ended_properly']} end properly, {ends['ended_with_an_error']} of them with an error event after "
+            f"the grace time; status {ends['status']}; the second ends it within {ends['second_signal_s']:.1f} s",
+        ),
+        (
+            f"{soak['seconds'] / 60:.0f} min of streams, leaving clients, malformed requests, long and known prompts",
+            f"{sum(soak['outcomes'].values()):,} requests, none failed; in the second and the last fifth of the time "
+            f"{known['rss_mb']} MB, {known['threads']} threads, {known['files']} open files; "
+            f"afterwards {soak['rows_after']:.0f} rows in use",
+        ),
+    ]
+
+
+def table(record: dict[str, Any]) -> str:
+    lines = ["| what was done | what was found |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows(record))]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()[-1])), end="")
