@@ -26,7 +26,8 @@ from longdraft.server.service import Service, Times
 from longdraft.server.traces import Tracer
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
-CONNECTIONS = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # each is an open file
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # each connection is one; without a limit it is -1
+CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 
 
 @dataclass(frozen=True)
