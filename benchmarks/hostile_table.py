@@ -28,7 +28,8 @@ def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             f"{left['disconnects']:,} clients that leave in mid-stream",
-            f"{left['most_steps_after']} steps at most begin after the server saw it; {left['rows_after']} rows and {left['slots_after']} "
+            f"{left['most_steps_after']} steps at most begin after the server saw it; "
+            f"{left['rows_after']} rows and {left['slots_after']} "
             f"slots in use afterwards; resident memory {left['rss_change']:+.1%}",
         ),
         (
