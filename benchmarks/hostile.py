@@ -24,7 +24,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from attacks import crowd, drip, fire, fire_all, leave_in_mid_stream, post, revealed, shots, stream
+from attacks import shots
+from clients import crowd, drip, fire, fire_all, leave_in_mid_stream, post, revealed, stream
 from rich.console import Console
 from rich.table import Table
 from server_process import ServerProcess

@@ -8,7 +8,8 @@ from random import Random
 
 import httpx
 import pytest
-from attacks import Answer, Shot, fire, fire_all, large, revealed, shots
+from attacks import Shot, large, shots
+from clients import Answer, fire, fire_all, revealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from served import address, client, quiet, serving

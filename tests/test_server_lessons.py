@@ -18,7 +18,8 @@ from typing import Any
 import hostile
 import httpx
 import pytest
-from attacks import INSIDE, PATHS, post
+from attacks import PATHS
+from clients import INSIDE, post
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from served import address, asked, client, loaded, quiet, serving, url_of

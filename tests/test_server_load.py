@@ -18,7 +18,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from attacks import crowd, drip, fire_all, leave_in_mid_stream, post, request, stream
+from attacks import request
+from clients import crowd, drip, fire_all, leave_in_mid_stream, post, stream
 from hostile_table import table
 from served import TEXT, address, asked, chunks, client, loaded, quiet, serving, url_of
 from server_process import ServerProcess
