@@ -250,7 +250,7 @@ def test_the_table_of_the_page_is_from_the_record():
 
 @pytest.mark.full
 def test_the_benchmark_of_attacks_runs(tmp_path):
-    words = ["--requests", "300", "--clients", "40", "--disconnects", "30", "--soak", "8"]
+    words = ["--requests", "200", "--clients", "32", "--disconnects", "20", "--soak", "5"]
     script = Path(__file__).parent.parent / "benchmarks" / "hostile.py"
     run = [sys.executable, str(script), "--out", str(tmp_path / "out.jsonl"), *words]
     subprocess.run(run, check=True, capture_output=True, timeout=280)
