@@ -124,7 +124,7 @@ def test_a_draft_that_finds_nothing_is_no_refusal():
 
 def test_drafting_that_is_never_turned_off_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
-    monkeypatch.setattr(Pace, "shape", lambda self: (7, UNBOUNDED))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: (7, UNBOUNDED))
     with pytest.raises(AssertionError):
         test_text_that_drafts_badly_costs_two_percent_at_most(True, monkeypatch)
 
@@ -159,7 +159,7 @@ def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatc
     """Depths, widths, and steps with and without captures, drawn at random instead of chosen by cost."""
     draws = torch.Generator().manual_seed(3)
 
-    def shape(self: Pace) -> tuple[int, int]:
+    def shape(self: Pace, captured: bool) -> tuple[int, int]:
         depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
         return depth - 1, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # -1: no draft, but captures
 
@@ -296,7 +296,7 @@ def test_a_cost_model_that_ignores_ranks_is_caught(monkeypatch):
 @each_method
 def test_every_method_drafts_as_narrow_as_it_is_asked_to(method, monkeypatch):
     """A drafter that overlooks the width would be tried at it again and again."""
-    monkeypatch.setattr(Pace, "shape", lambda self: (3, 2))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: (3, 2))
     seen = []
 
     class Watched(AdaptiveDraft):

@@ -98,7 +98,7 @@ def test_rounds_that_were_left_out_are_caught_up(monkeypatch):
     """Whatever it saw, before a draft the ring is what it is when every round is seen."""
     off, unseen = (0, UNBOUNDED), (CAPTURE, UNBOUNDED)
     shapes = cycle([off, off, off, unseen, (2, UNBOUNDED), (3, 2), off, unseen, (1, 1)])
-    monkeypatch.setattr(Pace, "shape", lambda self: next(shapes))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: next(shapes))
     lm = tiny.target("llama")
     drafter = Watched(lm, random_dflash(lm, 0, slots=4), 30, window=9)
     check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 48)

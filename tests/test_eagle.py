@@ -98,7 +98,7 @@ def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
             (1, 1),
         ]
     )
-    monkeypatch.setattr(Pace, "shape", lambda self: next(shapes))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: next(shapes))
     lm = tiny.target("llama")
     drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, 512)
     check_lossless(lambda t: AdaptiveDraft(drafter), "llama", SAMPLERS["T=1"], (30,), 24)

@@ -192,7 +192,7 @@ def test_steps_that_were_left_out_are_caught_up(monkeypatch):
     """Also where more were missed than the window has room for: what was left out is not seen."""
     shapes = [(0, UNBOUNDED)] * 8 + [(CAPTURE, UNBOUNDED), (2, UNBOUNDED), (1, 1), (0, UNBOUNDED), (3, 2)]
     steps = cycle(shapes)
-    monkeypatch.setattr(Pace, "shape", lambda self: next(steps))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: next(steps))
     drafter, _ = watch(window=5, adaptive=True)
     assert drafter.checked > 3 and int(drafter.since.max()) > 0
 

@@ -243,7 +243,7 @@ def test_every_drafter_reports_what_it_reads(method, monkeypatch):
                 seen.append(inner.reads(seqs, depth) / bytes_read(lm, seqs.cache) / depth)
             return super().end(inner, seqs, tree, depth, captured)
 
-    monkeypatch.setattr(Pace, "shape", lambda self: (3, UNBOUNDED))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: (3, UNBOUNDED))
     drafter = BUILD[method](lm)
     adaptive = AdaptiveDraft(drafter.drafters[0].inner if isinstance(drafter, Auto) else drafter, Spy(lm))
     generate(lm, tiny.prompts(70, 31), adaptive, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)

@@ -85,7 +85,7 @@ def test_a_small_model_reads_the_end_of_a_long_prompt_and_only_when_it_drafts(po
 
 @torch.inference_mode()
 def test_who_never_drafts_reads_nothing(monkeypatch):
-    monkeypatch.setattr(Pace, "shape", lambda self: (0, 1 << 30))
+    monkeypatch.setattr(Pace, "shape", lambda self, captured: (0, 1 << 30))
     small = spy()
     drafter = AdaptiveDraft(SmallModelDrafter(small, Full(), [1, 1], tail=TAIL))
     generate(tiny.target("llama"), tiny.prompts(200), drafter, max_new_tokens=30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.cost_model import ranks
 from longdraft.drafters.adaptive.pace import PLAIN, PROBE, Pace
@@ -25,6 +27,7 @@ class AdaptiveDraft(Combined):
 
     def start(self, seqs: Sequences) -> None:
         self.paces: dict[int, Pace] = {}
+        self.plains: dict[int, deque[float]] = {}  # costs of plain steps, as in `paces`
         self.pace = self._pace_for(len(seqs.length))
         self.asked: int | None = None  # depth of the current step; None: it is not measured
         self.costs = self.given
@@ -37,7 +40,14 @@ class AdaptiveDraft(Combined):
             made = self.paces[size] = Pace(self.max_depth, self.probe, self.inner.is_chain)
             if len(self.paces) > 1:
                 made.model.learn(self.pace.model)
+            made.model.plain = self.plains.setdefault(size, made.model.plain)
         return self.paces[size]
+
+    def share(self, other: AdaptiveDraft) -> None:
+        """Measure plain steps together with another drafter of the same target, from now on."""
+        self.plains = other.plains
+        for size, pace in self.paces.items():
+            pace.model.plain = self.plains.setdefault(size, pace.model.plain)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         """What was measured stays; the next step drafts nothing and is not measured."""
@@ -52,7 +62,7 @@ class AdaptiveDraft(Combined):
             return tree
         self.live = (~seqs.done).tolist()
         self.pace = self._pace_for(sum(self.live))
-        (self.asked, self.width), self.depth = self.pace.shape(), 0
+        (self.asked, self.width), self.depth = self.pace.shape(captured=self.asked != PLAIN), 0
         if self.asked > 0:
             self.inner.ready(seqs)  # reading the prompt is not a cost of this step's shape
         self.costs.begin()

@@ -31,7 +31,7 @@ class Auto(Combined):
         self.now.ready(seqs)
 
     def start(self, seqs: Sequences) -> None:
-        """Start all drafters. The first one tried measures plain steps for all; the others begin with their probes."""
+        """Start all drafters. Plain steps that one of them measures are known to all."""
         super().start(seqs)
         self.waiting, self.tried, self.trying = list(self.drafters), [], True
         longest = int(seqs.limit.max()) if len(seqs.limit) else 0
@@ -39,8 +39,7 @@ class Auto(Combined):
         self._try_next(seqs)
         self.fresh = False  # the first step drafts nothing anyway
         for d in self.drafters:
-            if d is not self.now:
-                d.pace.model.plain, d.pace.plan = self.now.pace.model.plain, d.pace.plan[3:]
+            d.share(self.drafters[0])
 
     def _try_next(self, seqs: Sequences) -> None:
         """Switch to the next drafter that could pay; if there is none, to the best that was tried."""

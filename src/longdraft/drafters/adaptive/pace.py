@@ -41,11 +41,13 @@ class Pace:
         first = self.probe if self.chain else 1  # a deep tree could cost many plain steps
         self.plan = [(PLAIN, 1), (PLAIN, 1), (CAPTURE, 1), (first, UNBOUNDED), (self.probe, 1)]
 
-    def shape(self) -> tuple[int, int]:
-        """Depth and width of the next draft."""
+    def shape(self, captured: bool = False) -> tuple[int, int]:
+        """Depth and width of the next draft. captured: whether the step before has captured what a draft needs."""
         if self.off:
             self.off -= 1
             return PLAIN, UNBOUNDED
+        while self.plan and self._is_known(self.plan[0][0], captured):
+            self.plan.pop(0)
         if self.plan:
             depth, width = self.plan.pop(0)
             width = width if width < self.model.widest else UNBOUNDED
@@ -62,6 +64,10 @@ class Pace:
         self.model.halve()
         self.plan, self.glancing = [(CAPTURE, 1), (GLANCE, narrow)], True
         return PLAIN, UNBOUNDED
+
+    def _is_known(self, step: int, captured: bool) -> bool:
+        """Whether a planned step would bring nothing: plain steps may have been measured with another drafter."""
+        return len(self.model.plain) > 1 if step == PLAIN else step == CAPTURE and captured
 
     def _recheck(self, depth: int, width: int) -> tuple[int, int]:
         """This shape; every RECHECK steps another width of this depth or a plain step, in turn."""
