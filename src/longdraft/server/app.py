@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,9 +14,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
 
 from longdraft.server import document, problems
+from longdraft.server.events import DONE, EventStream, sse
 from longdraft.server.formats import ChatFormat, CompletionFormat, usage
 from longdraft.server.page import page
 from longdraft.server.problems import Problem
@@ -133,10 +132,10 @@ def _add_page(app: FastAPI, tracer: Tracer) -> None:
         return EventStream(recording, _trace_events(recording))
 
 
-async def _trace_events(recording: Recording) -> AsyncIterator[str]:
+async def _trace_events(recording: Recording) -> AsyncIterator[bytes]:
     async for event in recording.events():
-        yield _event(event)
-    yield "data: [DONE]\n\n"
+        yield sse(event)
+    yield DONE
 
 
 def _head(service: Service, kind: str) -> tuple[str, int, str, Any]:
@@ -177,28 +176,13 @@ async def _whole(answer: Answer, how: Format, body: Sampling) -> Response:
     return JSONResponse(how.whole(found, usage(len(answer.work.prompt), answer.replies)))
 
 
-class EventStream(StreamingResponse):
-    """An answer as server-sent events. However it ends, and even if it never begins, the request ends with it."""
-
-    def __init__(self, answer: Answer | Recording, events: AsyncIterator[str]):
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self.answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.answer.close()
-
-
-async def _events(answer: Answer, how: Format) -> AsyncIterator[str]:
+async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
     """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
     begun = [False] * len(answer.streams)
 
-    def event(part: dict[str, Any]) -> str:
+    def event(part: dict[str, Any]) -> bytes:
         now = {"usage": usage(len(answer.work.prompt), answer.replies)} if how.in_parts else {}
-        return _event(part | now)
+        return sse(part | now)
 
     try:
         async for i, delta in answer.parts():
@@ -212,16 +196,12 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[str]:
             if delta.text or delta.logprobs or delta.finish:
                 yield event(how.part(i, delta))
         if how.with_usage:
-            yield _event(how.last(usage(len(answer.work.prompt), answer.replies)))
+            yield sse(how.last(usage(len(answer.work.prompt), answer.replies)))
     except Problem as problem:
-        yield _event(problem.body)
+        yield sse(problem.body)
     finally:
         answer.close()
-    yield "data: [DONE]\n\n"
-
-
-def _event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    yield DONE
 
 
 async def _unless_gone(call: Callable[[], Awaitable[Response]], answer: Answer, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from time import time
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from uuid import uuid4
 from pydantic import Field, field_validator
 
 from longdraft.models.chat import Message
+from longdraft.server.events import sse
 from longdraft.server.fields import Name, Strict, Text
 from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
@@ -85,10 +85,10 @@ class ResponseFormat:
             "model": service.model,
         }
 
-    def event(self, kind: str, **fields: Any) -> str:
+    def event(self, kind: str, **fields: Any) -> bytes:
         found = {"type": kind, "sequence_number": self.number, **fields}
         self.number += 1
-        return f"event: {kind}\ndata: {json.dumps(found, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return sse(found, kind)
 
     def part(self, text: str) -> Json:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -136,7 +136,7 @@ class ResponseFormat:
         status = "incomplete" if finish == "length" else "completed"
         return self.response(status, text, usage(len(self.work.prompt), answer.replies))
 
-    async def events(self, answer: Answer) -> AsyncIterator[str]:
+    async def events(self, answer: Answer) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error after the first of them is an event too, and the last."""
         at = {"item_id": self.item["id"], "output_index": 0, "content_index": 0}
         text, finish = "", None

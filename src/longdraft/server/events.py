@@ -1,0 +1,37 @@
+"""Answers as server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.types import Receive, Scope, Send
+
+DONE = format_sse_event(data_str="[DONE]")
+
+
+def sse(content: dict[str, Any], kind: str | None = None) -> bytes:
+    """An object as one event. kind: the event's name, if it has one."""
+    return format_sse_event(data_str=json.dumps(content, ensure_ascii=False, separators=(",", ":")), event=kind)
+
+
+class Closable(Protocol):
+    """Work that ends when nobody reads its results."""
+
+    def close(self) -> None: ...
+
+
+class EventStream(EventSourceResponse):
+    """An answer as server-sent events. However it ends, and even if it never begins, the request ends with it."""
+
+    def __init__(self, answer: Closable, events: AsyncIterator[bytes]):
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.answer.close()
