@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import serve_table
 from attacks import request
 from clients import crowd, drip, fire_all, leave_in_mid_stream, post, stream
 from hostile_table import table
@@ -237,6 +238,16 @@ def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
             ends = [f.result() for f in running]
         assert all(e.proper for e in ends) and any(e.error for e in ends) and any(e.finish for e in ends)
         assert server.written == [] and server.errors == 0
+
+
+def test_the_speed_table_is_from_the_record():
+    root = Path(__file__).parent.parent
+    lines = (root / "benchmarks/records/2026-11-23-serve-paced.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    page = (root / "docs" / "server.md").read_text(encoding="utf-8")
+    assert serve_table.table(records) in page
+    records[0]["batch_gain"] += 0.1
+    assert serve_table.table(records) not in page
 
 
 def test_the_table_of_the_page_is_from_the_record():

@@ -31,6 +31,7 @@ COMMANDS = {
     "report": ("bench:report", "Make tables from benchmark records."),
     "fetch": ("fetch:fetch", "Download a small model once, for use without a network."),
     "train": ("train:app", "Train a model or a drafter."),
+    "export": ("export:export", "Write a model as safetensors, for vLLM and Transformers."),
     "import": ("import_:import_drafter", "Convert a released drafter to longdraft's layout."),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -43,7 +45,18 @@ class _Store:
 
     def _buffer(self, x: Tensor, slots: int) -> Tensor:
         size, dtype = (coded.width(x.shape[3], self.bits), torch.uint8) if self.bits else (x.shape[3], x.dtype)
-        return x.new_zeros(self.batch, x.shape[1], slots, size, dtype=dtype)
+        return zeros((self.batch, x.shape[1], slots, size), dtype, x.device)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU they take memory only where they are written: a cache may have room for far more than is used."""
+    size = prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        return torch.frombuffer(mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS), dtype=dtype).view(shape)
+    except OSError as error:  # what torch would raise
+        raise MemoryError(f"there is no memory for {size} bytes of keys and values") from error
 
 
 class KVCache:

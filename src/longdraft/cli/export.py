@@ -1,0 +1,28 @@
+"""`longdraft export`: writes a model for other engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longdraft.cli import common
+
+
+def export(
+    out: Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")],
+    model: common.Model = "smollm2",
+    dtype: common.Dtype = "bfloat16",
+    rope: common.Rope = None,
+    weights: common.Weights = None,
+) -> None:
+    """Write a model as a folder of safetensors with its configuration and tokenizer, as vLLM and Transformers read it.
+
+    Packed weights, those of a GGUF file or of --weights, are written dequantised.
+    """
+    from longdraft.models.export import export as write
+
+    target, tokenizer = common.load_target(model, dtype, None, rope, weights)
+    size = write(target, tokenizer, out.expanduser())
+    typer.echo(f"{target.name}: {size / 1e6:.0f} MB in {dtype} -> {out}")
