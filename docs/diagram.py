@@ -29,6 +29,7 @@ ROOMS = {  # lowest first: a room may import itself and the rooms above it in th
     "drafters": "what proposes tokens, with its weights and objective",
     "engine": "the decoding loop, sessions, batching",
     "methods": "one expression per named system",
+    "hf": "longdraft as the loop of Transformers' own generate",
     "audit": "proof that the output is plain decoding's",
     "bench": "measurements and their report",
     "server": "requests over HTTP, answered by one session",

@@ -20,6 +20,7 @@ CLAIMS = {
         "row 1 decoded alone is equal: True",
     ],
     "serving": ["request 1", "length", "request 2 '' cancelled"],
+    "in_transformers": ["equal to plain generate: True", "tokens per decoding step"],
     "own_drafter": ["equal to plain decoding: True"],
 }
 

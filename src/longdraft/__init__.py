@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from longdraft.engine.scheduler import serve
     from longdraft.engine.session import Event, Session
     from longdraft.errors import Busy, InputError
+    from longdraft.hf import hf_generate
     from longdraft.methods import METHODS, build
     from longdraft.models.loading import load
     from longdraft.ops import row_seed
@@ -38,6 +39,7 @@ __all__ = [
     "Step",
     "build",
     "generate",
+    "hf_generate",
     "load",
     "match",
     "reject",
@@ -55,6 +57,7 @@ _HOMES = {
     "engine.generate": ("Stats", "Step", "generate", "stream"),
     "engine.scheduler": ("serve",),
     "engine.session": ("Event", "Session"),
+    "hf": ("hf_generate",),
     "methods": ("METHODS", "build"),
     "models.loading": ("load",),
     "ops": ("row_seed",),

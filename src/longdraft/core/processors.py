@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -85,14 +86,27 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
         return torch.cat([apply(settings, logits[b : b + 1], tree.row(b), rows.row(b), start) for b in range(B)])
     spans = [(n, n + most) for n, most in zip(rows.prompt.tolist(), rows.limit.tolist(), strict=True)]
     chains = [chain(settings, rows.eos[0], *(s if names & ROW_DEPENDENT else (1, 1)), V, device) for s in spans]
+    return run(chains, logits, tree, rows, start)
+
+
+def run(
+    chains: Sequence[Sequence[Any]], logits: Tensor, tree: Tree, rows: Rows, start: int, before: tuple[int, ...] = ()
+) -> Tensor:
+    """logits [B,W,V] of nodes [start, start+W) after each row's processors, which are of the same kinds in all rows.
+
+    before: tokens in front of every row that the processors see, and the model does not.
+    """
+    B, W, V = logits.shape
+    no_ids: Any = torch.empty(B * W, 0, dtype=torch.long, device=logits.device)
     for steps in zip(*chains, strict=True):  # one kind of processor, in each row's own version
-        if isinstance(steps[0], READS_NOTHING):
-            logits = _warped(steps[0], no_ids, logits.reshape(B * W, V)).view(B, W, V)
-        elif isinstance(steps[0], lp.RepetitionPenaltyLogitsProcessor):
-            logits = penalised(logits, path_tokens(tree, rows, start, W), steps[0].penalty)
+        kind, first = type(steps[0]), steps[0]  # the very kinds: a subclass may read more
+        if kind in READS_NOTHING:
+            logits = _warped(first, no_ids, logits.reshape(B * W, V)).view(B, W, V)
+        elif kind is lp.RepetitionPenaltyLogitsProcessor and first.prompt_ignore_length is None and not before:
+            logits = penalised(logits, path_tokens(tree, rows, start, W), first.penalty)
         else:
             out = torch.empty_like(logits)
-            for b, nodes, ids in _paths(tree, rows, start, W, not isinstance(steps[0], READS_LENGTH)):
+            for b, nodes, ids in _paths(tree, rows, start, W, kind not in READS_LENGTH, before):
                 out[b, nodes] = steps[b](ids, logits[b, nodes])
             logits = out
     return logits
@@ -100,9 +114,15 @@ def apply(settings: Settings, logits: Tensor, tree: Tree, rows: Rows, start: int
 
 def _warped(process: Any, no_ids: Any, logits: Tensor) -> Tensor:
     """logits [N,V] after a processor that reads nothing else."""
-    if isinstance(process, lp.TopPLogitsWarper) and logits.is_cpu:
+    if isinstance(process, lp.TopPLogitsWarper) and logits.is_cpu and usual(process):
         return nucleus(logits, process.top_p)
     return process(no_ids, logits)
+
+
+def usual(process: Any) -> bool:
+    """Whether a processor that removes tokens keeps at least one, and gives the others no chance."""
+    kept, filler = getattr(process, "min_tokens_to_keep", 1), getattr(process, "filter_value", -math.inf)
+    return kept == 1 and filler == -math.inf
 
 
 def penalised(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
@@ -141,22 +161,26 @@ def generated_counts(tree: Tree, rows: Rows, start: int, W: int, V: int) -> Tens
     return torch.zeros(len(tokens), W, V, device=tokens.device).scatter_add_(2, tokens, found)
 
 
-def _paths(tree: Tree, rows: Rows, start: int, W: int, with_tokens: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each row and depth: b, its nodes counted from `start`, and their paths [nodes,length].
+def _paths(
+    tree: Tree, rows: Rows, start: int, W: int, with_tokens: bool, before: tuple[int, ...] = ()
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For each row and depth: b, its nodes counted from `start`, and their paths [nodes,length], `before` first.
 
     Without tokens a path has the right length but is one expanded zero, which costs no memory.
     """
     depths = tree.depth[:, start : start + W]
+    front = rows.tokens.new_tensor(before)
     for b, length in enumerate(rows.length.tolist()):
         for depth in set(depths[b].tolist()):
             nodes = (depths[b] == depth).nonzero()[:, 0]
             if not with_tokens:
                 zero = torch.zeros(1, 1, dtype=torch.long, device=nodes.device)
-                yield b, nodes, zero.expand(len(nodes), length + depth)
+                yield b, nodes, zero.expand(len(nodes), len(before) + length + depth)
                 continue
             on = tree.mask[b, start + nodes]  # depth + 1 ancestors each, the root first
             drafted = tree.tokens[b].expand(len(nodes), -1)[on].view(len(nodes), depth + 1)[:, 1:]
-            yield b, nodes, torch.cat([rows.tokens[b, :length].expand(len(nodes), -1), drafted], 1)
+            committed = torch.cat([front, rows.tokens[b, :length]])
+            yield b, nodes, torch.cat([committed.expand(len(nodes), -1), drafted], 1)
 
 
 def frozen(value: Any) -> Any:

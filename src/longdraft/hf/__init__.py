@@ -1,0 +1,9 @@
+"""longdraft inside Transformers: `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas")`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longdraft.hf.generation import hf_generate as hf_generate
+
+FOLDER = str(Path(__file__).parent)  # has custom_generate/generate.py: for `generate(custom_generate=FOLDER)`

@@ -1,0 +1,94 @@
+"""The function for `generate(custom_generate=...)` of Transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.stopping_criteria import EosTokenCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from longdraft.core import match
+from longdraft.engine.generate import Stats, check, decode, prefill
+from longdraft.errors import InputError
+from longdraft.hf.output import Output
+from longdraft.hf.request import kept_back, prompts_of, refuse
+from longdraft.hf.sampler import sampler_of
+from longdraft.hf.wrapped import lm_of
+from longdraft.methods import METHODS, build
+
+OPTIONS = {name for method in METHODS.values() for name in method.options.model_fields} - {"pace"}
+
+
+def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Name the options of all methods in the signature, from which `generate` learns what it may hand on."""
+    signature = inspect.signature(function)
+    *named, rest = signature.parameters.values()
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(OPTIONS)]
+    function.__dict__["__signature__"] = signature.replace(parameters=[*named, *added, rest])
+    return function
+
+
+@_with_options
+def hf_generate(
+    model: Any,
+    input_ids: Tensor,
+    *,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    method: str = "vegas",
+    drafter: Any = None,
+    adaptive: bool = False,
+    any_target: bool = False,
+    seed: int | None = None,
+    stats: Stats | None = None,
+    streamer: Any = None,
+    **given: Any,
+) -> Any:
+    """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
+
+    Greedy output equals that of plain `generate`; sampled output equals that of longdraft.generate with the same seed
+    (None: one is drawn from torch's generator). method, drafter, adaptive, any_target and the method's options are
+    those of `build`. The model is not changed. Raises InputError for what it would have to ignore.
+    """
+    options = {name: given.pop(name) for name in OPTIONS & given.keys()}
+    hidden = kept_back()
+    refuse(model, generation_config, given, hidden)
+    streamer = hidden.get("streamer") if streamer is None else streamer
+    prompts, padding = prompts_of(input_ids, given)
+    lm = lm_of(model)
+    processors, do_sample = list(logits_processor), bool(generation_config.do_sample)
+    sampler = sampler_of(processors, do_sample, input_ids, padding, lm.vocab)
+    chosen = build(method, lm, drafter, adaptive=adaptive, any_target=any_target, **options)
+    if stopping_criteria.max_length is None:
+        raise InputError("generate has no limit: give max_new_tokens or max_length")
+    limit = stopping_criteria.max_length - input_ids.shape[1]
+    check(lm, prompts, limit, chosen, match)
+    if seed is None:
+        seed = int(torch.randint(1 << 31, (1,))) if do_sample else 0
+    output = Output(input_ids, limit, stopping_criteria, generation_config._pad_token_tensor, streamer)
+    stats = Stats() if stats is None else stats
+    seqs = prefill(lm, prompts, limit, sampler, seed, _ends(stopping_criteria), keep=chosen.prompt_captures())
+    rows: list[list[int]] = [[] for _ in prompts]
+    for step in decode(lm, chosen, seqs, match, stats):
+        for row, tokens in zip(rows, step.tokens, strict=True):
+            row += tokens
+        if not output.take(rows):
+            break
+        if output.pads:
+            with torch.inference_mode():
+                seqs.done |= ~output.unfinished.to(seqs.done.device)
+    if streamer is not None:
+        streamer.end()
+    sequences: Any = output.ids.clone()
+    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _ends(criteria: Any) -> tuple[int, ...]:
+    """The end tokens among the criteria, at which decoding a row can end by itself."""
+    found = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
+    return tuple(sorted({token for tokens in found for token in tokens}))

@@ -1,0 +1,100 @@
+"""What `generate` was asked for: the prompts, and what longdraft does not do."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.utils import GenerationMixin
+
+from longdraft.errors import InputError
+
+# Settings of a GenerationConfig that ask for something else, with the values at which they do not, and what to do.
+CACHE = "leave it out, longdraft keeps keys and values in a cache of its own"
+DRAFTS = "leave it out, longdraft drafts by its `method`"
+OTHER = "leave it out, or use plain generate"
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1,), "set num_beams=1"),
+    "num_beam_groups": ((1,), "leave it out"),
+    "num_return_sequences": ((1,), "repeat the prompt in the batch"),
+    "constraints": ((), OTHER),
+    "force_words_ids": ((), OTHER),
+    "penalty_alpha": ((0,), OTHER),
+    "dola_layers": ((), OTHER),
+    "guidance_scale": ((1,), OTHER),
+    "watermarking_config": ((), OTHER),
+    "encoder_repetition_penalty": ((1,), OTHER),
+    "encoder_no_repeat_ngram_size": ((0,), OTHER),
+    "prompt_lookup_num_tokens": ((), "set method='lookup'"),
+    "assistant_early_exit": ((), DRAFTS),
+    "use_mtp": ((False,), "set method='mtp'"),
+    "cache_implementation": ((), CACHE),
+    "cache_config": ((), CACHE),
+    "use_cache": ((True,), CACHE),
+    "prefill_chunk_size": ((), CACHE),
+    "output_scores": ((False,), "leave it out, only sequences are returned"),
+    "output_logits": ((False,), "leave it out, only sequences are returned"),
+    "output_attentions": ((False,), "leave it out, only sequences are returned"),
+    "output_hidden_states": ((False,), "leave it out, only sequences are returned"),
+}
+# Arguments that `generate` keeps to itself when it calls a function, with what to do about them.
+KEPT_BACK = {"streamer": "", "assistant_model": "give it as drafter= with method='sd'", "synced_gpus": OTHER}
+USED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+
+
+def kept_back() -> dict[str, Any]:
+    """The arguments of the `generate` that runs now which it does not hand on: these are only found in its frame.
+
+    Otherwise they would be ignored without a word: the streamer would get the prompt and nothing after it.
+    """
+    code, frame = inspect.unwrap(vars(GenerationMixin)["generate"]).__code__, sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return {} if frame is None else {name: frame.f_locals.get(name) for name in KEPT_BACK}
+
+
+def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any]) -> None:
+    """Raises InputError for whatever longdraft would have to ignore."""
+    if model.config.is_encoder_decoder:
+        raise InputError(f"{type(model).__name__} has an encoder: longdraft continues texts with decoder-only models")
+    if given.get("inputs_embeds") is not None:
+        raise InputError("inputs_embeds cannot be continued, since drafts need tokens: give input_ids")
+    for name, (neutral, instead) in REFUSED.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in neutral:
+            raise InputError(f"longdraft does not support {name}={str(value)[:40]} in generate: {instead}")
+    for name, instead in KEPT_BACK.items():
+        if name != "streamer" and hidden.get(name):
+            raise InputError(f"longdraft does not support {name} in generate: {instead}")
+    cache = given.get("past_key_values")
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
+        raise InputError(f"longdraft does not support past_key_values in generate: {CACHE}")
+    for name, value in given.items():
+        if name not in USED and value is not None and value is not False:
+            raise InputError(f"longdraft does not support {name} in generate: {OTHER}")
+
+
+def prompts_of(input_ids: Tensor, given: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
+    """Each row's tokens, and how much padding is in front of them. Raises InputError."""
+    if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        raise InputError("generate was given no tokens: give input_ids [batch, tokens]")
+    mask = given.get("attention_mask")
+    real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.to(input_ids.device) != 0
+    size = input_ids.shape[1]
+    if real.shape != input_ids.shape:
+        raise InputError(
+            f"attention_mask is {list(real.shape)} for input_ids {list(input_ids.shape)}: give one per token"
+        )
+    padding = (size - real.sum(1)).tolist()
+    at = torch.arange(size, device=input_ids.device)
+    if not torch.equal(real, at >= torch.tensor(padding, device=at.device)[:, None]):
+        raise InputError("attention_mask hides tokens inside or behind a prompt: pad on the left (padding_side='left')")
+    position = given.get("position_ids")
+    if position is not None:
+        usual = (real.long().cumsum(1) - 1)[real]
+        if not torch.equal(position.to(at.device).expand_as(input_ids)[real], usual):
+            raise InputError("position_ids are not those of the tokens' places: leave them out")
+    return [row[n:] for row, n in zip(input_ids.tolist(), padding, strict=True)], padding

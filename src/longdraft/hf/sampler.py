@@ -1,0 +1,115 @@
+"""Transformers' logits processors as a sampler: the ones that `generate` has prepared, on every node's own path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as lp
+
+from longdraft.core.processors import READS_LENGTH, READS_NOTHING, run, usual
+from longdraft.core.row_samplers import RowSamplers
+from longdraft.core.rows import Rows
+from longdraft.core.rules import Rules
+from longdraft.core.sampling import Sampler
+from longdraft.core.tree import Tree
+from longdraft.errors import InputError
+
+# What Sampler computes by itself, in the order in which it does.
+SETTINGS = (lp.TemperatureLogitsWarper, lp.TopKLogitsWarper, lp.TopPLogitsWarper, lp.MinPLogitsWarper)
+# Transformers' processors that are functions of a row's own tokens and scores. All others of its are refused.
+PURE = {
+    *READS_NOTHING,
+    *READS_LENGTH,
+    lp.RepetitionPenaltyLogitsProcessor,
+    lp.NoRepeatNGramLogitsProcessor,
+    lp.SequenceBiasLogitsProcessor,
+    lp.NoBadWordsLogitsProcessor,
+    lp.PrefixConstrainedLogitsProcessor,
+    lp.TypicalLogitsWarper,
+    lp.EpsilonLogitsWarper,
+    lp.TopHLogitsWarper,
+    lp.LogitNormalization,
+}
+
+
+@dataclass(frozen=True)
+class ProcessedSampler(Sampler):
+    """Logits are changed by `processors` alone, each called on a node's whole path; other settings have no effect.
+
+    temperature 0 takes the best token, any other draws. before: the row's padding, which processors see as they do in
+    Transformers. Rows that are processed together have the same of both.
+    """
+
+    processors: tuple[Any, ...] = ()
+    before: tuple[int, ...] = ()
+
+    def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
+        return run([self.processors] * len(logits), logits.float(), tree, rows, start, self.before)
+
+    @property
+    def bare(self) -> bool:
+        return False
+
+    @cached_property
+    def warpers(self) -> None:
+        return None
+
+
+def sampler_of(processors: list[Any], do_sample: bool, input_ids: Tensor, padding: list[int], vocab: int) -> Sampler:
+    """What samples as `generate` does with these processors for prompts [B,N], the first padding[b] of them padding.
+
+    Raises InputError for a processor that is not a function of a row's tokens and scores.
+    """
+    for process in processors:
+        _check(process, input_ids[:1], vocab)
+    temperature = 1.0 if do_sample else 0.0
+    if (settings := _settings(processors)) is not None:
+        return Sampler(**{"temperature": temperature, **settings} if do_sample else {}, rules=Rules())
+    made = []
+    for b, (row, count) in enumerate(zip(input_ids.tolist(), padding, strict=True)):
+        own = tuple(_of_row(process, b, len(input_ids)) for process in processors)
+        made.append(ProcessedSampler(temperature, rules=Rules(), processors=own, before=tuple(row[:count])))
+    return RowSamplers(rules=Rules(), samplers=made)
+
+
+def _settings(processors: list[Any]) -> dict[str, Any] | None:
+    """The settings of a Sampler that does the same; None if there are others, or in another order."""
+    kinds = [type(process) for process in processors]
+    if kinds != [kind for kind in SETTINGS if kind in kinds]:
+        return None
+    if not all(map(usual, processors)):
+        return None
+    names = {lp.TemperatureLogitsWarper: "temperature", lp.TopKLogitsWarper: "top_k"}
+    names |= {lp.TopPLogitsWarper: "top_p", lp.MinPLogitsWarper: "min_p"}
+    return {names[type(process)]: getattr(process, names[type(process)]) for process in processors}
+
+
+def _of_row(process: Any, b: int, rows: int) -> Any:
+    """The processor as row b's own, for those that know their row by its place in the batch."""
+    if type(process) is lp.PrefixConstrainedLogitsProcessor:
+        allowed = process._prefix_allowed_tokens_fn
+        return lp.PrefixConstrainedLogitsProcessor(lambda _, sent: allowed(b, sent), 1)
+    ignored = getattr(process, "prompt_ignore_length", None)
+    if type(process) is lp.RepetitionPenaltyLogitsProcessor and isinstance(ignored, Tensor):
+        return lp.RepetitionPenaltyLogitsProcessor(process.penalty, int(ignored[b]))
+    return process
+
+
+def _check(process: Any, prompt: Tensor, vocab: int) -> None:
+    """Raises InputError for one of Transformers outside PURE, and for another that gives one question two answers."""
+    kind = type(process)
+    if kind in PURE:
+        return
+    if kind.__module__.startswith("transformers."):
+        raise InputError(f"longdraft cannot apply {kind.__name__} to drafts: leave it out, or use plain generate")
+    asked: Any = prompt.clone()
+    first, second = (process(asked, torch.zeros(1, vocab, device=prompt.device)) for _ in range(2))
+    if not torch.equal(first, second):
+        raise InputError(
+            f"{kind.__name__} gives two answers for the same tokens and scores, and drafts need one: make it a function"
+            " of (input_ids, scores) alone"
+        )

@@ -1,0 +1,67 @@
+"""The LM of a Transformers model that a program already has. The model itself is not changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from longdraft.errors import InputError
+from longdraft.models.lm import LM
+from longdraft.models.loading import TESTED, probe, refuse
+
+
+@dataclass
+class _Entry:
+    """An LM that was made when the model had this state."""
+
+    state: tuple[Any, ...]
+    lm: LM
+
+
+_KNOWN: WeakKeyDictionary[Any, _Entry] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def lm_of(model: Any) -> LM:
+    """The model's LM: made once, and again only after the model's weights or modules have changed. Raises InputError.
+
+    It has modules of its own over the same weights: attention and hooks are set on these, not on the model's.
+    """
+    with _LOCK:
+        state = _state(model)
+        entry = _KNOWN.get(model)
+        if entry is None or entry.state != state:
+            entry = _KNOWN[model] = _Entry(state, _wrap(model))
+        return entry.lm
+
+
+def _wrap(model: Any) -> LM:
+    refuse(model.config)
+    devices = sorted({str(t.device) for t in model.parameters()})
+    if len(devices) != 1:
+        raise InputError(f"the model is on {', '.join(devices)}, and longdraft uses one device: load it on one")
+    with torch.inference_mode(False):
+        twin = deepcopy(model, {id(t): t for t in _tensors(model)})
+        twin.generation_config = GenerationConfig()  # each call of `generate` has its own
+        if model.config.model_type not in TESTED:
+            probe(twin)
+        return LM(twin, model.name_or_path)
+
+
+def _tensors(model: Any) -> Iterable[Tensor]:
+    return (*model.parameters(), *model.buffers())
+
+
+def _state(model: Any) -> tuple[Any, ...]:
+    """Changes whenever weights are replaced, moved or written to, and whenever modules or hooks are."""
+    weights = [(id(t), t.data_ptr(), t.dtype, 0 if t.is_inference() else t._version) for t in _tensors(model)]
+    hooks = [(id(m), *m._forward_pre_hooks, *m._forward_hooks, "forward" in vars(m)) for m in model.modules()]
+    return (*weights, *hooks)
