@@ -78,6 +78,11 @@ BAD = [
     ("serve -m nothing", "config.json"),
     ("methods --jsn", "--json"),
     ("train target", "--out"),
+    ("export-drafter", "DRAFTER"),
+    ("export-drafter nowhere", "--out"),
+    ("export-drafter nowhere --out there -m tiny", "no drafter at nowhere"),
+    ("export-drafter tiny --out there -m tiny", "not in longdraft's layout"),
+    ("export-drafter nowhere --out nowhere -m tiny", "give another folder"),
     ("bench --methods nope", "nope"),
     ("bench -m tiny --methods sd --prompt-file a.txt", "--random-drafter"),
 ]

@@ -1,4 +1,4 @@
-"""`longdraft import`: converts a drafter that another project released."""
+"""`longdraft import` and `export-drafter`: convert drafters from and to the layouts of other projects."""
 
 from __future__ import annotations
 
@@ -22,13 +22,39 @@ def import_drafter(
         typer.Option("--any-target", help="Accept a drafter whose embedding or output table is not this target's."),
     ] = False,
 ) -> None:
-    """Import a GLIDE block of LongSpec, heads of TokenSwift or Medusa, or a layer of EAGLE-2 or EAGLE-3.
+    """Import a GLIDE block of LongSpec, heads of TokenSwift or Medusa, a layer of EAGLE-2 or EAGLE-3, or a block
+    of DFlash, also as `speculators` stores them.
 
     The kind is recognised by the names and shapes of the weights, which must all be known and fit the target. No code
     from the folder is run.
     """
     from longdraft.drafters.kinds import import_released
-    from longdraft.models.loading import load_lm
+    from longdraft.models.loading import load_lm, quiet
 
+    quiet(None)
     made = import_released(folder.expanduser(), out.expanduser(), load_lm(model, rope=rope), any_target)
+    typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")
+
+
+def export_drafter(
+    folder: Annotated[Path, typer.Argument(metavar="DRAFTER", help="The folder of a drafter: eagle3 or dflash.")],
+    out: Annotated[Path, typer.Option(help="Folder for the drafter in the other layout.")],
+    model: Annotated[
+        str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")
+    ] = "bundled",
+    rope: common.Rope = None,
+    any_target: Annotated[
+        bool, typer.Option("--any-target", help="Write it for a target other than the one it was trained for.")
+    ] = False,
+) -> None:
+    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay as they are.
+
+    `longdraft import` reads such folders.
+    """
+    from longdraft.drafters import kinds
+    from longdraft.models.loading import load_lm, quiet
+
+    quiet(None)
+    target = load_lm(model, "float32", rope=rope)
+    made = kinds.export_drafter(folder.expanduser(), out.expanduser(), target, any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")

@@ -101,7 +101,6 @@ def replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
 
 def describe(module: nn.Module, kind: str, options: dict[str, Any], target: LM) -> dict[str, Any]:
     """config.json: the fields of `speculators`, and under "longdraft" what `load` checks and builds from."""
-    where = Path(target.name)
     return {
         "model_type": f"longdraft-{kind}",
         "architectures": [type(module).__name__],
@@ -112,13 +111,17 @@ def describe(module: nn.Module, kind: str, options: dict[str, Any], target: LM) 
             "algorithm": f"longdraft-{kind}",
             "proposal_methods": [{"proposal_type": "greedy", "verifier_accept_k": 1, "accept_tolerance": 0.0}],
             "default_proposal_method": "greedy",
-            "verifier": {
-                "name_or_path": where.name if where.is_absolute() else target.name,
-                "architectures": [type(target.hf).__name__],
-            },
+            "verifier": verifier(target),
         },
         "longdraft": {"version": __version__, "kind": kind, "options": options, "target": fingerprint(target)},
     }
+
+
+def verifier(target: LM) -> dict[str, Any]:
+    """What `speculators` notes of a drafter's target: no path of this machine."""
+    where = Path(target.name)
+    name = where.name if where.is_absolute() else target.name
+    return {"name_or_path": name, "architectures": [type(target.hf).__name__]}
 
 
 def _place(source: str) -> Path:

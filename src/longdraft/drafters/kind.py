@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from longdraft.drafters.released import Released
 from longdraft.models.lm import LM
@@ -28,6 +28,14 @@ class Within(NamedTuple):
     read: Callable[[LM], Any]  # Raises InputError, also if there are none.
 
 
+class Layout(NamedTuple):
+    """A drafter as `speculators` stores it: weights by name, and the part of config.json that its kind determines."""
+
+    weights: dict[str, Tensor]
+    config: dict[str, Any]
+    drafted: int  # tokens that a step drafts, unless its user asks for another number
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind:
     """One kind of drafter with weights: how these are created, stored, imported and trained. A subclass stores them."""
@@ -37,6 +45,7 @@ class DrafterKind:
     weights: type  # the class of the weights
     random: Callable[[LM, int], Any]  # (target, seed) -> untrained weights
     importer: Callable[[Released, LM], nn.Module | None] | None = None  # None: not this kind. Raises InputError.
+    exporter: Callable[[Any, LM], Layout] | None = None  # None: there is no such kind. Raises InputError.
     training: Training | None = None
     within: Within | None = None
 

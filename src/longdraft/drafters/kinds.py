@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from longdraft.drafters import speculators
+from longdraft.drafters.checkpoint import WEIGHTS, read_config, read_weights
 from longdraft.drafters.dflash.kind import DFLASH
 from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
@@ -43,8 +45,10 @@ def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[D
     """The kind and the module of a released drafter, in its own dtype; see Released.any_target. Raises InputError."""
     source = Released.of(folder, any_target)
     try:
+        speculators.check(source, target)
         for kind in KINDS.values():
             if kind.importer and (module := kind.importer(source, target)) is not None:
+                speculators.check_kind(source, kind.name)
                 return kind, module.eval().requires_grad_(False)
     except InputError:
         raise
@@ -65,3 +69,22 @@ def import_released(folder: Path, out: Path, target: LM, any_target: bool = Fals
     kind.save(module, out, target, facts)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     return {"kind": kind.name, "dtype": dtype, "parameters": sum(p.numel() for p in module.parameters())}
+
+
+def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False) -> dict[str, Any]:
+    """Write a saved drafter as `speculators` stores it, its weights bit for bit -> {kind, dtype, parameters}.
+
+    target: in float32, which holds every number that a drafter can be stored in. Raises InputError.
+    """
+    if folder.resolve() == out.resolve():
+        raise InputError(f"--out is the folder to export, {out}: give another folder")
+    name = read_config(folder)["longdraft"].get("kind")
+    kind = KINDS.get(name)
+    if kind is None or kind.exporter is None:
+        known = " and ".join(kind.name for kind in KINDS.values() if kind.exporter)
+        raise InputError(f"{folder} holds a drafter of kind {name}, which `speculators` has not: give one of {known}")
+    module: Any = kind.load(str(folder), target, any_target)
+    stored = next(t.dtype for t in read_weights(folder / WEIGHTS).values() if t.is_floating_point())
+    speculators.write(kind.name, kind.exporter(module.to(stored), target), target, out, folder.resolve().name)
+    parameters = sum(p.numel() for p in module.parameters())
+    return {"kind": kind.name, "dtype": str(stored).removeprefix("torch."), "parameters": parameters}

@@ -116,6 +116,12 @@ def renamed(module: nn.Module, theirs: dict[str, str]) -> Names:
     return {f"{name}.{field}": f"{theirs[name]}.{field}" for name, _, field in parts}
 
 
+def original(module: nn.Module, names: Names) -> dict[str, Tensor]:
+    """A module's tensors under the names in `names`, which for each of its own has one released name."""
+    tensors = module.state_dict()
+    return {theirs: tensors[ours] for ours, theirs in names.items() if isinstance(theirs, str)}
+
+
 def _names(file: Path) -> list[str]:
     if file.suffix == ".safetensors":
         try:

@@ -6,8 +6,8 @@ from typing import Any
 
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.dflash.block import DFlashBlock, random_dflash, taps
-from longdraft.drafters.kind import Training
-from longdraft.drafters.released import TABLES, Names, Released, renamed
+from longdraft.drafters.kind import Layout, Training
+from longdraft.drafters.released import TABLES, Names, Released, original, renamed
 from longdraft.drafters.rotations import released_ropes
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -29,6 +29,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "input_embedding_scale": (None, 1),
     "final_logit_softcapping": (None, 0),
     "hidden_act": (None, "silu"),
+    "sample_from_anchor": (None, False),
+    "shift_label": (None, False),
+    "projector_type": (None, "dflash"),
 }
 WINDOW = 2048  # of a release with full attention, whose memory would grow with the context
 
@@ -43,13 +46,18 @@ def _build(target: LM, shape: dict) -> DFlashBlock:
 
 
 def _read(source: Released, target: LM) -> DFlashBlock | None:
-    """z-lab/*-DFlash-*: `fc` and `hidden_norm` for the features, Qwen3 layers, `norm`; tables are the target's."""
+    """z-lab/*-DFlash-*, or as `speculators` writes it: `fc` and `hidden_norm` for the features, Qwen3 layers, `norm`;
+    tables are the target's."""
     if "hidden_norm.weight" not in source or "layers.0.self_attn.q_norm.weight" not in source:
         return None
-    c = source.config | source.config.get("dflash_config", {})
+    c = _fields(source)
     odd = next((k for k, plain in UNSUPPORTED.items() if c.get(k) not in plain), None)
     if odd:
         raise InputError(f"{source.folder} was made with {odd}={c[odd]}, which longdraft's DFlash does not support")
+    known = c.get("draft_vocab_size") or target.vocab
+    if "d2t" in source or known != target.vocab:
+        what = f"drafts from {known} of the target's tokens, which longdraft's DFlash does not support"
+        raise InputError(f"{source.folder} {what}: give one with the whole vocabulary")
     block = _build(target, _shape(source, target, c))
     source.check_tables(target)
     mask = c.get("mask_token_id")
@@ -58,6 +66,48 @@ def _read(source: Released, target: LM) -> DFlashBlock | None:
     table = target.hf.get_input_embeddings()(target.hf.get_input_embeddings().weight.new_tensor([mask]).long())
     block.mask.data.copy_(table[0])
     return source.fill(block, _names(block), TABLES, {"mask"})
+
+
+def _fields(source: Released) -> dict[str, Any]:
+    """All fields by z-lab's names. `speculators` counts a state by the layers before it, z-lab by the one before it."""
+    c = source.config | source.config.get("transformer_layer_config", {}) | source.config.get("dflash_config", {})
+    if ids := c.get("aux_hidden_state_layer_ids"):
+        c["target_layer_ids"] = [n - 1 for n in ids]
+    return c | ({"is_causal": False} if c.get("sliding_window_non_causal") else {})
+
+
+def _export(block: DFlashBlock, target: LM) -> Layout:
+    """Every layer slides, since ours do, unless causal and other layers are mixed: then the causal ones."""
+    shape = dict(block.shape)
+    mixed = len(set(block.causal)) > 1
+    slides = [causal or not mixed for causal in block.causal]
+    del shape["taps"], shape["causal"], shape["slots"], shape["window"]
+    fixed = {"model_type": "qwen3", "num_hidden_layers": len(block.causal), "hidden_act": "silu"}
+    fixed |= {"vocab_size": target.vocab, "tie_word_embeddings": False}
+    sliding = {"use_sliding_window": True, "sliding_window": block.window}
+    sliding["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "draft_vocab_size": target.vocab,
+        "block_size": block.slots,
+        "aux_hidden_state_layer_ids": block.taps,
+        "mask_token_id": _mask_token(block, target),
+        "sliding_window_non_causal": not any(block.causal),
+        "sample_from_anchor": False,
+        "target_hidden_size": None,
+        "transformer_layer_config": shape | fixed | sliding,
+    }
+    return Layout(original(block, _names(block)), config, drafted=block.slots - 1)
+
+
+def _mask_token(block: DFlashBlock, target: LM) -> int:
+    """The token whose embedding the mask is. Raises InputError."""
+    table, mask = target.hf.get_input_embeddings().weight, block.mask
+    for form in (table, table.bfloat16()):  # it was imported beside a target in one of these dtypes
+        if len(found := (form.to(mask.dtype) == mask).all(1).nonzero()):
+            return int(found[0, 0])
+    why = "its mask is an embedding of its own, and `speculators` takes that of one of the target's tokens"
+    raise InputError(f"{why}: this block cannot be written in its layout")
 
 
 def _names(block: DFlashBlock) -> Names:
@@ -122,6 +172,7 @@ DFLASH = ModuleKind(
     options_of=lambda block: {"shape": block.shape},
     build=_build,
     importer=_read,
+    exporter=_export,
     training=Training(
         "dflash", "Train DFlash's block, which drafts in one pass.", "longdraft.drafters.dflash.objective:objective"
     ),

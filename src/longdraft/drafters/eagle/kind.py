@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from longdraft.drafters.checkpoint import ModuleKind
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
-from longdraft.drafters.kind import Training
-from longdraft.drafters.released import TABLES, Names, Released, renamed
+from longdraft.drafters.kind import Layout, Training
+from longdraft.drafters.released import TABLES, Names, Released, original, renamed
 from longdraft.drafters.rotations import released_ropes
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -21,6 +23,7 @@ LAYER = {
     "norm_feature": "hidden_norm",
     "norm_token": "input_layernorm",
 }
+OWN3 = {"fuse": "fc", "norm_out": "norm", "head": "lm_head"}
 # Fields that change the computation in ways that the block does not support.
 UNSUPPORTED = ("norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
 
@@ -53,23 +56,67 @@ def _read_eagle3(source: Released, target: LM) -> Eagle3Block | None:
     if _version(source) != 3:
         return None
     layer = _layer_of(source, target)
+    if "speculators_model_type" in source.config and "norm_before_residual" not in source.config:  # readers disagree
+        raise InputError(f"{source.folder}/config.json lacks norm_before_residual: download it with its own config")
     source.check_tables(target, embeddings_only=True)
     ids = source.config.get("eagle_aux_hidden_state_layer_ids")
     layers = Eagle3Block.captured_layers(target.config.num_hidden_layers)
     if ids and list(ids) != layers:
         raise InputError(f"{source.folder} reads states before layers {ids}; longdraft supports those before {layers}")
     block = _build_eagle3(target, layer, len(source.get("lm_head.weight")))
-    names = _names(source, block, {"fuse": "fc", "norm_out": "norm", "head": "lm_head"})
+    names = _names(source, block, OWN3)
     if "d2t" not in source and block.known != target.vocab:
         raise InputError(f"{source.folder} lacks d2t, which maps its {block.known} tokens to the target's")
     if "d2t" in source:
         names["d2t"] = "d2t"
-    return source.fill(block, names, {"embed_tokens.weight", "t2d"}, {"d2t"} - names.keys())
+    source.fill(block, names, {"embed_tokens.weight", "t2d"}, {"d2t"} - names.keys())
+    _check_vocabulary(source, block)
+    return block
+
+
+def _check_vocabulary(source: Released, block: Eagle3Block) -> None:
+    """Raises InputError unless a release says in all places that these tokens can be drafted."""
+    said = source.config.get("draft_vocab_size") or block.known
+    if said != block.known:
+        what = f"{block.known} rows in lm_head for a draft_vocab_size of {said}"
+        raise InputError(f"{source.folder} has {what}: download it again")
+    if "t2d" in source and not torch.equal(source.get("t2d").nonzero()[:, 0], block.tokens.sort().values):
+        raise InputError(f"{source.folder}: its d2t and t2d name different tokens: download it again")
+
+
+def _export_eagle3(block: Eagle3Block, target: LM) -> Layout:
+    """The layer is written as layers.0, with the target's embeddings beside it, as `speculators` does."""
+    layer, tokens = dict(block.layer), block.tokens.cpu()
+    if layer.pop("qkv_bias"):
+        what = "its q, k and v have biases, which `speculators` only has together with one of o"
+        raise InputError(f"{what}: this layer cannot be written in its layout")
+    normed = layer.pop("norm_before_residual")
+    fixed = {"model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "tie_word_embeddings": False}
+    weights = original(block, renamed(block, _places("layers.0") | OWN3))
+    if not torch.equal(tokens, torch.arange(target.vocab)):
+        known = torch.zeros(target.vocab, dtype=torch.bool).index_fill(0, tokens, True)
+        weights |= {"d2t": block.d2t, "t2d": known}
+    weights["embed_tokens.weight"] = target.hf.get_input_embeddings().weight.to(block.o.weight.dtype)
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": block.known,
+        "norm_before_residual": normed,
+        "norm_before_fc": False,
+        "embed_requires_grad": False,
+        "target_hidden_size": None,
+        "eagle_aux_hidden_state_layer_ids": block.captured_layers(target.config.num_hidden_layers),
+        "transformer_layer_config": layer | fixed | {"attention_bias": False, "mlp_bias": False},
+    }
+    return Layout(weights, config, drafted=5)
+
+
+def _places(at: str) -> dict[str, str]:
+    return {ours: f"{at}.{theirs}" for ours, theirs in LAYER.items()}
 
 
 def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
     at = "midlayer" if "midlayer.self_attn.q_proj.weight" in source else "layers.0"
-    return renamed(block, {ours: f"{at}.{theirs}" for ours, theirs in LAYER.items()} | own)
+    return renamed(block, _places(at) | own)
 
 
 def _layer_of(source: Released, target: LM) -> dict[str, Any]:
@@ -112,6 +159,7 @@ EAGLE3 = ModuleKind(
     options_of=lambda block: {"layer": block.layer, "vocab": block.known},
     build=_build_eagle3,
     importer=_read_eagle3,
+    exporter=_export_eagle3,
     training=Training(
         "eagle", "Train an EAGLE-3 layer on its own outputs.", "longdraft.drafters.eagle.objective:objective"
     ),
