@@ -16,9 +16,9 @@ from place import words
 from safetensors.torch import load_file
 
 from longdraft import InputError
+from longdraft.core.processes import Team
 from longdraft.methods import METHODS
 from longdraft.training.instructions import ABOUT_CODE, ABOUT_PROSE, ask
-from longdraft.training.processes import Team
 from longdraft.training.trainer import stale
 
 QUICK = "-m tiny --text corpus.txt --length 32 --step-tokens 64 --no-bf16 --threads 1 --log-every 1 --probe-every 3"
@@ -266,7 +266,8 @@ import sys
 
 import torch
 from longdraft.models.loading import load_lm
-from longdraft.training.processes import joined, spread
+from longdraft.core.processes import joined
+from longdraft.training.processes import spread
 from longdraft.core.tree import Tree
 
 torch.set_grad_enabled(False)

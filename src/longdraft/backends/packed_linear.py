@@ -71,7 +71,10 @@ def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None
     for name, weights in packed:
         parent, _, leaf = name.rpartition(".")
         module = hf.get_submodule(parent)
-        setattr(module, leaf, PackedLinear(weights, getattr(module, leaf).bias))
+        old = getattr(module, leaf)
+        new = PackedLinear(weights, old.bias)
+        new._forward_hooks = old._forward_hooks  # what joins the parts of several processes
+        setattr(module, leaf, new)
 
 
 @torch.no_grad()

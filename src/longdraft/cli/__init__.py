@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from longdraft.cli import processes
 from longdraft.errors import InputError
 from longdraft.version import __version__
 
@@ -48,6 +49,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
+        processes.check(str(name))
         module, found = COMMANDS[str(name)][0].split(":")
         app = getattr(import_module(f"longdraft.cli.{module}"), found)
         if not isinstance(app, typer.Typer):
@@ -109,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:
-        status = run(list(sys.argv[1:] if argv is None else argv))
+        with processes.as_one():
+            status = run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except (KeyboardInterrupt, typer.Abort):
@@ -119,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         line = explain(error)
-        if line is None:
-            raise
-        print(f"longdraft: {line}", file=sys.stderr)
+        with processes.reporting() as mine:
+            if mine and line is None:
+                raise
+            if mine:
+                print(f"longdraft: {line}", file=sys.stderr, flush=True)
         return 2

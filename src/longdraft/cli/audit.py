@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common
+from longdraft.errors import InputError
 
 
 def audit(
@@ -90,7 +91,9 @@ def audit(
         **about,
     }
     settings |= {"ways": [str(w) for w in chosen], "control_width": WIDTH if limit else None, "prompts_sha256": digest}
-    log = AuditLog(out, settings, len(job.prompts) * len(chosen), resume)
+    if resume and target.team.size > 1:
+        raise InputError("--resume is for one process: start it without torchrun")
+    log = AuditLog(out if target.team.first else None, settings, len(job.prompts) * len(chosen), resume)
     log.shared = about | shared
     interrupted = watch(job, log)
     record: dict[str, Any] = log.record() | ({"interrupted": True} if interrupted else {})

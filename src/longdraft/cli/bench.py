@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from longdraft.cli import common
+from longdraft.cli import common, processes
 from longdraft.errors import InputError
 
 
@@ -96,6 +96,8 @@ def bench(
         raise InputError("the acceptance with random weights of --shape means nothing: add --accept K")
     if ask and (task != "speed" or shape):
         raise InputError("--ask is for task speed with a real model: leave it out")
+    if processes.count() > 1 and (shape or task == "steps" or peers):
+        raise InputError("--shape, --peers and task steps are for one process: start it without torchrun")
     others = Choice(peers, peer_model, peer_draft)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
@@ -112,14 +114,15 @@ def bench(
     if task == "steps":
         _run(Steps(target, texts, contexts, repeat, seed), out)
     elif task == "anchored":
-        _run(TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds), out)
+        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds)
+        _run(job, out if target.team.first else None)
     else:
         found, left_out = others.find(target)
         for line in left_out:
             typer.echo(line, err=True)
         entries = [*chosen, *found]
         job = Speed(target, tokenizer, entries, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
-        _run(job, out)
+        _run(job, out if target.team.first else None)
 
 
 def _run(job: Any, out: Path | None) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 MAX_SEED = 1 << 62
+TIMEOUT = 600.0  # seconds that a process started by torchrun waits for the others
 PATIENCE = 2.0  # seconds before a prompt that is being read shows its progress
 
 Model = Annotated[
@@ -66,10 +67,15 @@ def load_target(
     kv: str | None = None,
 ) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
+    from longdraft.core.processes import joined, share_interrupts
     from longdraft.models.loading import load, quiet
 
     quiet(threads)
-    loaded = load(model, dtype, rope=rope, weights=weights, kv=kv)
+    team = joined(TIMEOUT)
+    loaded = load(model, dtype, rope=rope, weights=weights, kv=kv, team=team)
+    if team.size > 1:
+        share_interrupts()
+        return loaded  # a pin would give all processes of a machine the same processors
     if loaded[0].note:
         print(f"longdraft: note: {loaded[0].note}", file=sys.stderr)
     settle()

@@ -82,7 +82,7 @@ def generate(
     job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None)
     printer = None if as_json else Printer(tokenizer, texts)
     record = job.run(rows, max_new_tokens, () if ignore_eos else None, compare, printer)
-    if trace is not None and job.trace is not None:
+    if trace is not None and job.trace is not None and target.team.first:
         trace_file.write(trace, job.trace.model_dump_json())
     if as_json:
         print(json.dumps(record))

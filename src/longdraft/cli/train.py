@@ -14,6 +14,7 @@ from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.cli.train_text import write_text
 from longdraft.core.options import declared, pairs, read
+from longdraft.core.processes import joined
 from longdraft.drafters.checkpoint import WEIGHTS, read_weights
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.drafters.kinds import KINDS
@@ -23,7 +24,7 @@ from longdraft.models.loading import load, quiet
 from longdraft.training import data, plot, probes, target, trainer
 from longdraft.training.frozen import Frozen
 from longdraft.training.kept_states import KeptStates
-from longdraft.training.processes import joined, spread
+from longdraft.training.processes import spread
 from longdraft.training.run import corpora, finish
 from longdraft.training.run import train as run_training
 from longdraft.training.turns import Turns

@@ -81,7 +81,7 @@ class DecodeSession:
         """What a drafter has changed since `seal` without permission, in words, or None. Call it between decodes."""
         if self._altered is None and self._sealed is not None:
             same = all(torch.equal(a, b) for a, b in zip(self._sealed, self._checksums(), strict=True))
-            self._altered = None if same else "the prompt's keys and values"
+            self._altered = None if not self.target.team.any(not same) else "the prompt's keys and values"
         return self._altered
 
     def _checksums(self) -> list[Tensor]:

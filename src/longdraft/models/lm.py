@@ -11,17 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from longdraft.backends import choose
 from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
+from longdraft.backends.divided import Divided
 from longdraft.backends.eager import Eager
 from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, rows_of
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampler, Sequences, Tree
+from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
 from longdraft.models.alignment import align_weights
+from longdraft.models.tensor_parallel import rows_of_all
 from longdraft.ops.packed import Packed
 
 KV_BITS = {"int8": 8}
@@ -34,12 +38,19 @@ class LM:
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
     weights: "int8" or "int4" if its linear layers were quantised when it was loaded; None: as stored.
     kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
+    team: the processes that hold a share of its heads and weights each; caches have this process's heads.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
     """
 
     def __init__(
-        self, hf: Any, name: str = "", rope: str | None = None, weights: str | None = None, kv: str | None = None
+        self,
+        hf: Any,
+        name: str = "",
+        rope: str | None = None,
+        weights: str | None = None,
+        kv: str | None = None,
+        team: Team = ALONE,
     ):
         if kv is not None and (kv not in KV_BITS or hf.device.type != "cpu"):
             raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
@@ -49,8 +60,9 @@ class LM:
         a = self.architecture = Architecture(hf)
         self.config, self.windows, self.experts = a.config, a.windows, a.experts
         self.positions, self.reach = a.positions, a.reach
-        self.eager = Eager(self.architecture)
-        self.backend: Backend = choose(self.eager)
+        self.team = team
+        self.eager = Eager(a) if team.size == 1 else Divided(a, team)
+        self.backend: Backend = choose(self.eager) if team.size == 1 else self.eager
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
         self.note: str | None = None  # what a user should know about how it was loaded
@@ -87,7 +99,7 @@ class LM:
             if kind not in self._copies:
                 copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
                 align_weights(p for p in copy.parameters() if id(p) not in shared)
-                self._copies[kind] = LM(copy, f"{self.name} in {kind}", kv=self.kv)
+                self._copies[kind] = LM(copy, f"{self.name} in {kind}", kv=self.kv, team=self.team)
             return self._copies[kind]
 
     def saving(self, kind: str) -> float:
@@ -199,6 +211,7 @@ class LM:
         This runs the model's own forward without its layers, so that no architecture's scaling is repeated here. A
         packed output matrix is unpacked at the first call, and stays in memory in both forms.
         """
+        self.team.agree("logits", *normed.shape)
         state, head = normed.to(self.dtype).reshape(1, -1, normed.shape[-1]), self.hf.get_output_embeddings()
         if isinstance(head, PackedLinear):
             head.unpack(self.dtype)
@@ -207,6 +220,9 @@ class LM:
 
     def head_rows(self, tokens: Tensor) -> Any:
         """The output layer for these tokens only, packed if the whole one is."""
+        if self.team.size > 1:
+            self.team.agree("rows of the output matrix", tokens)
+            return rows_of_all(self.hf.get_output_embeddings(), tokens, self.team, self.vocab)
         return rows_of(self.hf.get_output_embeddings(), tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -218,8 +234,10 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
 SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ between two models of one shape
 
 
-def fingerprint(target: LM) -> dict[str, Any]:
+def fingerprint(target: LM, whole: str | None = None) -> dict[str, Any]:
     """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
+
+    whole: the digest of its weights, where it holds only a share of them.
 
     Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
     `stored`, by which drafters know it; and the kind of its keys, if these are quantised.
@@ -227,7 +245,9 @@ def fingerprint(target: LM) -> dict[str, Any]:
     if target.known is not None:
         return target.known
     c = target.config
-    found = {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": digest(target.hf)}
+    found = (
+        {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": whole or digest(target.hf)}
+    )
     chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
     return found | {k: v for k, v in chosen.items() if v is not None}
 
@@ -262,5 +282,6 @@ def _sample(weight: Tensor | Packed) -> tuple[list[int], Tensor]:
     if isinstance(weight, Packed):
         some = weight.at(torch.arange(0, prod(weight.shape), step, device=weight.codes.device))
     else:
-        some = weight.detach().reshape(-1)[::step]
+        full = weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+        some = full.reshape(-1)[::step]
     return list(weight.shape), some.to("cpu", torch.bfloat16).view(torch.int16)

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.packed_linear import BITS, quantise_linears
+from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
@@ -26,8 +27,9 @@ from longdraft.models.alignment import align_weights
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
-from longdraft.models.lm import LM, digest
+from longdraft.models.lm import LM, digest, fingerprint
 from longdraft.models.rope import Rope
+from longdraft.models.tensor_parallel import options_for, settle
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
@@ -47,6 +49,7 @@ def load(
     rope: str | None = None,
     weights: str | None = None,
     kv: str | None = None,
+    team: Team = ALONE,
 ) -> tuple[LM, Any]:
     """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
 
@@ -57,7 +60,7 @@ def load(
     kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
-    lm = load_lm(name, dtype, device, rope, weights, kv)
+    lm = load_lm(name, dtype, device, rope, weights, kv, team)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     tokenizer = _tokenizer(name, lm)
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
@@ -84,6 +87,7 @@ def load_lm(
     rope: str | None = None,
     weights: str | None = None,
     kv: str | None = None,
+    team: Team = ALONE,
 ) -> LM:
     """A model without its tokenizer. Raises InputError."""
     if dtype not in DTYPES:
@@ -92,16 +96,23 @@ def load_lm(
         raise InputError(f"weights is {weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
-    hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling), None)
+    if team.size > 1 and (file or weights):
+        what = "a GGUF file's packed weights" if file else f"weights of {weights}"
+        raise InputError(f"{what} cannot be divided among processes: start without torchrun, or use safetensors")
+    hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling, team), None)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    whole = digest(hf) if team.size > 1 else None
+    if team.size > 1:
+        settle(hf, team)
     if hf.config.model_type not in TESTED:
         _try(name, lambda: probe(hf))
     stored = None if weights is None else digest(hf)
     if weights is not None:
         quantise_linears(hf, weights)
     align_weights(hf.parameters())
-    lm = LM(hf, name, None if scaling is None else str(scaling), weights, kv)
+    lm = LM(hf, name, None if scaling is None else str(scaling), weights, kv, team)
     lm.note, lm.stored = note, stored
+    lm.known = None if whole is None else fingerprint(lm, whole)
     return lm
 
 
@@ -149,7 +160,7 @@ def _dequantised(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any
     return hf
 
 
-def _from_folder(name: str, dtype: str, scaling: Rope | None) -> Any:
+def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any:
     """A Transformers model from 'bundled', a folder or the Hub."""
     where, local = _place(name)
     local = local or not reachable(name)
@@ -160,6 +171,7 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None) -> Any:
     if scaling is not None:
         scaling.extend(config)
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
+    options |= options_for(config, team)
     hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
     if info["missing_keys"]:
         raise InputError(

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from longdraft.core import provenance
+from longdraft.core.processes import ALONE, Team
 from longdraft.errors import InputError
 from longdraft.training import checkpoint
-from longdraft.training.processes import ALONE, Team
 from longdraft.training.schedule import Plan
 
 

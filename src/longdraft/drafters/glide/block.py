@@ -51,7 +51,7 @@ class Host:
         one, cache = torch.ones(1, 1, dtype=torch.long, device=self.target.device), self.target.new_cache(1, 1)
         self.target(Tree(one, -one, one * position, one[..., None].bool()), cache)
         k, v = cache.read(self.layer, 0)
-        self.keys, self.dim, self.value_dim = len(k), k.shape[-1], v.shape[-1]
+        self.keys, self.dim, self.value_dim = len(k) * self.target.team.size, k.shape[-1], v.shape[-1]
         return k[None]
 
     def _rotates(self, start: Tensor, later: Tensor, position: int) -> bool:

@@ -164,16 +164,17 @@ class GlideDrafter(UnderView):
 
     def _cross(self, q: Tensor, b: int, seqs: Sequences, view: KVView | None) -> Tensor:
         """Attention of row b's nodes to verified tokens, slots 0..m-1 (LongSpec sec. 3.1): q [H,W,D] -> [W,H,Dv]."""
-        host, m = self.block.host, int(seqs.cache.length[b])
+        host, m, team = self.block.host, int(seqs.cache.length[b]), self.target.team
         if m == 0:
             return q.new_zeros(q.shape[1], q.shape[0], host.value_dim)
         k, v = seqs.cache.read(host.layer, b)
+        q = team.part(q)  # the queries whose keys this process holds
         if view is None or host.window is not None:
             low = 0 if host.window is None else max(0, m - host.window)
             segments = [Segment(k[:, low:m], v[:, low:m])]
         else:
             segments = [s for s in view.segments(host.layer, b, k, v, m, None, q) if s.k.shape[1]]
-        return attend(q, segments, host.dim**-0.5).out
+        return team.join(attend(q, segments, host.dim**-0.5).out, 1)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.ring.keep(verdict)

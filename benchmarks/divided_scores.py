@@ -1,0 +1,66 @@
+"""Acceptance of drafts whose keys each process selects by its own heads, or all by the mean over all heads.
+
+    torchrun --nproc-per-node 2 benchmarks/divided_scores.py --context 2048,8192 --texts 3 --new 128
+
+Prints one JSON line per text, context and budget. vegas, chains of 7, float32, greedy; the target is the bundled model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+
+from longdraft.backends.divided import Divided
+from longdraft.backends.eager import Eager
+from longdraft.bench import inputs
+from longdraft.core import Captures, KVCache, KVView, Tree
+from longdraft.core.processes import joined
+from longdraft.drafters import SelfDrafter
+from longdraft.engine.decode_session import DecodeSession
+from longdraft.engine.generate import Stats
+from longdraft.models.loading import load
+from longdraft.views import Guided
+
+
+class OwnHeads(Divided):
+    """Scores are means over this process's heads alone."""
+
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> torch.Tensor:
+        self.team.agree("pass", tree.tokens)
+        return Eager.forward(self, tree, cache, start, view, captured, logits)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--context", default="2048,8192")
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--texts", type=int, default=3, help="how many passages of each text")
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--budgets", default="64,256")
+    given = parser.parse_args()
+    team = joined(60.0)
+    lm, tokenizer = load(given.model, "float32", team=team)
+    backends = {"mean over all heads": lm.eager, "own heads": OwnHeads(lm.architecture, team)}
+    for text in inputs.texts(["code", "book"], [], tokenizer):
+        for context in map(int, given.context.split(",")):
+            for passage, prompt in enumerate(text.prompts(context, given.texts)):
+                session = DecodeSession(lm, [prompt], given.new)
+                plain = session.rows()
+                for budget in map(int, given.budgets.split(",")):
+                    found = {"text": text.name, "context": context, "passage": passage, "budget": budget}
+                    for mode, backend in backends.items():
+                        lm.eager = lm.backend = backend
+                        stats = Stats()
+                        rows = session.rows(SelfDrafter(lm, Guided(0.0, budget), [1] * 7), stats)
+                        assert rows == plain, "drafts have changed the output"
+                        found[mode] = round(stats.mean_acceptance_length, 3)
+                    if team.first:
+                        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The eager backend of a model whose heads are divided among processes (models/tensor_parallel.py)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from longdraft.backends.architecture import Architecture
+from longdraft.backends.eager import Eager
+from longdraft.core import Captures, KVCache, KVView, Tree
+from longdraft.core.processes import Team
+
+
+class Divided(Eager):
+    """Every process attends with its own heads to its own cache, and all have the same logits.
+
+    Scores are means over the heads of all processes, so that all select the same slots; scores per key head are the
+    process's own.
+    """
+
+    def __init__(self, architecture: Architecture, team: Team):
+        super().__init__(architecture)
+        self.team = team
+
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        self.team.agree("pass", tree.tokens, tree.parent, cache.length, start, logits)
+        found = super().forward(tree, cache, start, view, captured, logits)
+        if not captured.spec.split:
+            for scores in captured.scores.values():
+                scores /= self.team.size
+            self.team.sum(captured.scores.values())
+        return found

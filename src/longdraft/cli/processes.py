@@ -1,0 +1,80 @@
+"""A command that `torchrun` starts in several processes: one of them speaks, and all end alike."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from datetime import timedelta
+from typing import Any
+
+from longdraft.errors import InputError
+
+DIVIDE = ("generate", "bench", "audit")  # a model's heads among processes; `train` shares the work in its own way
+SPOKEN = timedelta(seconds=10)  # how long a process waits for the one that reports an error
+
+
+def count() -> int:
+    """How many processes torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check(command: str) -> None:
+    """Raises InputError for a command that cannot run in several processes."""
+    if count() > 1 and command not in (*DIVIDE, "train"):
+        raise InputError(
+            f"{command} runs in one process: start it without torchrun ({', '.join(DIVIDE)} and train run in several)"
+        )
+
+
+@contextmanager
+def as_one() -> Iterator[None]:
+    """Only the first process's output is shown. All must come to the end of the block, or raise an error."""
+    if count() == 1:
+        yield
+    elif os.environ.get("RANK") == "0":
+        yield
+        _end()
+    else:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+            _end()
+
+
+def _end() -> None:
+    if "longdraft.core.processes" in sys.modules:
+        from torch import distributed
+
+        from longdraft.core.processes import joined
+
+        if distributed.is_initialized():
+            joined().agree("the end")
+
+
+@contextmanager
+def reporting() -> Iterator[bool]:
+    """Whether this process reports the error that it has met: one of them does so in the block. The others leave the
+    block after it, because torchrun ends all processes once one has ended.
+    """
+    store = _store()
+    mine = store is None or store.add("longdraft/failed", 1) == 1
+    try:
+        yield mine
+    finally:
+        with suppress(Exception):  # nothing more can be done for processes that are gone
+            if store is not None and mine:
+                store.set("longdraft/said", "1")
+            elif store is not None:
+                store.wait(["longdraft/said"], SPOKEN)
+
+
+def _store() -> Any:
+    """What the processes of torchrun share; None if this one is alone."""
+    if count() == 1:
+        return None
+    from torch.distributed.rendezvous import rendezvous
+
+    with suppress(Exception):
+        return next(rendezvous("env://"))[0]
+    return None

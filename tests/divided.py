@@ -1,0 +1,103 @@
+"""What `torchrun` starts for test_tensor_parallel.py: one process, which writes what it found to a file in OUT.
+
+divided.py methods FOLDER OUT    every method on one model
+divided.py models FOLDER OUT     single passes, bytes and one method on every model in FOLDER
+divided.py faults FOLDER OUT     processes that disagree, and one that does not answer
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from listed import OPTIONS, make
+from tiny import BASE
+
+from longdraft import Sampler, Stats, generate
+from longdraft.core import Captures, CaptureSpec, Tree
+from longdraft.core.processes import Team, joined
+from longdraft.errors import InputError
+from longdraft.models.lm import LM, fingerprint
+from longdraft.models.loading import load_lm
+from longdraft.models.memory_traffic import weights_of
+
+SAMPLERS = {"greedy": Sampler(), "T=1": Sampler(1.0, top_p=0.9, penalty=1.1)}
+NEW = 16
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    motif = torch.randint(3, BASE["vocab_size"], (20,), generator=generator).tolist()
+    return [motif * 3 + motif[:10], motif[5:] + motif]
+
+
+def decode(lm: LM, sampler: str, drafter=None) -> list[list[int]]:
+    return generate(lm, prompts(), drafter, max_new_tokens=NEW, sampler=SAMPLERS[sampler], seed=5, stats=Stats())
+
+
+@torch.inference_mode()
+def logits(lm: LM, scores: bool = False) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Of a small tree after a prompt, and the attention scores of its nodes."""
+    cache = lm.new_cache(1, 96)
+    lm.prefill(prompts()[0], cache)
+    captured = Captures(CaptureSpec(rows="mean") if scores else CaptureSpec())
+    return lm(Tree.chain(torch.tensor([[5, 6, 7]])), cache, captured=captured), captured.scores
+
+
+def methods(folder: Path, team: Team) -> dict:
+    lm = load_lm(str(folder), "float32", team=team)
+    said = {"exact": lm.exact, "backend": lm.backend.name}
+    for sampler in SAMPLERS:
+        plain = said[f"plain {sampler}"] = decode(lm, sampler)
+        for name, options in OPTIONS.items():
+            found = decode(lm, sampler, make(name, lm, **options))
+            said[f"{name} {sampler}"] = found == plain
+    return said
+
+
+def models(folder: Path, team: Team) -> dict:
+    said = {}
+    for place in sorted(folder.iterdir()):
+        lm = load_lm(str(place), "float32", team=team)
+        found, scores = logits(lm, True)
+        cache = lm.new_cache(1, 8)
+        lm.prefill([5, 6, 7], cache)
+        said[place.name] = {
+            "logits": found.tolist(),
+            "scores": {layer: s.tolist() for layer, s in scores.items()},
+            "weights": sum(p.nbytes for p in {id(p): p for p in lm.hf.parameters()}.values()),
+            "read": weights_of(lm).read(1),
+            "slot": cache.nbytes(1),
+            "digest": fingerprint(lm)["digest"],
+            "rows": lm.head_rows(torch.tensor([3, 60])).weight.tolist(),
+            "tokens": decode(lm, "T=1", make("vegas", lm, gamma=4, min_budget=16)),
+        }
+    return said
+
+
+def faults(folder: Path, team: Team) -> dict:
+    lm, said = load_lm(str(folder), "float32", team=team), {}
+    for name, seed in (("another seed", team.rank), ("another prompt", 0)):
+        prompt = [5, 6, 7 + (team.rank if name == "another prompt" else 0)]
+        try:
+            generate(lm, [prompt], max_new_tokens=NEW, sampler=Sampler(1.0), seed=seed)
+        except InputError as error:
+            said[name] = str(error)
+    if team.rank:
+        time.sleep(6)
+    try:
+        decode(lm, "greedy")
+    except InputError as error:
+        said["late"] = str(error)
+    return said
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    team = joined(3.0 if what == "faults" else 60.0)
+    found = {"methods": methods, "models": models, "faults": faults}[what](folder, team)
+    (out / f"{what}{team.rank}.json").write_text(json.dumps(found))
