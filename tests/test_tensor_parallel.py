@@ -172,7 +172,7 @@ def test_other_commands_are_refused(command, cli, monkeypatch):
     ("config", "count", "reason"),
     [
         (LlamaConfig(**tiny.BASE), 4, "4 processes cannot share 2 key heads"),
-        (LlamaConfig(**{**tiny.BASE, "num_attention_heads": 3, "num_key_value_heads": 3}), 2, "3 query heads"),
+        (tiny.CONFIGS["llama-6of3"], 2, "2 processes cannot share 3 key heads"),
         (LlamaConfig(**{**tiny.BASE, "intermediate_size": 97}), 2, "97 features"),
         (tiny.CONFIGS["gpt-oss"], 2, "no plan"),
         (LlamaConfig(**tiny.BASE), 2, None),
