@@ -1,21 +1,23 @@
 """Acceptance of drafts whose keys each process selects by its own heads, or all by the mean over all heads.
 
-    torchrun --nproc-per-node 2 benchmarks/divided_scores.py --context 2048,8192 --texts 3 --new 128
+    torchrun --nproc-per-node 2 benchmarks/divided_scores.py --context 4096 --texts 6 --new 128
 
-Prints one JSON line per text, context and budget. vegas, chains of 7, float32, greedy; the target is the bundled model.
+Prints one JSON line per passage and budget, and one with the means of each text and budget. vegas, chains of 7,
+float32, T=1; the target is the bundled model.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 
 import torch
 
 from longdraft.backends.divided import Divided
 from longdraft.backends.eager import Eager
 from longdraft.bench import inputs
-from longdraft.core import Captures, KVCache, KVView, Tree
+from longdraft.core import Captures, KVCache, KVView, Sampler, Tree
 from longdraft.core.processes import joined
 from longdraft.drafters import SelfDrafter
 from longdraft.engine.decode_session import DecodeSession
@@ -36,19 +38,20 @@ class OwnHeads(Divided):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--context", default="2048,8192")
+    parser.add_argument("--context", default="4096")
     parser.add_argument("--model", default="bundled")
-    parser.add_argument("--texts", type=int, default=3, help="how many passages of each text")
+    parser.add_argument("--texts", type=int, default=6, help="how many passages of each text")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--budgets", default="64,256")
     given = parser.parse_args()
     team = joined(60.0)
     lm, tokenizer = load(given.model, "float32", team=team)
     backends = {"mean over all heads": lm.eager, "own heads": OwnHeads(lm.architecture, team)}
+    totals = defaultdict(lambda: defaultdict(list))
     for text in inputs.texts(["code", "book"], [], tokenizer):
         for context in map(int, given.context.split(",")):
             for passage, prompt in enumerate(text.prompts(context, given.texts)):
-                session = DecodeSession(lm, [prompt], given.new)
+                session = DecodeSession(lm, [prompt], given.new, Sampler(1.0), passage, ())
                 plain = session.rows()
                 for budget in map(int, given.budgets.split(",")):
                     found = {"text": text.name, "context": context, "passage": passage, "budget": budget}
@@ -58,8 +61,13 @@ def main() -> None:
                         rows = session.rows(SelfDrafter(lm, Guided(0.0, budget), [1] * 7), stats)
                         assert rows == plain, "drafts have changed the output"
                         found[mode] = round(stats.mean_acceptance_length, 3)
+                        totals[text.name, budget][mode] += [sum(stats.accepted), stats.steps]
                     if team.first:
                         print(json.dumps(found), flush=True)
+    for (name, budget), modes in totals.items():
+        means = {mode: round(1 + sum(found[::2]) / sum(found[1::2]), 3) for mode, found in modes.items()}
+        if team.first:
+            print(json.dumps({"text": name, "budget": budget, "steps": sum(modes["own heads"][1::2])} | means))
 
 
 if __name__ == "__main__":

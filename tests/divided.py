@@ -1,8 +1,7 @@
 """What `torchrun` starts for test_tensor_parallel.py: one process, which writes what it found to a file in OUT.
 
-divided.py methods FOLDER OUT    every method on one model
-divided.py models FOLDER OUT     single passes, bytes and one method on every model in FOLDER
-divided.py faults FOLDER OUT     processes that disagree, and one that does not answer
+divided.py halves FOLDER OUT    every method on "llama", and of every model in FOLDER single passes and bytes
+divided.py faults FOLDER OUT    processes that disagree, and one that does not answer
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import weights_of
 
 SAMPLERS = {"greedy": Sampler(), "T=1": Sampler(1.0, top_p=0.9, penalty=1.1)}
+GREEDY = ("lookup", "vegas", "longspec", "specextend", "quantspec")
 NEW = 16
+WAIT = 8.0  # seconds; also for a process that starts later
 
 
 def prompts() -> list[list[int]]:
@@ -47,13 +48,18 @@ def logits(lm: LM, scores: bool = False) -> tuple[torch.Tensor, dict[int, torch.
     return lm(Tree.chain(torch.tensor([[5, 6, 7]])), cache, captured=captured), captured.scores
 
 
+def halves(folder: Path, team: Team) -> dict:
+    return {"methods": methods(folder / "llama", team), "models": models(folder, team)}
+
+
 def methods(folder: Path, team: Team) -> dict:
+    """Sampled by every method; greedily by those that do something of their own with two processes."""
     lm = load_lm(str(folder), "float32", team=team)
     said = {"exact": lm.exact, "backend": lm.backend.name}
     for sampler in SAMPLERS:
         plain = said[f"plain {sampler}"] = decode(lm, sampler)
-        for name, options in OPTIONS.items():
-            found = decode(lm, sampler, make(name, lm, **options))
+        for name in OPTIONS if sampler != "greedy" else GREEDY:
+            found = decode(lm, sampler, make(name, lm, **OPTIONS[name]))
             said[f"{name} {sampler}"] = found == plain
     return said
 
@@ -87,7 +93,7 @@ def faults(folder: Path, team: Team) -> dict:
         except InputError as error:
             said[name] = str(error)
     if team.rank:
-        time.sleep(6)
+        time.sleep(WAIT + 3)
     try:
         decode(lm, "greedy")
     except InputError as error:
@@ -98,6 +104,6 @@ def faults(folder: Path, team: Team) -> dict:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    team = joined(3.0 if what == "faults" else 60.0)
-    found = {"methods": methods, "models": models, "faults": faults}[what](folder, team)
+    team = joined(WAIT if what == "faults" else 60.0)
+    found = {"halves": halves, "faults": faults}[what](folder, team)
     (out / f"{what}{team.rank}.json").write_text(json.dumps(found))
