@@ -15,7 +15,6 @@ from collections import defaultdict
 import torch
 
 from longdraft.backends.divided import Divided
-from longdraft.backends.eager import Eager
 from longdraft.bench import inputs
 from longdraft.core import Captures, KVCache, KVView, Sampler, Tree
 from longdraft.core.processes import joined
@@ -26,14 +25,17 @@ from longdraft.models.loading import load
 from longdraft.views import Guided
 
 
-class OwnHeads(Divided):
-    """Scores are means over this process's heads alone."""
+class AllHeads(Divided):
+    """Scores are means over the heads of all processes."""
 
     def forward(
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
     ) -> torch.Tensor:
-        self.team.agree("pass", tree.tokens)
-        return Eager.forward(self, tree, cache, start, view, captured, logits)
+        found = super().forward(tree, cache, start, view, captured, logits)
+        for scores in captured.scores.values():
+            scores /= self.team.size
+        self.team.sum(captured.scores.values())
+        return found
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     given = parser.parse_args()
     team = joined(60.0)
     lm, tokenizer = load(given.model, "float32", team=team)
-    backends = {"mean over all heads": lm.eager, "own heads": OwnHeads(lm.architecture, team)}
+    backends = {"mean over all heads": AllHeads(lm.architecture, team), "own heads": lm.eager}
     totals = defaultdict(lambda: defaultdict(list))
     for text in inputs.texts(["code", "book"], [], tokenizer):
         for context in map(int, given.context.split(",")):

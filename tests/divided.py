@@ -40,11 +40,11 @@ def decode(lm: LM, sampler: str, drafter=None) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def logits(lm: LM, scores: bool = False) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """Of a small tree after a prompt, and the attention scores of its nodes."""
+def logits(lm: LM, only: int | None = None) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Of a small tree after a prompt, and the attention scores of its nodes in all layers or one."""
     cache = lm.new_cache(1, 96)
     lm.prefill(prompts()[0], cache)
-    captured = Captures(CaptureSpec(rows="mean") if scores else CaptureSpec())
+    captured = Captures(CaptureSpec(rows="mean", only=only))
     return lm(Tree.chain(torch.tensor([[5, 6, 7]])), cache, captured=captured), captured.scores
 
 
@@ -68,12 +68,14 @@ def models(folder: Path, team: Team) -> dict:
     said = {}
     for place in sorted(folder.iterdir()):
         lm = load_lm(str(place), "float32", team=team)
-        found, scores = logits(lm, True)
+        found, scores = logits(lm)
+        last = lm.config.num_hidden_layers - 1
         cache = lm.new_cache(1, 8)
         lm.prefill([5, 6, 7], cache)
         said[place.name] = {
             "logits": found.tolist(),
             "scores": {layer: s.tolist() for layer, s in scores.items()},
+            "last": [s.tolist() for s in logits(lm, last)[1].values()],
             "weights": sum(p.nbytes for p in {id(p): p for p in lm.hf.parameters()}.values()),
             "read": weights_of(lm).read(1),
             "slot": cache.nbytes(1),

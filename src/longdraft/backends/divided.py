@@ -13,8 +13,9 @@ from longdraft.core.processes import Team
 class Divided(Eager):
     """Every process attends with its own heads to its own cache, and all have the same logits.
 
-    Scores are means over the heads of all processes, so that all select the same slots; scores per key head are the
-    process's own.
+    Scores are means over the process's own heads, by which it selects slots for them (better than by all heads, and
+    without an exchange: docs/log.md). Those of a single layer are means over all heads: they can select for a small
+    model, which is whole in each process and must draft the same.
     """
 
     def __init__(self, architecture: Architecture, team: Team):
@@ -26,7 +27,7 @@ class Divided(Eager):
     ) -> Tensor:
         self.team.agree("pass", tree.tokens, tree.parent, cache.length, start, logits)
         found = super().forward(tree, cache, start, view, captured, logits)
-        if not captured.spec.split:
+        if captured.spec.only is not None:
             for scores in captured.scores.values():
                 scores /= self.team.size
             self.team.sum(captured.scores.values())
