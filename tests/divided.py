@@ -1,6 +1,6 @@
 """What `torchrun` starts for test_tensor_parallel.py: one process, which writes what it found to a file in OUT.
 
-divided.py halves FOLDER OUT    every method on "llama", and of every model in FOLDER single passes and bytes
+divided.py halves FOLDER OUT    every method on "llama"; of every model in FOLDER single passes and bytes; two commands
 divided.py faults FOLDER OUT    processes that disagree, and one that does not answer
 """
 
@@ -16,6 +16,7 @@ from listed import OPTIONS, make
 from tiny import BASE
 
 from longdraft import Sampler, Stats, generate
+from longdraft.cli import main
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.core.processes import Team, joined
 from longdraft.errors import InputError
@@ -49,7 +50,18 @@ def logits(lm: LM, only: int | None = None) -> tuple[torch.Tensor, dict[int, tor
 
 
 def halves(folder: Path, team: Team) -> dict:
-    return {"methods": methods(folder / "llama", team), "models": models(folder, team)}
+    found = {"methods": methods(folder / "llama", team), "models": models(folder, team)}
+    return found | {"statuses": commands(folder.parent)}
+
+
+def commands(out: Path) -> list[int]:
+    """The statuses of an audit and of a benchmark on the bundled model, which write a file each."""
+    (out / "text.txt").write_text("".join(f"It was the {n}th day, and nobody had seen the boat. " for n in range(40)))
+    common = ["--prompt-file", str(out / "text.txt"), "--dtype", "float32", "--temperature", "1"]
+    audit = ["--prompt-tokens", "192", "--tokens", "16", "-o", "min_budget=32", "--out", str(out / "audit.json")]
+    bench = ["--context", "192", "--max-new-tokens", "8", "--repeat", "1", "--methods", "plain,suffix"]
+    bench += ["--out", str(out / "bench.jsonl")]
+    return [main(["audit", *common, *audit]), main(["bench", *common, *bench])]
 
 
 def methods(folder: Path, team: Team) -> dict:

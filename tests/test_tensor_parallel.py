@@ -116,6 +116,16 @@ def test_each_process_holds_its_share(halves):
 
 
 @pytest.mark.full
+def test_an_audit_and_a_benchmark_are_of_all_processes(halves):
+    out, found = halves[0].parent, halves[1]
+    assert [each["statuses"] for each in found] == [[0, 0], [0, 0]]
+    audit = json.loads((out / "audit.json").read_text())
+    assert audit["complete"] and audit["failures"] == 0 and audit["tensor_parallel"] == 2
+    records = [json.loads(line) for line in (out / "bench.jsonl").read_text().splitlines()]
+    assert [(r["method"], r["tensor_parallel"]) for r in records] == [("plain", 2), ("suffix", 2)]
+
+
+@pytest.mark.full
 def test_processes_that_disagree_say_so_and_do_not_hang(tmp_path):
     begin = time.monotonic()
     found = both("faults", saved("llama", tmp_path), tmp_path)
