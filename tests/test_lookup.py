@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longdraft import Sampler
+from longdraft.core.cache import KVCache
+from longdraft.core.sequences import Sequences
+from longdraft.core.tree import DraftLimits, Tree
 from longdraft.drafters.ngram import lookup as ngram
 from longdraft.drafters.ngram.reuse import Reuse
 
@@ -75,3 +79,13 @@ def test_reuse_keeps_fewer_n_grams_where_they_are_long():
     assert Reuse(4).capacity == 1 << 17
     assert Reuse(512).capacity * 512 <= 1 << 22
     assert Reuse(4, capacity=9).capacity == 9
+
+
+@given(TEXTS.filter(len), st.integers(1, 7))
+def test_the_best_continuation_is_the_draft(text, count):
+    """For adapters that draft for one row without a tree."""
+    seqs = Sequences.of([text], 20, KVCache(1, 1), Sampler())
+    drafter = ngram.Lookup(3, count)
+    drafter.start(seqs)
+    tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits())
+    assert drafter.best(0, count) == tree.tokens[0, 1:].tolist()

@@ -129,6 +129,16 @@ def drafted(drafter: Suffix, seqs: Sequences) -> list[set[tuple[int, ...]]]:
     return rows
 
 
+@given(texts.filter(len), st.integers(1, 7))
+def test_the_best_path_is_the_tree_of_width_one(text, depth):
+    """For adapters that draft a chain for one row."""
+    seqs = sequences(text)
+    drafter = Suffix()
+    drafter.start(seqs)
+    tree = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits(depth, width=1))
+    assert drafter.best(0, depth) == tree.tokens[0, 1:].tolist()
+
+
 def test_a_longer_match_is_trusted_for_more_tokens():
     text = list(range(10, 30))
     seqs = sequences([*text, 12], [*text, 12, 13, 14], [*text, 5])

@@ -68,25 +68,29 @@ class Lookup(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         self.rows = [_Index(self.n) for _ in range(len(seqs.length))]
-        self._catch_up(seqs)
+        self.ready(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         self.rows.append(_Index(self.n))
-        self._catch_up(seqs)
+        self.ready(seqs)
 
     def leave(self, seqs: Sequences, row: int) -> None:
         self.rows = without(self.rows, row)
 
-    def _catch_up(self, seqs: Sequences) -> None:
+    def ready(self, seqs: Sequences) -> None:
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, len(row.text) : int(seqs.length[b])].tolist())
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        self._catch_up(seqs)
+        self.ready(seqs)
+
+    def best(self, b: int, count: int) -> list[int]:
+        """The continuation of row b that a draft copies: at most `count` tokens."""
+        return self.rows[b].continuation(count)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         count = min(self.count, limits.depth) if limits.width else 0
-        paths = [row.continuation(count) for row in self.rows]
+        paths = [self.best(b, count) for b in range(len(self.rows))]
         most = max(map(len, paths))
         if most == 0:
             return tree

@@ -179,6 +179,15 @@ class Suffix(Drafter):
         rows = [[] if done else self._draft(b, limits.depth) for b, done in enumerate(seqs.done.tolist())]
         return tree.add_below_root(rows, limits.width)
 
+    def best(self, b: int, count: int) -> list[int]:
+        """The likeliest continuation of row b, token by token: at most `count` tokens, as many as its tree is deep."""
+        path, at = [], 0
+        for i, (parent, token) in enumerate(self._draft(b, count), 1):
+            if parent == at:
+                path.append(token)
+                at = i
+        return path
+
     def _draft(self, b: int, room: int) -> list[tuple[int, int]]:
         index, matched = self.rows[b].index, self.rows[b].matched
         state, length = index.repeated()

@@ -1,0 +1,141 @@
+"""Everything of vLLM's inside that the plugin relies on, in one list, checked against the vLLM that is installed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+
+class Mismatch(RuntimeError):
+    """This vLLM differs from the one that the plugin was written for."""
+
+
+@dataclass(frozen=True)
+class Takes:
+    """A function, or a class by its constructor, takes these parameters: at least these, by these names."""
+
+    where: str
+    names: str
+
+    def problem(self) -> str | None:
+        found = list(inspect.signature(get(self.where)).parameters)
+        missing = [name for name in self.names.split() if name not in found]
+        return f"{self.where} takes ({', '.join(found)}) but not {', '.join(missing)}" if missing else None
+
+
+@dataclass(frozen=True)
+class Sets:
+    """A class has these attributes: it assigns them to self somewhere, declares them, or defines them."""
+
+    where: str
+    names: str
+
+    def problem(self) -> str | None:
+        kind = get(self.where)
+        text = "".join(inspect.getsource(c) for c in kind.__mro__ if c.__module__.startswith("vllm"))
+        declared = {f.name for f in fields(kind)} if is_dataclass(kind) else set()
+        missing = [
+            name
+            for name in self.names.split()
+            if not (name in declared or hasattr(kind, name) or re.search(rf"\bself\.{name}\b\s*[:=,]", text))
+        ]
+        return f"{self.where} has no {', '.join(missing)}" if missing else None
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The source of a function contains this text."""
+
+    where: str
+    text: str
+
+    def problem(self) -> str | None:
+        found = " ".join(inspect.getsource(get(self.where)).split())
+        return None if self.text in found else f"{self.where} no longer contains '{self.text}'"
+
+
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+CONFIG = "vllm.config"
+PROPOSED = "sampled_token_ids num_tokens_no_spec token_ids_cpu slot_mappings"
+CONTRACT: dict[str, list[Any]] = {
+    "registration": [
+        Takes("vllm.platforms.interface:Platform.check_and_update_config", "vllm_config"),
+    ],
+    "proposers": [
+        Sets(f"{CONFIG}:SpeculativeConfig", "num_speculative_tokens method model"),
+        Sets(f"{CONFIG}:VllmConfig", "speculative_config scheduler_config model_config additional_config"),
+        Sets(f"{CONFIG}:SchedulerConfig", "max_num_seqs"),
+        Sets(f"{CONFIG}:ModelConfig", "max_model_len"),
+    ],
+    "self-draft": [
+        Takes(
+            f"{RUNNER}.propose_draft_token_ids",
+            "scheduler_output sampled_token_ids sampling_metadata hidden_states sample_hidden_states aux_hidden_states"
+            " spec_decode_metadata common_attn_metadata slot_mappings",
+        ),
+        Takes(f"{RUNNER}.load_model", "self"),
+        Sets(RUNNER, "drafter input_batch attn_groups model max_model_len device vllm_config"),
+        Sets("vllm.v1.core.sched.output:SchedulerOutput", "scheduled_spec_decode_tokens"),
+        Sets("vllm.v1.worker.gpu_input_batch:InputBatch", "num_tokens_no_spec req_ids block_table"),
+        Sets("vllm.v1.worker.block_table:MultiGroupBlockTable", "block_tables __getitem__"),
+        Sets("vllm.v1.worker.block_table:BlockTable", "block_size num_blocks_per_row get_device_tensor"),
+        Sets("vllm.v1.worker.utils:AttentionGroup", "layer_names kv_cache_spec get_metadata_builder"),
+        Takes("vllm.forward_context:set_forward_context", "attn_metadata vllm_config num_tokens slot_mapping"),
+        Takes(
+            "vllm.v1.attention.backend:CommonAttentionMetadata",
+            "query_start_loc query_start_loc_cpu seq_lens num_reqs num_actual_tokens max_query_len max_seq_len"
+            " block_table_tensor slot_mapping causal",
+        ),
+        Takes("vllm.v1.attention.backend:AttentionMetadataBuilder.build", "common_prefix_len common_attn_metadata"),
+        Takes("vllm.v1.attention.backend:AttentionImpl.forward", "layer query key value kv_cache attn_metadata output"),
+        Sets("vllm.v1.kv_cache_interface:FullAttentionSpec", "sliding_window attention_chunk_size"),
+        Sets("vllm.model_executor.layers.attention:Attention", "impl layer_name kv_cache"),
+        Takes("vllm.config:get_layers_from_vllm_config", "vllm_config layer_type"),
+        Sets(f"{CONFIG}:ParallelConfig", "worker_cls pipeline_parallel_size"),
+        Sets(f"{CONFIG}:SchedulerConfig", "scheduler_cls"),
+        Sets(f"{CONFIG}:ModelConfig", "uses_mrope use_mla is_hybrid"),
+        Sets("vllm.v1.core.sched.scheduler:Scheduler", "num_lookahead_tokens num_spec_tokens"),
+    ],
+    "cpu": [
+        Takes("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "vllm_config device"),
+        Takes("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "self"),
+        Sets("vllm.v1.worker.cpu_worker:CPUWorker", "model_runner"),
+        Sets("vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata", "query_start_loc block_table"),
+        Sets("vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder", "isa"),
+        Takes("vllm._custom_ops:cpu_attn_reshape_and_cache", "key value key_cache value_cache slot_mapping isa"),
+    ],
+    "gpu": [
+        Takes(RUNNER, "vllm_config device"),
+        Takes("vllm.v1.worker.gpu_worker:Worker.init_device", "self"),
+        Sets("vllm.v1.worker.gpu_worker:Worker", "model_runner"),
+    ],
+}
+
+
+def get(where: str) -> Any:
+    """The object at "module:path". Raises Mismatch."""
+    module, _, path = where.partition(":")
+    try:
+        found = import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as problem:
+        raise Mismatch(f"vLLM has no {where} ({problem})") from None
+    return found
+
+
+@cache
+def check(part: str) -> None:
+    """Raise Mismatch, in one line that names what changed, unless all that a part relies on is there."""
+    for term in CONTRACT[part]:
+        problem = term.problem()
+        if problem is not None:
+            raise Mismatch(f"longdraft-vllm does not fit vLLM {version()}: {problem}")
+
+
+def version() -> str:
+    return str(getattr(import_module("vllm"), "__version__", "(unknown version)"))

@@ -1,0 +1,53 @@
+"""Chooses vLLM's worker and scheduler classes where a method needs its own, so that users need not name them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from longdraft_vllm import contract
+
+SELF_DRAFTING = ("longdraft_vllm.Vegas", "longdraft_vllm.MagicdecStream")
+SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
+WORKERS = {  # vLLM's own choice -> what takes its place
+    "vllm.v1.worker.cpu_worker.CPUWorker": "longdraft_vllm.cpu.Worker",
+    "vllm.v1.worker.gpu_worker.Worker": "longdraft_vllm.gpu.Worker",
+}
+
+
+def install() -> None:
+    """Let `choose` complete every configuration after vLLM's platform has completed it.
+
+    The platform's check_and_update_config is where vLLM itself fills in its worker class. If this vLLM has no such
+    function, vLLM works as without the plugin, and --worker-cls and --scheduler-cls remain.
+    """
+    try:
+        contract.check("registration")
+    except contract.Mismatch as problem:
+        logging.getLogger("vllm.longdraft").warning("%s", problem)
+        return
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    complete = platform.check_and_update_config
+    if getattr(complete, "by_longdraft", False):
+        return
+
+    def check_and_update_config(cls: type, vllm_config: Any) -> None:
+        complete(vllm_config)
+        choose(vllm_config)
+
+    check_and_update_config.by_longdraft = True  # type: ignore[attr-defined]
+    platform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def choose(vllm_config: Any) -> None:
+    """Set the classes that vegas and magicdec-stream need, unless the user has named others. Raises Mismatch."""
+    spec = vllm_config.speculative_config
+    if spec is None or spec.method != "custom_class" or spec.model not in SELF_DRAFTING:
+        return
+    contract.check("self-draft")
+    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)
+    if scheduler.scheduler_cls is None:
+        scheduler.scheduler_cls = SCHEDULER

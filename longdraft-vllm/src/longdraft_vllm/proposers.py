@@ -1,0 +1,67 @@
+"""Methods that draft from tokens alone, as vLLM's `custom_class` proposers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from longdraft.drafters import Lookup as LookupDrafter
+from longdraft.drafters import Suffix as SuffixDrafter
+from longdraft_vllm import contract
+from longdraft_vllm.options import options_of
+from longdraft_vllm.texts import Texts
+
+
+class NGrams:
+    """Proposes, for each row that has just got tokens, the continuation that its own text makes likeliest.
+
+    vLLM verifies chains, so the best path of a tree is proposed. Rows that were given no token, because they are still
+    read or were dropped, get no drafts; neither do rows whose drafts would not fit into the model's context.
+    """
+
+    drafter: type
+
+    def __init__(self, vllm_config: Any):
+        contract.check("proposers")
+        spec = vllm_config.speculative_config
+        self.most = spec.num_speculative_tokens
+        self.longest = vllm_config.model_config.max_model_len
+        options = self.defaults() | options_of(vllm_config, type(self).__name__, self.drafter)
+        self.texts = Texts(lambda: self.drafter(**options), vllm_config.scheduler_config.max_num_seqs)
+
+    def defaults(self) -> dict[str, Any]:
+        return {}
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        lengths = {row: int(num_tokens_no_spec[row]) for row, tokens in enumerate(sampled_token_ids) if tokens}
+        room = {row: min(self.most, self.longest - n - 1) for row, n in lengths.items()}
+        texts = {row: token_ids_cpu[row, : lengths[row]] for row, count in room.items() if count > 0}
+        for row, drafter in self.texts.drafters(texts).items():
+            drafts[row] = drafter.best(0, room[row])
+        return drafts
+
+
+class Lookup(NGrams):
+    """lookup: what followed the latest occurrence of the longest suffix."""
+
+    drafter = LookupDrafter
+
+    def defaults(self) -> dict[str, Any]:
+        return {"count": self.most}
+
+
+class Suffix(NGrams):
+    """suffix: the likeliest continuation in a suffix automaton of the row's own text."""
+
+    drafter = SuffixDrafter
+
+    def defaults(self) -> dict[str, Any]:
+        return {"nodes": 4 * self.most}  # branches use nodes too, and only one path of them is proposed

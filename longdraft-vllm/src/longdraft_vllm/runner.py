@@ -1,0 +1,197 @@
+"""Drafting by the target itself, inside vLLM's model runner."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_layers_from_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from longdraft_vllm import contract
+from longdraft_vllm.pages import Table, scores_of
+from longdraft_vllm.queries import Queries
+from longdraft_vllm.views import SelfDraft
+
+
+@dataclass(frozen=True)
+class Row:
+    """Row `at` of vLLM's batch has `length` committed tokens, the last of which, `root`, is not in the cache yet.
+
+    `queries`: how many tokens its verification read; the first of them saw `covered` slots.
+    """
+
+    at: int
+    length: int
+    root: int
+    covered: int
+    queries: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layers of a group have their pages in `paged` and read what `table` shows."""
+
+    paged: Any
+    group: Any
+    table: Table
+
+
+class SelfDrafting:
+    """A mixin over a model runner: no committed slot is written, and no state outlives the step that made it.
+
+    The target drafts token by token. Each layer reads its own rewritten block table: selected pages, then the row's
+    tail. The drafts' keys and values go to slots after the committed ones, which the scheduler has reserved; the
+    verification writes them again before it reads them. Rows come and go between steps without being followed,
+    because a view is chosen from the pass that has just ended.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device):
+        contract.check("self-draft")
+        super().__init__(vllm_config, device)
+        refuse(vllm_config)
+        self.count = vllm_config.speculative_config.num_speculative_tokens
+        self.queries = Queries(self.count + 1)
+
+    def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
+        """[K,S,D] the keys in these blocks of a layer's cache, in the order of their slots."""
+        raise NotImplementedError
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        self.layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+        if isinstance(self.drafter, SelfDraft) and self.drafter.guided:
+            for layer in self.layers.values():
+                self.queries.watch(layer)
+
+    def propose_draft_token_ids(
+        self, scheduler_output: Any, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
+    ) -> list[list[int]]:
+        if not isinstance(self.drafter, SelfDraft):
+            return super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *args, **kwargs)
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        rows = self._rows(scheduler_output, sampled_token_ids)
+        if rows:
+            plans = [
+                Plan(self.input_batch.block_table[i], group, self._table(i, group, rows))
+                for i, groups in enumerate(self.attn_groups)
+                for group in groups
+            ]
+            self.queries.on = False
+            try:
+                chains = self._chains(rows, plans)
+            finally:
+                self.queries.on = True
+            for row, chain in zip(rows, chains.tolist(), strict=True):
+                drafts[row.at] = chain
+        return drafts
+
+    def _rows(self, scheduler_output: Any, sampled: list[list[int]]) -> list[Row]:
+        """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""
+        tables = self.input_batch.block_table.block_tables
+        verified, rows = scheduler_output.scheduled_spec_decode_tokens, []
+        for b, new in enumerate(sampled):
+            length = int(self.input_batch.num_tokens_no_spec[b])
+            reserved = min(int(table.num_blocks_per_row[b]) * table.block_size for table in tables)
+            if new and length + self.count <= min(self.max_model_len, reserved + 1):
+                drafts = verified.get(self.input_batch.req_ids[b], ())
+                rows.append(Row(b, length, new[-1], length - len(new), 1 + len(drafts)))
+        return rows
+
+    def _table(self, number: int, group: Any, rows: list[Row]) -> Table:
+        """What the layers of a group read of these rows."""
+        paged = self.input_batch.block_table[number]
+        page, blocks = paged.block_size, paged.get_device_tensor(rows[-1].at + 1)
+        entries = []
+        for row in rows:
+            selected, tail = torch.zeros(1, 0, dtype=torch.long), 0
+            if reducible(group.kv_cache_spec):
+                used = blocks[row.at, : -(-row.covered // page)]
+                scores = partial(self._scores, group.layer_names, row, used)
+                selected, tail = self.drafter.select(row.covered, page, scores), row.covered // page
+            entries.append((blocks[row.at], selected.to(blocks.device), tail, row.length + self.count - 1))
+        return Table(entries, page)
+
+    def _scores(self, names: list[str], row: Row, blocks: Tensor) -> Tensor:
+        """[L,covered] how much the row's verification attended to each slot that all of its queries saw."""
+        found = []
+        for name in names:
+            keys = self.keys_of(self.layers[name], blocks)[:, : row.covered]
+            found.append(scores_of(self.queries.last(name, row.at, row.queries), keys, self.layers[name].impl.scale))
+        return torch.stack(found)
+
+    def _chains(self, rows: list[Row], plans: list[Plan]) -> Tensor:
+        """[B,count] the target's greedy continuations of the rows under their views."""
+        tokens = torch.tensor([row.root for row in rows], dtype=torch.int32, device=self.device)
+        chains = []
+        for j in range(self.count):
+            positions = torch.tensor([row.length - 1 + j for row in rows], device=self.device)
+            metadata: dict[str, Any] = {}
+            slots: dict[str, Tensor] = {}
+            for plan in plans:
+                at = self.slots(plan.paged, rows, positions)
+                metadata |= per_layer(plan.group, plan.table, plan.table.lengths([row.length + j for row in rows]), at)
+                slots |= dict.fromkeys(plan.group.layer_names, at)
+            with set_forward_context(metadata, self.vllm_config, num_tokens=len(rows), slot_mapping=slots):
+                hidden = self.model(input_ids=tokens, positions=positions, inputs_embeds=None)
+            tokens = self.model.compute_logits(hidden).argmax(-1).int()
+            chains.append(tokens)
+        return torch.stack(chains, 1)
+
+    def slots(self, paged: Any, rows: list[Row], positions: Tensor) -> Tensor:
+        """[B] where the keys of these positions lie in the cache."""
+        page = paged.block_size
+        blocks = paged.get_device_tensor(rows[-1].at + 1)[[row.at for row in rows]]
+        return blocks.gather(1, (positions // page)[:, None])[:, 0].long() * page + positions % page
+
+
+def per_layer(group: Any, table: Table, filled: list[int], slots: Tensor) -> dict[str, Any]:
+    """The attention metadata of one draft step: the layers of a group differ only in their block tables."""
+    starts = torch.arange(len(filled) + 1, dtype=torch.int32)
+    blocks = table.blocks
+    common = CommonAttentionMetadata(
+        query_start_loc=starts.to(blocks.device),
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(filled, dtype=torch.int32, device=blocks.device),
+        num_reqs=len(filled),
+        num_actual_tokens=len(filled),
+        max_query_len=1,
+        max_seq_len=max(filled),
+        block_table_tensor=blocks[0],
+        slot_mapping=slots,
+        causal=True,
+    )
+    first = group.get_metadata_builder().build(0, common)
+    found = {}
+    for i, name in enumerate(group.layer_names):
+        found[name] = first
+        if len(blocks) > 1:
+            found[name] = copy(first)
+            found[name].block_table = blocks[i]
+    return found
+
+
+def reducible(spec: Any) -> bool:
+    """Whether layers of this kind may skip pages: one with a window needs to know how far back each page is."""
+    return type(spec) is FullAttentionSpec and not spec.sliding_window and not spec.attention_chunk_size
+
+
+def refuse(vllm_config: Any) -> None:
+    """Raise ValueError for what drafting by the target itself does not support."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    reasons = {
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "LoRA": vllm_config.lora_config is not None,
+        "positions of more than one dimension": model.uses_mrope,
+        "models without plain attention caches": model.use_mla or model.is_hybrid,
+    }
+    for what, is_used in reasons.items():
+        if is_used:
+            raise ValueError(f"vegas and magicdec-stream do not support {what}; suffix and lookup do")

@@ -1,0 +1,66 @@
+"""What the drafts of vegas and magicdec-stream read, and the names that vLLM's speculative config gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from longdraft.views.guided import SHARE
+from longdraft_vllm.options import options_of
+from longdraft_vllm.pages import best_pages, kept, sink_and_latest
+
+
+class SelfDraft:
+    """Names a view for the model runner, which drafts by the target itself: it never proposes anything alone."""
+
+    guided = False  # whether it selects by scores
+
+    def __init__(self, vllm_config: Any):
+        own = options_of(vllm_config, type(self).__name__, self.set)
+        self.set(**own)
+
+    def set(self, **options: Any) -> None:
+        raise NotImplementedError
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """The target drafts: there is no model to load."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        raise RuntimeError(
+            f"{type(self).__name__} needs the model runner of longdraft-vllm, which --worker-cls has replaced"
+        )
+
+    def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
+        """[L|1,P] the whole pages among a row's first `covered` slots that its draft reads, ascending.
+
+        scores(): [L,covered] what its verification attended to, in each layer.
+        """
+        raise NotImplementedError
+
+
+class Vegas(SelfDraft):
+    """vegas: in each layer, the pages that the latest verification attended to most."""
+
+    guided = True
+
+    def set(self, keep_ratio: float = 0.07, min_budget: int = 256, reach: int = 8) -> None:
+        self.keep_ratio, self.min_budget, self.reach = keep_ratio, min_budget, reach
+
+    def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
+        count = kept(covered, page, self.keep_ratio, self.min_budget)
+        if count == covered // page:
+            return sink_and_latest(count, count, 0)
+        return best_pages(scores(), page, count, self.reach, SHARE)
+
+
+class MagicdecStream(SelfDraft):
+    """magicdec-stream: the pages of the first `sink` slots, and the latest ones."""
+
+    def set(self, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256) -> None:
+        self.sink, self.keep_ratio, self.min_budget = sink, keep_ratio, min_budget
+
+    def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
+        count = kept(covered, page, self.keep_ratio, self.min_budget)
+        return sink_and_latest(covered // page, count, -(-self.sink // page))

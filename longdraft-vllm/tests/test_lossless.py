@@ -1,0 +1,74 @@
+"""Greedy outputs equal vLLM's own plain decoding, token for token, whatever happens to the requests."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from conftest import VOCAB
+from engine import METHODS, SELF, Report, mixed, run
+from longdraft_vllm.runner import SelfDrafting
+
+LONGEST = 256
+SMALL = {"num_gpu_blocks_override": 22}  # too few pages for the requests that run at once
+
+
+@cache
+def plain(model: str) -> Report:
+    found = run(model, None, mixed(VOCAB, LONGEST))
+    assert found.cached > 0 and found.drafted == 0
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_equal_plain_decoding(llama, method):
+    found = run(llama, method, mixed(VOCAB, LONGEST))
+    assert found.outputs == plain(llama).outputs
+    assert found.drafted > 100 and found.accepted > 0
+    assert found.cached > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_survive_preemption(llama, method):
+    found = run(llama, method, mixed(VOCAB, LONGEST), **SMALL)
+    assert found.preempted > 0
+    assert found.outputs == plain(llama).outputs
+
+
+@pytest.mark.parametrize("method", SELF)
+def test_a_view_of_everything_predicts_everything(llama, method):
+    """Positions, slots and tables are right: the target's drafts are its own tokens."""
+    requests = [r for i, r in enumerate(mixed(VOCAB, LONGEST)) if i != 5]
+    found = run(llama, method, requests, {"keep_ratio": 1.0})
+    assert found.accepted > 0.9 * found.drafted  # not 1: requests end within a draft
+    sparse = run(llama, method, requests)
+    assert sparse.accepted < 0.9 * sparse.drafted
+
+
+@pytest.mark.parametrize("method", SELF)
+def test_drafts_in_a_committed_slot_are_caught(llama, method, monkeypatch):
+    """The planted fault: draft keys land on the last committed token's."""
+    slots = SelfDrafting.slots
+    monkeypatch.setattr(
+        SelfDrafting, "slots", lambda self, paged, rows, at: slots(self, paged, rows, (at - 1).clamp(min=0))
+    )
+    found = run(llama, method, mixed(VOCAB, LONGEST))
+    assert found.outputs != plain(llama).outputs
+
+
+def test_without_reserved_slots_fewer_drafts_are_made(llama):
+    """vLLM's own scheduler reserves none: rows whose pages are full do not draft, and nothing is overwritten."""
+    stock = "vllm.v1.core.sched.scheduler.Scheduler"
+    found = run(llama, "vegas", mixed(VOCAB, LONGEST), scheduler_cls=stock)
+    ours = run(llama, "vegas", mixed(VOCAB, LONGEST))
+    assert found.outputs == plain(llama).outputs
+    assert 0 < found.drafted < ours.drafted
+
+
+def test_the_classes_can_be_named(llama):
+    """The flags that take the place of the automatic choice."""
+    named = {
+        "worker_cls": "longdraft_vllm.cpu.Worker",
+        "scheduler_cls": "longdraft_vllm.scheduler.LookaheadScheduler",
+    }
+    assert run(llama, "vegas", mixed(VOCAB, LONGEST), **named).outputs == plain(llama).outputs
