@@ -17,7 +17,7 @@ class Runner(SelfDrafting, CPUModelRunner):
     """Reads keys in the layout that vLLM's CPU kernels store, which is found out by storing known keys."""
 
     def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
-        keys = cache_of(layer)[0]
+        keys = key_pages(layer.kv_cache)
         page, size = keys.shape[2:]
         if not hasattr(self, "order"):
             isa = self.attn_groups[0][0].get_metadata_builder().isa
@@ -30,10 +30,10 @@ class Runner(SelfDrafting, CPUModelRunner):
         return found.transpose(0, 1).flatten(1, 2)
 
 
-def cache_of(layer: Attention) -> Tensor:
-    """[2,blocks,K,page,D] the keys and values of a layer."""
-    cache = layer.kv_cache
-    return cache[0] if isinstance(cache, list) else cache
+def key_pages(cache: Tensor) -> Tensor:
+    """[blocks,K,page,D]: of a layer's cache [blocks,K,page,2*D], the memory of the keys, which come first in a page."""
+    blocks, heads, page, both = cache.shape
+    return cache.view(blocks, heads, 2 * page, both // 2)[:, :, :page]
 
 
 def order_of(page: int, size: int, dtype: torch.dtype, isa: str) -> Tensor | None:

@@ -33,6 +33,9 @@ class NGrams:
     def defaults(self) -> dict[str, Any]:
         return {}
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM asks every drafter to load its model: there is none."""
+
     def propose(
         self,
         sampled_token_ids: list[list[int]],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm.v1.core.sched.scheduler import Scheduler
 
 
 class LookaheadScheduler(Scheduler):
-    """Every running request has slots for the drafts of its next step, as for a draft model."""
+    """Every running request has slots for the drafts of its next step, as with a draft model."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.num_lookahead_tokens = self.num_spec_tokens
+    @property
+    def num_lookahead_tokens(self) -> int:
+        return self.num_spec_tokens
+
+    @num_lookahead_tokens.setter
+    def num_lookahead_tokens(self, value: int) -> None:
+        """vLLM's own number, which is 0 for a method that it does not know."""
