@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ |= {
+os.environ |= {  # one thread: the models are so small that on a busy machine threads mostly wait for each other
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

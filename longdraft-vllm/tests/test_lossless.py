@@ -10,7 +10,7 @@ from engine import METHODS, SELF, Report, mixed, run
 from longdraft_vllm.runner import SelfDrafting
 
 LONGEST = 256
-SMALL = {"num_gpu_blocks_override": 22}  # too few pages for the requests that run at once
+SMALL = {"num_gpu_blocks_override": 11}  # too few pages for the requests that run at once
 
 
 @cache
