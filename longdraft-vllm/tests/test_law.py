@@ -9,10 +9,13 @@ import pytest
 import torch
 from conftest import save_llama
 from engine import METHODS, Request, run
+from longdraft_vllm import proposers
 from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
+from vllm.v1.sample import rejection_sampler
 
-VOCAB, TOKENS, REQUESTS = 5, 3, 3000
+VOCAB, TOKENS, REQUESTS = 5, 3, 2000
+OF_VLLM = rejection_sampler.expand_batch_to_tokens
 FALSE_ALARM = 1e-4  # of each of these tests, if the law is kept
 PROMPT = [(3 * i * i + i // 7) % VOCAB for i in range(90)] + [1, 2, 3, 4] * 3
 
@@ -37,7 +40,7 @@ def p_value(model: str, method: str) -> float:
     requests = [Request(PROMPT, TOKENS + 1, sampling={"temperature": 1.0, "seed": seed}) for seed in range(REQUESTS)]
     options = {} if method in ("suffix", "lookup") else {"keep_ratio": 0.2, "min_budget": 32}
     found = run(model, method, requests, options, max_num_seqs=64, max_num_batched_tokens=512)
-    assert found.drafted > REQUESTS / 2 and 0 < found.accepted < found.drafted
+    assert found.drafted > REQUESTS / 2 and found.accepted > 0
     seen = Counter(tuple(output[:TOKENS]) for output in found.outputs)
     cells: list[tuple[float, int]] = []
     rare, rarely = 0.0, 0
@@ -58,19 +61,24 @@ def test_the_law_is_kept(small, method):
 
 
 def test_a_sampler_that_accepts_too_much_is_caught(small, monkeypatch):
-    """The planted fault: every draft is accepted."""
-    from vllm.v1.sample import rejection_sampler
-
+    """The planted fault: every first draft is accepted."""
     accept = rejection_sampler.rejection_sample
 
-    def everything(draft_token_ids, num_draft_tokens, *args, **kwargs):
+    def accept_more(draft_token_ids, num_draft_tokens, *args, **kwargs):
         found = accept(draft_token_ids, num_draft_tokens, *args, **kwargs)
         at = 0
         for row, n in enumerate(num_draft_tokens):
-            found[row, :n] = draft_token_ids[at : at + n]
-            found[row, n] = found[row, n] if found[row, n] >= 0 else 0
+            if n:
+                found[row, 0] = draft_token_ids[at]
             at += n
         return found
 
-    monkeypatch.setattr(rejection_sampler, "rejection_sample", everything)
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", accept_more)
+    assert p_value(small, "lookup") < FALSE_ALARM
+
+
+def test_vllms_own_error_on_cpus_is_caught(small, monkeypatch):
+    """Without the repair the law is wrong, whatever drafts. If this fails, vLLM is right again: drop the repair."""
+    monkeypatch.setattr(proposers, "repair_sampling", lambda: False)
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", OF_VLLM)
     assert p_value(small, "lookup") < FALSE_ALARM

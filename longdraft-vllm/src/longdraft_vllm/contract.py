@@ -70,6 +70,10 @@ CONTRACT: dict[str, list[Any]] = {
         Sets(f"{CONFIG}:VllmConfig", "speculative_config scheduler_config model_config additional_config"),
         Sets(f"{CONFIG}:SchedulerConfig", "max_num_seqs"),
         Sets(f"{CONFIG}:ModelConfig", "max_model_len"),
+        Takes(
+            "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
+            "x cu_num_tokens num_tokens replace_from replace_to",
+        ),
     ],
     "self-draft": [
         Takes(

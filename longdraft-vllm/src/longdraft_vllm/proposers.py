@@ -10,6 +10,7 @@ from longdraft.drafters import Lookup as LookupDrafter
 from longdraft.drafters import Suffix as SuffixDrafter
 from longdraft_vllm import contract
 from longdraft_vllm.options import options_of
+from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.texts import Texts
 
 
@@ -24,6 +25,7 @@ class NGrams:
 
     def __init__(self, vllm_config: Any):
         contract.check("proposers")
+        repair_sampling()
         spec = vllm_config.speculative_config
         self.most = spec.num_speculative_tokens
         self.longest = vllm_config.model_config.max_model_len
