@@ -18,7 +18,7 @@ help:
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
-	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (NN minutes, and a few to install it at first)"
+	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (some minutes, more to install it at first)"
 	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
