@@ -1,0 +1,52 @@
+"""vLLM as it runs by default: its engine in a process of its own, where the plugin must be loaded too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import VOCAB
+from engine import mixed, run
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from engine import config
+from vllm import LLM, SamplingParams
+
+def main():
+    given = json.loads(sys.argv[3])
+    settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "block_size": 32}
+    llm = LLM(sys.argv[2], skip_tokenizer_init=True, disable_log_stats=False, **settings, **config("vegas"), **given)
+    prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[4])]
+    sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
+    outputs = [list(x.outputs[0].token_ids) for x in llm.generate(prompts, sampling, use_tqdm=False)]
+    accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
+    print("FOUND " + json.dumps([outputs, accepted]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("given", [{}, {"tensor_parallel_size": 2}], ids=["one worker", "two workers"])
+def test_outputs_from_other_processes_equal_plain_decoding(llama, given, tmp_path):
+    requests = mixed(VOCAB, 256)[:3]
+    for r in requests:
+        r.tokens, r.arrives = 30, 0
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    words = [sys.executable, str(script), os.path.dirname(__file__), llama, json.dumps(given)]
+    words.append(json.dumps([r.prompt for r in requests]))
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    if given:
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_SGL_KERNEL": "0"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stderr[-2000:]
+    outputs, accepted = json.loads(lines[0].removeprefix("FOUND "))
+    assert outputs == run(llama, None, requests).outputs
+    assert accepted > 0
