@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,34 +10,37 @@ from served import TEXT, loaded, tokens_of
 
 from longdraft import Session, build
 from longdraft.core import KVCache
+from longdraft.drafters import AdaptiveDraft
+from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.drafters.ngram.suffix import Recent
 from longdraft.engine.prefix_cache import PrefixCache
 
 
 def entries(root: Any) -> int:
     """How many entries the containers have that can be reached from it, tensors and the model apart."""
-    seen, todo, count = set[int](), [root], 0
+    seen, todo, found = set[int](), [root], 0
     while todo:
         x = todo.pop()
         if id(x) in seen or isinstance(x, (str, bytes, int, float, type, KVCache)):
             continue
         seen.add(id(x))
         if isinstance(x, dict):
-            count += len(x)
+            found += len(x)
             todo += [*x.keys(), *x.values()]
         elif isinstance(x, (list, tuple, set, frozenset)) or type(x).__name__ in ("deque", "OrderedDict"):
-            count += len(x)
+            found += len(x)
             todo += list(x)
         elif type(x).__module__.startswith("longdraft.") and type(x).__name__ != "LM":
             todo += list(vars(x).values()) if hasattr(x, "__dict__") else []
             todo += [getattr(x, s) for s in getattr(type(x), "__slots__", ()) if hasattr(x, s)]
-    return count
+    return found
 
 
 def grown(method: str, requests: int = 60, **options: Any) -> int:
     """How many entries a session's containers have gained by as many requests again."""
     lm, sizes = loaded()[0], []
-    session = Session(lm, build(method, lm, adaptive=True, **options), batch=4, slots=128, prefixes=PrefixCache(256))
+    drafter = AdaptiveDraft(build(method, lm, **options), Measured(count().__next__))  # the same shapes in every run
+    session = Session(lm, drafter, batch=4, slots=128, prefixes=PrefixCache(256))
     with session:
         for i in range(2 * requests):
             session.submit(tokens_of(f"{TEXT}{i * 7919}\n{'ab'[i % 2] * (i % 9)}"), max_new_tokens=6, eos=(), seed=i)
