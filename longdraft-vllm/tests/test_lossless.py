@@ -35,6 +35,13 @@ def test_outputs_survive_preemption(llama, method):
     assert found.outputs == plain(llama).outputs
 
 
+def test_outputs_of_a_compiled_model_equal_plain_decoding(llama):
+    """vLLM's default on CPUs: queries are still seen, and drafts run the compiled model."""
+    found = run(llama, "vegas", mixed(VOCAB, LONGEST), enforce_eager=False)
+    assert found.outputs == plain(llama).outputs
+    assert found.drafted > 100 and found.accepted > 0
+
+
 @pytest.mark.parametrize("method", SELF)
 def test_a_view_of_everything_predicts_everything(llama, method):
     """Positions, slots and tables are right: the target's drafts are its own tokens."""
