@@ -22,7 +22,8 @@ def repair_sampling() -> bool:
     """Replace vLLM's function of this name where it gives wrong numbers -> whether it did.
 
     On CPUs, 0.32.0 computes the result in a copy that it drops, and returns memory that was never written: the
-    verification of sampled requests then divides logits by random numbers in place of the temperature.
+    verification of sampled requests then divides logits by random numbers in place of the temperature
+    (github.com/vllm-project/vllm/issues/55005).
     """
     from vllm.platforms import current_platform
     from vllm.v1.sample import rejection_sampler
