@@ -28,7 +28,7 @@ def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             f"{left['disconnects']:,} clients that leave in mid-stream",
-            f"{left['most_steps_after']} steps at most begin after the server saw it; "
+            f"{left['most_steps_after']} decoding steps begin after the server has seen that a client left; "
             f"{left['rows_after']} rows and {left['slots_after']} "
             f"slots in use afterwards; resident memory {left['rss_change']:+.1%}",
         ),

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import httpx
+import pytest
 
 from longdraft import Sampler, Session, build, generate, load
 from longdraft.engine.prefix_cache import PrefixCache
@@ -101,3 +102,15 @@ def quiet(server: Server, most_s: float = 10) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with client(server) as found:
+        yield found

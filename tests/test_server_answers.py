@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
-from served import NEW, TEXT, asked, chunks, client, loaded, said, serving, tokens_of
+from served import NEW, TEXT, asked, chunks, client, loaded, said, tokens_of
 
 from longdraft import Sampler
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
-from longdraft.server.run import Server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with client(server) as found:
-        yield found
 
 
 @pytest.mark.parametrize(

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from random import Random
 
-import httpx
 import pytest
 from attacks import Shot, large, shots
 from clients import Answer, fire, fire_all, revealed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from served import address, client, quiet, serving
+from served import address, quiet, serving
 from starlette.types import Receive, Scope, Send
 
 from longdraft.server.guard import Guard
 from longdraft.server.responses import ResponsesRequest
-from longdraft.server.run import Server
 from longdraft.server.schema import ChatRequest, CompletionRequest
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with client(server) as found:
-        yield found
-
 
 JSON = st.recursive(
     st.none()

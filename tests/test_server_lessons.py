@@ -11,7 +11,6 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,18 +35,6 @@ from longdraft.server.schema import CompletionRequest, DetokenizeRequest
 
 SOURCES = sorted(Path(longdraft.__file__).parent.rglob("*.py"))
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with client(server) as found:
-        yield found
 
 
 def chat(**more: Any) -> dict[str, Any]:

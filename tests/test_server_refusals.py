@@ -5,25 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from served import TEXT, asked, client, serving
 
-from longdraft.server.run import Server
-
 HUGE = "9" * 5000
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as found:
-        yield found
-
-
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with client(server) as found:
-        yield found
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,6 @@ def server() -> Iterator[Server]:
         yield found
 
 
-@pytest.fixture
-def http(server: Server) -> Iterator[httpx.Client]:
-    with client(server) as found:
-        yield found
-
-
 def events_of(http: httpx.Client, **fields) -> list[dict]:
     with http.stream("POST", "/v1/longdraft/trace", json=ASKED | fields) as response:
         assert response.status_code == 200, response.read()

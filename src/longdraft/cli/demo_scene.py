@@ -30,7 +30,9 @@ class Scene:
 
 def scene(tokenizer: Any, context: int | None) -> Scene:
     """A question if the model has a chat template, else source code. context: tokens of the text. Raises InputError."""
-    if getattr(tokenizer, "chat_template", None):
+    from longdraft.models.chat import has_template
+
+    if has_template(tokenizer):
         return question(tokenizer, context or 6500)
     return source_code(tokenizer, context or 16384)
 

@@ -9,13 +9,13 @@ import typer
 
 from longdraft.cli import common
 
+Target = Annotated[str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")]
+
 
 def import_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
     out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
-    model: Annotated[
-        str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")
-    ] = "bundled",
+    model: Target = "bundled",
     rope: common.Rope = None,
     any_target: Annotated[
         bool,
@@ -39,9 +39,7 @@ def import_drafter(
 def export_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DRAFTER", help="The folder of a drafter: eagle3 or dflash.")],
     out: Annotated[Path, typer.Option(help="Folder for the drafter in the other layout.")],
-    model: Annotated[
-        str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")
-    ] = "bundled",
+    model: Target = "bundled",
     rope: common.Rope = None,
     any_target: Annotated[
         bool, typer.Option("--any-target", help="Write it for a target other than the one it was trained for.")

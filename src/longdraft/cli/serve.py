@@ -59,7 +59,7 @@ def serve(
     any_target: common.AnyTarget = False,
     threads: common.Threads = None,
 ) -> None:
-    """Serve a model over OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+    """Serve a model over OpenAI's API, with metrics, and a page at / that shows a method at work.
 
     A request's output is what `longdraft generate` gives for the same sampler and seed, whatever runs beside it.
     """
@@ -74,6 +74,7 @@ def serve(
     from longdraft.engine.session import Session
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
+    from longdraft.models.chat import has_template
 
     keys, place = read_keys(api_key_file), listening(host, port)
     if host not in LOCAL and not keys:
@@ -110,7 +111,7 @@ def serve(
         page=page,
     )
     server = Server(session, tokenizer, settings, spec.weights)
-    if getattr(tokenizer, "chat_template", None):
+    if has_template(tokenizer):
         server.service.templates.start()
     status = server.run([place])
     if status:

@@ -20,10 +20,18 @@ class Runner:
     clock: seconds of its decoding steps. Reading the prompt does not count: it is the same for all lanes.
     """
 
-    def __init__(self, target: LM, drafter: Drafter, request: Request, prefixes: PrefixCache | None, record: Lane):
+    def __init__(
+        self,
+        target: LM,
+        tokenizer: object,
+        drafter: Drafter,
+        request: Request,
+        prefixes: PrefixCache | None,
+        record: Lane,
+    ):
         self.target, self.drafter, self.request, self.prefixes = target, drafter, request, prefixes
-        self.record, self.stats, self.rows = record, Stats(), None
-        self.ready = False
+        self.record, self.stats, self.rows, self.ready = record, Stats(), None, False
+        self._recorder = Recorder(drafter, self.stats, tokenizer, len(request.prompt), request.need)
         self._captured = False  # whether the drafter has seen a step, so that it can draft
 
     def read(self, most: int) -> int:
@@ -42,14 +50,17 @@ class Runner:
     def clock(self) -> float:
         return self.stats.draft_s + self.stats.verify_s
 
-    def step(self, recorder: Recorder) -> None:
-        """Decode one step. At the end, `record.ended` says how."""
+    def step(self) -> Round:
+        """Decode and record one step. After the last one, `record.ended` says how the lane ended."""
         assert self.rows is not None
         seqs = self.rows.seqs
-        found = step(self.target, self.drafter, seqs, match, self.stats, self._captured, recorder)
+        found = step(self.target, self.drafter, seqs, match, self.stats, self._captured, self._recorder)
         self._captured = True
         if bool(seqs.done[0]):
             self.record.ended = "eos" if found.tokens[0][-1] in self.request.eos else "length"
+        [done] = self._recorder.rounds()
+        self.record.rounds.append(done)
+        return done
 
 
 class Race:
@@ -71,10 +82,7 @@ class Race:
     ):
         self.trace, self.chunk, self.over = trace, chunk, False
         pairs = list(zip(drafters, trace.lanes, strict=True))
-        self._runners = [Runner(target, drafter, request, prefixes, lane) for drafter, lane in pairs]
-        self._recorders = [
-            Recorder(r.drafter, r.stats, tokenizer, trace.prompt_tokens, trace.slots) for r in self._runners
-        ]
+        self._runners = [Runner(target, tokenizer, drafter, request, prefixes, lane) for drafter, lane in pairs]
 
     @torch.inference_mode()
     def step(self) -> tuple[int, int | Round]:
@@ -84,9 +92,7 @@ class Race:
             return unread, self._runners[unread].read(self.chunk)
         running = [i for i, r in enumerate(self._runners) if r.record.ended is None]
         lane = min(running, key=lambda i: self._runners[i].clock)
-        self._runners[lane].step(self._recorders[lane])
-        [done] = self._recorders[lane].rounds()
-        self._runners[lane].record.rounds.append(done)
+        done = self._runners[lane].step()
         self.over = all(r.record.ended is not None for r in self._runners)
         if self.over:
             self.trace.compare()

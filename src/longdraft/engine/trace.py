@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -22,7 +22,7 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult
 from longdraft.engine.generate import Stats
 from longdraft.models.lm import LM
-from longdraft.models.text import Detokenizer
+from longdraft.models.text import Detokenizer, token_text
 from longdraft.views.base import View
 
 BINS = 256  # parts of the cache whose reading is told apart
@@ -152,7 +152,7 @@ class Recorder:
         self.drafter, self.stats, self.text, self.slots = drafter, stats, Detokenizer(tokenizer), slots
         self.length, self.edges = prompt_tokens, edges(slots)
         self._seen: list[_Seen] = []
-        self._word = cache(lambda token: tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        self._word = cache(partial(token_text, tokenizer))
 
     def __call__(self, result: StepResult) -> None:
         count, verdict, tree = int(result.count[0]), result.verdict, result.tree

@@ -14,6 +14,11 @@ Tools = list[dict[str, Any]] | None
 Render = Callable[[Any, list[Message], Tools], str]  # (tokenizer, messages, tools) -> text
 
 
+def has_template(tokenizer: Any) -> bool:
+    """Whether a model can be talked to."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def render(tokenizer: Any, messages: list[Message], tools: Tools = None) -> str:
     """A conversation as the template writes it, up to where the model's answer begins. Raises InputError."""
     try:
@@ -29,7 +34,7 @@ def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, re
     What the template writes is read with special tokens, what the messages say without, so a message that contains
     <|im_end|> is text. Raises InputError for a model without a chat template, and for messages that it refuses.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template(tokenizer):
         raise InputError(
             "this model has no chat template: give an instruction-tuned model, or use `longdraft generate`"
         )

@@ -31,3 +31,8 @@ class Detokenizer:
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """A token by itself; part of a character is shown as a replacement character."""
+    return tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)

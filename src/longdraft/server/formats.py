@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.models.text import token_text
 from longdraft.server.reply import Delta, Reply
 
 Json = dict[str, Any]
-
-
-def token_text(tokenizer: Any, token: int) -> str:
-    """A token by itself; part of a character is shown as a replacement character."""
-    return tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def usage(prompt: int, replies: list[Reply]) -> Json:

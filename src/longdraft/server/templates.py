@@ -28,9 +28,10 @@ class Templates:
     def __init__(self, limit_s: float = 2.0, most: int = 32 << 20):
         self.limit_s, self.most = limit_s, most
         self._lock, self._process = Lock(), None
+        self._ready = False  # whether the process has said that it is
 
     def start(self) -> None:
-        """Start the process now, so that no request has to wait for it."""
+        """Start the process, so that no request has to wait for it; this does not wait either."""
         with self._lock:
             self._running()
 
@@ -59,6 +60,9 @@ class Templates:
         process = self._running()
         assert process.stdin is not None
         try:
+            if not self._ready:
+                self._read(process, START_S, 64)
+                self._ready = True
             process.stdin.write(line)
             process.stdin.flush()
             return self._read(process, self.limit_s, self.most)
@@ -77,7 +81,7 @@ class Templates:
             command = [sys.executable, "-I", str(PROCESS)]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-            self._read(self._process, START_S, 64)
+            self._ready = False
         return self._process
 
     def _read(self, process: subprocess.Popen[bytes], limit_s: float, most: int) -> bytes:

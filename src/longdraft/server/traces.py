@@ -20,6 +20,7 @@ from longdraft.methods import METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
+from longdraft.models.chat import has_template
 from longdraft.server.fields import FEW, Name, Strict, Text
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_TOKENS, SEEDS
@@ -122,7 +123,7 @@ class Tracer:
             for entry in found
             if entry["available"]
         ]
-        chat = bool(getattr(self.service.tokenizer, "chat_template", None))
+        chat = has_template(self.service.tokenizer)
         default = self.method if self.method != "plain" else "vegas"
         return {
             "model": self.service.model,
@@ -157,7 +158,7 @@ class Tracer:
     async def _prompt(self, body: TraceRequest) -> list[int]:
         text = f"{body.document.strip()}\n\n{body.prompt}" if body.document.strip() else body.prompt
         tokenizer = self.service.tokenizer
-        if not getattr(tokenizer, "chat_template", None):
+        if not has_template(tokenizer):
             tokens = await self.service.tokens(text)
         else:
             tokens = await self.service.conversation([{"role": "user", "content": text}])

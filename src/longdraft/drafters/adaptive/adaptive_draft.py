@@ -17,7 +17,8 @@ class AdaptiveDraft(Combined):
     Only past steps are considered. The first steps measure drafts of PROBE tokens and plain steps. While drafting is
     off, plain steps capture nothing, and GLANCE tokens are drafted now and then, which lead to a probe if the target
     accepts some. The less drafts promise, the longer it stays off. While it is on, a plain step or another width
-    is measured now and then. costs (default: costs_for the target): what a step costs.
+    is measured now and then. Each number of rows has measurements of its own (see Pace). costs (default: costs_for the
+    target): what a step costs.
     """
 
     def __init__(self, inner: Drafter, costs: Costs | None = None):
