@@ -20,6 +20,7 @@ from transformers import LlamaConfig
 
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
+from longdraft.models import tensor_parallel
 from longdraft.models.lm import LM, fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.models.tensor_parallel import options_for
@@ -206,6 +207,12 @@ def test_what_cannot_be_divided_is_refused(config, count, reason):
         return
     with pytest.raises(InputError, match=reason):
         options_for(config, Team(0, count))
+
+
+def test_without_accelerate_the_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(tensor_parallel, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install accelerate"):
+        options_for(LlamaConfig(**tiny.BASE), Team(0, 2))
 
 
 def test_packed_weights_are_not_divided():

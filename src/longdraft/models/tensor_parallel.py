@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
         count = getattr(c, name, None)
         if isinstance(count, int) and count % team.size:
             raise InputError(f"{team.size} processes cannot share {count} {what}: start a number that divides {count}")
+    if find_spec("accelerate") is None:
+        raise InputError("dividing a model needs accelerate: `pip install accelerate`, or start without torchrun")
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
     except ImportError:
