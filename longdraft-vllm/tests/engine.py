@@ -58,6 +58,7 @@ def config(method: str | None, **options: Any) -> dict[str, Any]:
             "num_speculative_tokens": COUNT,
         },
         "additional_config": {"longdraft": own | options},
+        "per_request_spec_decode_metrics": "summary",
     }
 
 
@@ -84,6 +85,8 @@ class Report:
     accepted: int
     preempted: int
     cached: int  # prompt tokens that were found in the cache
+    own: list[tuple[int, int]]  # (drafted, accepted) tokens of each request by itself
+    margins: list[list[float]]  # how much likelier each token was than the next best one, if logprobs were asked for
 
 
 def run(model: str, method: str | None, requests: list[Request], options: Any = None, **given: Any) -> Report:
@@ -97,7 +100,7 @@ def run(model: str, method: str | None, requests: list[Request], options: Any = 
 
 def serve(llm: LLM, requests: list[Request]) -> Report:
     core, step, waiting = llm.llm_engine, 0, dict(enumerate(requests))
-    outputs: dict[int, list[int]] = {}
+    found: dict[int, Any] = {}
     cached = 0
     while waiting or core.has_unfinished_requests():
         for i in [i for i, r in waiting.items() if r.arrives <= step]:
@@ -106,15 +109,38 @@ def serve(llm: LLM, requests: list[Request]) -> Report:
             core.add_request(str(i), {"prompt_token_ids": r.prompt}, sampling)
         for done in core.step():
             if done.finished:
-                outputs[int(done.request_id)] = list(done.outputs[0].token_ids)
+                found[int(done.request_id)] = done.outputs[0]
                 cached += done.num_cached_tokens or 0
         step += 1
     counts = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
     total = lambda name: int(sum(n for key, n in counts.items() if key == f"vllm:{name}"))  # noqa: E731
+    outputs = [found[i] for i in range(len(requests))]
     return Report(
-        [outputs[i] for i in range(len(requests))],
+        [list(x.token_ids) for x in outputs],
         total("spec_decode_num_draft_tokens"),
         total("spec_decode_num_accepted_tokens"),
         total("num_preemptions"),
         cached,
+        [own(x.spec_decode_metrics) for x in outputs],
+        [[margin(at) for at in x.logprobs or []] for x in outputs],
     )
+
+
+def own(metrics: Any) -> tuple[int, int]:
+    """(drafted, accepted) tokens of one request, by vLLM's own count."""
+    found = metrics.to_dict() if metrics else {}
+    return found.get("num_draft_tokens", 0), found.get("num_accepted_draft_tokens", 0)
+
+
+def margin(logprobs: dict[int, Any]) -> float:
+    best, second = sorted((x.logprob for x in logprobs.values()), reverse=True)[:2]
+    return best - second
+
+
+def off(plain: Report, found: Report) -> list[float]:
+    """The margin of plain decoding where an output first differs from it, for each output that does."""
+    margins = []
+    for a, b, m in zip(plain.outputs, found.outputs, plain.margins, strict=True):
+        if a != b:
+            margins.append(m[next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)])
+    return margins

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from conftest import VOCAB
-from engine import METHODS, SELF, Report, mixed, run
+from engine import METHODS, SELF, Report, mixed, off, run
 from longdraft_vllm.runner import SelfDrafting
 
 LONGEST = 256
+TIE = 0.15  # log-probabilities of these logits, of which bfloat16 has steps of 0.03
 SMALL = {"num_gpu_blocks_override": 11}  # too few pages for the requests that run at once
 
 
@@ -26,6 +28,8 @@ def test_outputs_equal_plain_decoding(llama, method):
     assert found.outputs == plain(llama).outputs
     assert found.drafted > 100 and found.accepted > 0
     assert found.cached > 0
+    assert (sum(d for d, _ in found.own), sum(a for _, a in found.own)) == (found.drafted, found.accepted)
+    assert len({a for _, a in found.own}) > 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -40,6 +44,32 @@ def test_outputs_of_a_compiled_model_equal_plain_decoding(llama):
     found = run(llama, "vegas", mixed(VOCAB, LONGEST), enforce_eager=False)
     assert found.outputs == plain(llama).outputs
     assert found.drafted > 100 and found.accepted > 0
+
+
+def in_bfloat16(model: str, method: str | None) -> Report:
+    """Requests whose tokens come with the likeliest two of each position."""
+    requests = mixed(VOCAB, LONGEST)
+    for r in requests:
+        r.sampling = {"temperature": 0.0, "logprobs": 2}
+    return run(model, method, requests, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def plain_in_bfloat16(llama) -> Report:
+    return in_bfloat16(llama, None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_in_bfloat16_differ_at_ties_only(llama, plain_in_bfloat16, method):
+    found = in_bfloat16(llama, method)
+    assert found.drafted > 100
+    assert all(margin < TIE for margin in off(plain_in_bfloat16, found))
+
+
+def test_a_wrong_token_is_no_tie(llama, plain_in_bfloat16):
+    """The planted fault: one token of each output is another one."""
+    wrong = [[*tokens[:9], (tokens[9] + 1) % VOCAB, *tokens[10:]] for tokens in plain_in_bfloat16.outputs]
+    assert any(margin > TIE for margin in off(plain_in_bfloat16, replace(plain_in_bfloat16, outputs=wrong)))
 
 
 @pytest.mark.parametrize("method", SELF)

@@ -20,9 +20,11 @@ from vllm import LLM, SamplingParams
 def main():
     given = json.loads(sys.argv[3])
     settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "block_size": 32}
-    llm = LLM(sys.argv[2], skip_tokenizer_init=True, disable_log_stats=False, **settings, **config("vegas"), **given)
+    settings |= config("vegas", keyed_noise=True) | given
+    llm = LLM(sys.argv[2], skip_tokenizer_init=True, disable_log_stats=False, **settings)
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[4])]
-    sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
+    ways = json.loads(sys.argv[5])
+    sampling = [SamplingParams(max_tokens=30, ignore_eos=True, detokenize=False, **way) for way in ways]
     outputs = [list(x.outputs[0].token_ids) for x in llm.generate(prompts, sampling, use_tqdm=False)]
     accepted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
     print("FOUND " + json.dumps([outputs, accepted]))
@@ -35,12 +37,13 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("given", [{}, {"tensor_parallel_size": 2}], ids=["one worker", "two workers"])
 def test_outputs_from_other_processes_equal_plain_decoding(llama, given, tmp_path):
     requests = mixed(VOCAB, 256)[:3]
-    for r in requests:
+    for i, r in enumerate(requests):
         r.tokens, r.arrives = 30, 0
+        r.sampling = {"temperature": 0.5 * i, "seed": 100 + i}  # the first is greedy
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, str(script), os.path.dirname(__file__), llama, json.dumps(given)]
-    words.append(json.dumps([r.prompt for r in requests]))
+    words += [json.dumps([r.prompt for r in requests]), json.dumps([r.sampling for r in requests])]
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     if given:
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_SGL_KERNEL": "0"}
@@ -48,5 +51,5 @@ def test_outputs_from_other_processes_equal_plain_decoding(llama, given, tmp_pat
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stderr[-2000:]
     outputs, accepted = json.loads(lines[0].removeprefix("FOUND "))
-    assert outputs == run(llama, None, requests).outputs
+    assert outputs == run(llama, None, requests, additional_config={"longdraft": {"keyed_noise": True}}).outputs
     assert accepted > 0

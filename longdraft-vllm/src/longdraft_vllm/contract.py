@@ -104,6 +104,23 @@ CONTRACT: dict[str, list[Any]] = {
         Sets(f"{CONFIG}:ModelConfig", "uses_mrope use_mla is_hybrid"),
         Sets("vllm.v1.core.sched.scheduler:Scheduler", "num_lookahead_tokens num_spec_tokens"),
     ],
+    "keyed": [
+        Takes(f"{RUNNER}._sample", "logits spec_decode_metadata"),
+        Sets(RUNNER, "sampler input_batch requests"),
+        Sets("vllm.v1.sample.sampler:Sampler", "topk_topp_sampler"),
+        Takes("vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native", "logits generators k p"),
+        Takes("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "logits k p"),
+        Takes(
+            "vllm.v1.sample.rejection_sampler:rejection_sample",
+            "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits"
+            " bonus_token_ids sampling_metadata",
+        ),
+        Calls("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "output_token_ids = rejection_sample("),
+        Sets("vllm.v1.worker.gpu_input_batch:InputBatch", "num_tokens_no_spec req_ids generators sampling_metadata"),
+        Sets("vllm.v1.sample.metadata:SamplingMetadata", "temperature top_k top_p"),
+        Sets("vllm.v1.spec_decode.metadata:SpecDecodeMetadata", "num_draft_tokens"),
+        Sets(f"{CONFIG}:VllmConfig", "use_v2_model_runner"),
+    ],
     "cpu": [
         Takes("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "vllm_config device"),
         Takes("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "self"),

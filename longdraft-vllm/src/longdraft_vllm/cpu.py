@@ -10,6 +10,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from longdraft_vllm import contract
+from longdraft_vllm.keyed import runner_for
 from longdraft_vllm.runner import SelfDrafting
 
 
@@ -65,4 +66,5 @@ class Worker(CPUWorker):
     def init_device(self) -> None:
         contract.check("cpu")
         super().init_device()
-        self.model_runner = Runner(self.vllm_config, torch.device("cpu"))
+        kind = runner_for(self.vllm_config, Runner, CPUModelRunner)
+        self.model_runner = kind(self.vllm_config, torch.device("cpu"))

@@ -8,6 +8,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
 from longdraft_vllm import contract
+from longdraft_vllm.keyed import runner_for
 from longdraft_vllm.runner import SelfDrafting
 
 
@@ -23,4 +24,4 @@ class Worker(GPUWorker):
     def init_device(self) -> None:
         contract.check("gpu")
         super().init_device()
-        self.model_runner = Runner(self.vllm_config, self.device)
+        self.model_runner = runner_for(self.vllm_config, Runner, GPUModelRunner)(self.vllm_config, self.device)

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from longdraft_vllm import contract
+from longdraft_vllm.options import keyed_noise
 
 SELF_DRAFTING = ("longdraft_vllm.Vegas", "longdraft_vllm.MagicdecStream")
 SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
@@ -41,13 +42,25 @@ def install() -> None:
     platform.check_and_update_config = classmethod(check_and_update_config)
 
 
-def choose(vllm_config: Any) -> None:
-    """Set the classes that vegas and magicdec-stream need, unless the user has named others. Raises Mismatch."""
+def self_drafting(vllm_config: Any) -> bool:
+    """Whether the target drafts for itself."""
     spec = vllm_config.speculative_config
-    if spec is None or spec.method != "custom_class" or spec.model not in SELF_DRAFTING:
+    return spec is not None and spec.method == "custom_class" and spec.model in SELF_DRAFTING
+
+
+def choose(vllm_config: Any) -> None:
+    """Set the classes that vegas, magicdec-stream and keyed noise need, unless the user has named others.
+
+    Raises Mismatch, and ValueError for options that are wrong.
+    """
+    drafting, keyed = self_drafting(vllm_config), keyed_noise(vllm_config)
+    if not drafting and not keyed:
         return
-    contract.check("self-draft")
+    if keyed and vllm_config.use_v2_model_runner:
+        raise ValueError("keyed_noise needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)
-    if scheduler.scheduler_cls is None:
-        scheduler.scheduler_cls = SCHEDULER
+    if drafting:
+        contract.check("self-draft")
+        if scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = SCHEDULER

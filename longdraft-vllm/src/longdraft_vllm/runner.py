@@ -143,9 +143,13 @@ class SelfDrafting:
                 slots |= dict.fromkeys(plan.group.layer_names, at)
             with set_forward_context(metadata, self.vllm_config, num_tokens=len(rows), slot_mapping=slots):
                 hidden = self.model(input_ids=tokens, positions=positions, inputs_embeds=None)
-            tokens = self.model.compute_logits(hidden).argmax(-1).int()
+            tokens = self.next_tokens(self.model.compute_logits(hidden), rows, positions)
             chains.append(tokens)
         return torch.stack(chains, 1)
+
+    def next_tokens(self, logits: Tensor, rows: list[Row], positions: Tensor) -> Tensor:
+        """[B] the tokens that are drafted after these positions, from the target's logits [B,V]."""
+        return logits.argmax(-1).int()
 
     def slots(self, paged: Any, rows: list[Row], positions: Tensor) -> Tensor:
         """[B] where the keys of these positions lie in the cache."""
