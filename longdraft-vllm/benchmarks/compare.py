@@ -1,9 +1,8 @@
 """Decoding by vLLM plain, by its own speculation and by longdraft's methods: python benchmarks/compare.py MODEL
 
 MODEL is a folder of safetensors. Prompts are code of Python's standard library; each was sent once before, so that
-its pages are in vLLM's prefix cache and decoding alone is timed. Each method runs in a process of its own. Beside the
-time that passed, the processor time is given: with one thread (OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind) it
-says on a busy machine what the time would be on a quiet one.
+its pages are in vLLM's prefix cache and decoding alone is timed. Each method runs in a process of its own, plain
+decoding in the first one and the last one. `--table RECORDS...` writes the table of earlier records.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "vegas": {"method": "custom_class", "model": "longdraft_vllm.Vegas"},
     "magicdec-stream": {"method": "custom_class", "model": "longdraft_vllm.MagicdecStream"},
 }
+ORDER = [*METHODS, "plain"]
 
 
 def prompts(model: str, tokens: int, count: int) -> list[list[int]]:
@@ -50,6 +50,7 @@ def measure(args: argparse.Namespace) -> None:
     from vllm import LLM, SamplingParams
 
     spec = METHODS[args.one]
+    options = json.loads(args.options) if args.one == "vegas" else {}
     cells = [tuple(map(int, cell.split("x"))) for cell in args.cells]
     more: dict[str, Any] = {"speculative_config": spec | {"num_speculative_tokens": args.drafts}} if spec else {}
     llm = LLM(
@@ -60,9 +61,11 @@ def measure(args: argparse.Namespace) -> None:
         block_size=args.page,
         disable_log_stats=False,
         enforce_eager=args.eager,
+        additional_config={"longdraft": options},
         **more,
     )
     sampling = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
+    ranked = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True, logprobs=2)
     for context in sorted({context for context, _ in cells}):
         counts = [count for c, count in cells if c == context]
         texts = [{"prompt_token_ids": ids} for ids in prompts(args.model, context, max(counts))]
@@ -79,7 +82,11 @@ def measure(args: argparse.Namespace) -> None:
             after = counters(llm)
             drafts = after["drafts"] - before["drafts"]
             accepted = after["accepted"] - before["accepted"]
-            record = {"method": args.one, "context": context, "requests": count, "outputs": outputs}
+            record = origin(args) | {"method": args.one, "options": options, "context": context, "requests": count}
+            record |= {"outputs": outputs}
+            if not spec:
+                found = llm.generate(texts[:count], ranked, use_tqdm=False)
+                record |= {"margins": [[margin(at) for at in x.outputs[0].logprobs] for x in found]}
             record |= {"tokens_per_s": [round(count * args.tokens / s, 2) for s in seconds]}
             record |= {"tokens_per_cpu_s": [round(count * args.tokens / s, 2) for s in cpu]}
             record |= {"tokens_per_draft": round(1 + accepted / drafts, 3) if drafts else 1.0, "drafts": drafts}
@@ -92,25 +99,58 @@ def counters(llm: Any) -> dict[str, int]:
     return {short: int(values.get(name, 0)) for short, name in names.items()}
 
 
+def margin(logprobs: dict[int, Any]) -> float:
+    """How much likelier the best token is than the next one."""
+    best, second = sorted((x.logprob for x in logprobs.values()), reverse=True)[:2]
+    return round(best - second, 4)
+
+
+def origin(args: argparse.Namespace) -> dict[str, Any]:
+    """Where a record comes from."""
+    import torch
+    import vllm
+
+    from longdraft.core.provenance import checkout, now
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    given = {name: getattr(args, name) for name in ("tokens", "drafts", "page", "repeat", "dtype", "eager")}
+    found = {"vllm": vllm.__version__, "torch": torch.__version__, "cpu": (names or [platform.machine()])[0]}
+    return (
+        found | {"threads": torch.get_num_threads(), "model": Path(args.model).name, "time": now()} | given | checkout()
+    )
+
+
 def table(records: list[dict[str, Any]]) -> str:
     """A Markdown table: medians, against plain decoding, and how many outputs came out as plain decoding's."""
-    plain = {(r["context"], r["requests"]): r for r in records if r["method"] == "plain"}
-    names = ["context", "requests", "method", "tokens/s", "per processor second", "against plain", "tokens per draft"]
-    lines = ["| " + " | ".join([*names, "outputs as plain's"]) + " |", "| ---: | ---: | --- |" + " ---: |" * 5]
-    for r in sorted(records, key=lambda r: (r["context"], r["requests"])):
-        base = plain.get((r["context"], r["requests"]), r)
-        rate, cpu = median(r["tokens_per_s"]), median(r["tokens_per_cpu_s"])
-        same = sum(a == b for a, b in zip(r["outputs"], base["outputs"], strict=True))
-        cells = [r["context"], r["requests"], r["method"], f"{rate:.1f}", f"{cpu:.1f}"]
-        cells += [f"{cpu / median(base['tokens_per_cpu_s']):.2f}", f"{r['tokens_per_draft']:.2f}"]
-        lines.append("| " + " | ".join(map(str, [*cells, f"{same} of {r['requests']}"])) + " |")
+    names = ["context", "requests", "method", "tokens/s", "against plain", "tokens per step", "outputs as plain's"]
+    lines = ["| " + " | ".join(names) + " |", "| ---: | ---: | --- |" + " ---: |" * 4]
+    cells = sorted({(r["context"], r["requests"]) for r in records})
+    for context, requests in cells:
+        here = [r for r in records if (r["context"], r["requests"]) == (context, requests)]
+        plain = [r for r in here if r["method"] == "plain"]
+        base = median(rate for r in plain for rate in r["tokens_per_s"])
+        for r in [plain[0], *(r for r in here if r["method"] != "plain")]:
+            rate = base if r in plain else median(r["tokens_per_s"])
+            row = [context, requests, r["method"], f"{rate:.1f}", f"{rate / base:.2f}", f"{r['tokens_per_draft']:.2f}"]
+            lines.append("| " + " | ".join(map(str, [*row, agreement(plain[0], r)])) + " |")
     return "\n".join(lines)
+
+
+def agreement(plain: dict[str, Any], found: dict[str, Any]) -> str:
+    """How many outputs are equal, and how far apart plain decoding's best two tokens are where one first differs."""
+    margins = []
+    for a, b, near in zip(plain["outputs"], found["outputs"], plain["margins"], strict=True):
+        if a != b:
+            margins.append(near[next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)])
+    same = f"{len(plain['outputs']) - len(margins)} of {len(plain['outputs'])}"
+    return same + (f" (ties within {max(margins):.2f})" if margins else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("model", nargs="?", help="a folder of safetensors")
+    parser.add_argument("--methods", nargs="+", default=ORDER)
     every = ["1024x1", "1024x8", "7168x1", "7168x8"]
     parser.add_argument("--cells", nargs="+", default=every, help="tokens of context x requests at once")
     parser.add_argument("--tokens", type=int, default=96)
@@ -119,35 +159,32 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--options", default="{}", help="of vegas, as JSON")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="RECORDS")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("compare.jsonl"))
     args = parser.parse_args()
+    if args.table:
+        return print(table(read(args.table)))
+    if args.model is None:
+        parser.error("give a model, or --table RECORDS")
     if args.one:
         return measure(args)
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "3"} | os.environ
-    records = []
     with args.out.open("a") as file:
         for method in args.methods:
             command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
             lines = [line.removeprefix("RECORD ") for line in done.stdout.splitlines() if line.startswith("RECORD ")]
             print(f"{method}: {len(lines)} measurements, status {done.returncode}", file=sys.stderr)
-            records += [json.loads(line) for line in lines]
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
-    print(table(records))
-    print(f"\n{versions()}")
+    print(table(read([args.out])))
 
 
-def versions() -> str:
-    import torch
-    import vllm
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    cpu = (names or [platform.machine()])[0]
-    return f"vLLM {vllm.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {cpu}"
+def read(files: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

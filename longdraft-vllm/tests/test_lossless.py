@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -9,6 +10,7 @@ import pytest
 from conftest import VOCAB
 from engine import METHODS, SELF, Report, mixed, off, run
 from longdraft_vllm.runner import SelfDrafting
+from longdraft_vllm.views import Vegas
 
 LONGEST = 256
 TIE = 0.15  # log-probabilities of these logits, of which bfloat16 has steps of 0.03
@@ -91,6 +93,22 @@ def test_drafts_in_a_committed_slot_are_caught(llama, method, monkeypatch):
     )
     found = run(llama, method, mixed(VOCAB, LONGEST))
     assert found.outputs != plain(llama).outputs
+
+
+def test_a_view_is_used_for_some_steps(llama, monkeypatch):
+    """Fewer views are chosen, rows that pause keep theirs, and outputs are the same."""
+    count, select = Counter(), Vegas.select
+
+    def counted(self, *args):
+        count[self.every] += 1
+        return select(self, *args)
+
+    monkeypatch.setattr(Vegas, "select", counted)
+    for every in (1, 4):
+        found = run(llama, "vegas", mixed(VOCAB, LONGEST), {"every": every}, **SMALL)
+        assert found.preempted > 0
+        assert found.outputs == plain(llama).outputs
+    assert 2 * count[4] < count[1]
 
 
 def test_without_reserved_slots_fewer_drafts_are_made(llama):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,13 +45,22 @@ class Plan:
     table: Table
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The pages [L|1,P] of a request that a draft reads, and the first of those that it reads because they are new."""
+
+    selected: Tensor
+    tail: int
+    uses: int = 1
+
+
 class SelfDrafting:
-    """A mixin over a model runner: no committed slot is written, and no state outlives the step that made it.
+    """A mixin over a model runner: no committed slot is written, and no draft outlives the step that made it.
 
     The target drafts token by token. Each layer reads its own rewritten block table: selected pages, then the row's
     tail. The drafts' keys and values go to slots after the committed ones, which the scheduler has reserved; the
-    verification writes them again before it reads them. Rows come and go between steps without being followed,
-    because a view is chosen from the pass that has just ended.
+    verification writes them again before it reads them. A view is chosen from the pass that has just ended, and used
+    for some steps. It names pages by their place in the text, so rows may move, pause and get other blocks meanwhile.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device):
@@ -61,6 +70,7 @@ class SelfDrafting:
         refuse(vllm_config)
         self.count = vllm_config.speculative_config.num_speculative_tokens
         self.queries = Queries(self.count + 1)
+        self.chosen: dict[tuple[str, int], Chosen] = {}  # by request and group of layers
 
     def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
         """[K,S,D] the keys in these blocks of a layer's cache, in the order of their slots."""
@@ -110,16 +120,27 @@ class SelfDrafting:
     def _table(self, number: int, group: Any, rows: list[Row]) -> Table:
         """What the layers of a group read of these rows."""
         paged = self.input_batch.block_table[number]
-        page, blocks = paged.block_size, paged.get_device_tensor(rows[-1].at + 1)
-        entries = []
+        blocks = paged.get_device_tensor(rows[-1].at + 1)
+        ids, entries = self.input_batch.req_ids, []
+        running = set(ids)
+        self.chosen = {key: view for key, view in self.chosen.items() if key[0] in running}
         for row in rows:
-            selected, tail = torch.zeros(1, 0, dtype=torch.long), 0
+            view = Chosen(torch.zeros(1, 0, dtype=torch.long), 0)
             if reducible(group.kv_cache_spec):
-                used = blocks[row.at, : -(-row.covered // page)]
-                scores = partial(self._scores, group.layer_names, row, used)
-                selected, tail = self.drafter.select(row.covered, page, scores), row.covered // page
-            entries.append((blocks[row.at], selected.to(blocks.device), tail, row.length + self.count - 1))
-        return Table(entries, page)
+                key = (ids[row.at], number)
+                view = self.chosen[key] = self._view(self.chosen.get(key), group.layer_names, row, paged, blocks)
+            entries.append((blocks[row.at], view.selected.to(blocks.device), view.tail, row.length + self.count - 1))
+        return Table(entries, paged.block_size)
+
+    def _view(self, last: Chosen | None, names: list[str], row: Row, paged: Any, blocks: Tensor) -> Chosen:
+        """The pages that a row's draft reads: as in its last step, or chosen anew."""
+        page = paged.block_size
+        if last is not None and last.uses < self.drafter.every and last.tail <= row.covered // page:
+            return replace(last, uses=last.uses + 1)
+        used = blocks[row.at, : -(-row.covered // page)]
+        return Chosen(
+            self.drafter.select(row.covered, page, partial(self._scores, names, row, used)), row.covered // page
+        )
 
     def _scores(self, names: list[str], row: Row, blocks: Tensor) -> Tensor:
         """[L,covered] how much the row's verification attended to each slot that all of its queries saw."""

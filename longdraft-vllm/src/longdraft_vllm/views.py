@@ -16,6 +16,7 @@ class SelfDraft:
     """Names a view for the model runner, which drafts by the target itself: it never proposes anything alone."""
 
     guided = False  # whether it selects by scores
+    every = 1  # steps for which a request's view is used
 
     def __init__(self, vllm_config: Any):
         own = options_of(vllm_config, type(self).__name__, self.set)
@@ -41,12 +42,12 @@ class SelfDraft:
 
 
 class Vegas(SelfDraft):
-    """vegas: in each layer, the pages that the latest verification attended to most."""
+    """vegas: in each layer, the pages that a recent verification attended to most."""
 
     guided = True
 
-    def set(self, keep_ratio: float = 0.07, min_budget: int = 256, reach: int = 8) -> None:
-        self.keep_ratio, self.min_budget, self.reach = keep_ratio, min_budget, reach
+    def set(self, keep_ratio: float = 0.07, min_budget: int = 256, reach: int = 8, every: int = 4) -> None:
+        self.keep_ratio, self.min_budget, self.reach, self.every = keep_ratio, min_budget, reach, every
 
     def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
         count = kept(covered, page, self.keep_ratio, self.min_budget)
