@@ -293,7 +293,6 @@ def cache() -> DynamicCache:
 
 REFUSED = {
     "num_beams": ({"num_beams": 2}, "set num_beams=1"),
-    "num_return_sequences": ({"num_return_sequences": 2, "do_sample": True}, "repeat the prompt"),
     "past_key_values": ({"past_key_values": cache}, "past_key_values"),
     "cache_implementation": ({"cache_implementation": "static"}, "a cache of its own"),
     "use_cache": ({"use_cache": False}, "a cache of its own"),

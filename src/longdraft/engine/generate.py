@@ -133,12 +133,18 @@ def prefill(
 ) -> Sequences:
     """Write all prompt tokens but the last to a new cache; the last one is the first root.
 
-    report, keep: see LM.prefill.
+    A prompt that an earlier row has too is copied from there. report, keep: see LM.prefill.
     """
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
     seqs = target.sequences(prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
-        seqs.prompt_states[b] = target.prefill(prompt[:-1], cache.row(b), report=report, keep=keep)
+        if (same := prompts.index(prompt)) < b:
+            cache.move(same, b)
+            seqs.prompt_states[b] = seqs.prompt_states[same]
+            if report is not None:
+                report(len(prompt) - 1)
+        else:
+            seqs.prompt_states[b] = target.prefill(prompt[:-1], cache.row(b), report=report, keep=keep)
     return seqs
 
 

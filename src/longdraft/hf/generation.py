@@ -52,7 +52,8 @@ def hf_generate(
     """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
 
     Greedy output equals that of plain `generate`; sampled output equals that of longdraft.generate with the same seed
-    (None: one is drawn from torch's generator). method, drafter, adaptive, any_target and the method's options are
+    (None: one is drawn from torch's generator): row b draws with row_seed(seed, b), also where num_return_sequences
+    repeats a prompt. method, drafter, adaptive, any_target and the method's options are
     those of `build`. The model is not changed. Raises InputError for what it would have to ignore.
     """
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}

@@ -19,7 +19,6 @@ OTHER = "leave it out, or use plain generate"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1,), "set num_beams=1"),
     "num_beam_groups": ((1,), "leave it out"),
-    "num_return_sequences": ((1,), "repeat the prompt in the batch"),
     "constraints": ((), OTHER),
     "force_words_ids": ((), OTHER),
     "penalty_alpha": ((0,), OTHER),
@@ -30,6 +29,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "encoder_no_repeat_ngram_size": ((0,), OTHER),
     "prompt_lookup_num_tokens": ((), "set method='lookup'"),
     "assistant_early_exit": ((), DRAFTS),
+    "is_assistant": ((False,), OTHER),
     "use_mtp": ((False,), "set method='mtp'"),
     "cache_implementation": ((), CACHE),
     "cache_config": ((), CACHE),
