@@ -23,14 +23,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 VOCAB = 96
 
 
-def save_llama(folder: Path, vocab: int = VOCAB, std: float = 0.12) -> str:
+def save_llama(folder: Path, vocab: int = VOCAB, std: float = 0.12, layers: int = 3) -> str:
     """A random Llama whose greedy outputs repeat themselves, so that drafts from the text are accepted too."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
