@@ -1,0 +1,173 @@
+"""Transformers' generate beside itself with longdraft.hf_generate: python benchmarks/hf_generate.py -m FOLDER
+
+FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes. The prompt is code of Python's
+standard library, for each repeat another part of it. All engines take turns: plain `generate` with its dynamic and its
+static cache, and `custom_generate=longdraft.hf_generate` with each method. A streamer notes when the first and the last
+token come, so that reading the prompt and decoding are told apart. Beside the time that passed, the processor time is
+given: on a busy machine it says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import longdraft
+from longdraft.bench.inputs import stdlib_prompt
+from longdraft.core.provenance import relative
+from longdraft.engine.generate import Stats
+from longdraft.engine.record_file import RecordFile
+from longdraft.engine.records import provenance
+from longdraft.errors import InputError
+from longdraft.hf.wrapped import lm_of
+from longdraft.models.loading import quiet
+
+CACHES = {"dynamic cache": {}, "static cache": {"cache_implementation": "static"}}
+BASE = "dynamic cache"  # what the others are compared with
+
+
+@dataclass
+class Clock:
+    """A streamer that notes when tokens come; the first that it gets is the prompt."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def put(self, value: Any) -> None:
+        self.wall.append(perf_counter())
+        self.cpu.append(process_time())
+
+    def end(self) -> None:
+        pass
+
+
+def timed(model: Any, prompt: list[int], settings: dict[str, Any], stats: Stats | None) -> dict[str, Any]:
+    """One call of `generate`."""
+    clock, ids = Clock(), torch.tensor([prompt])
+    clock.put(None)  # the start
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **settings)
+    wall, cpu = clock.wall, clock.cpu
+    return {
+        "output": found[0, len(prompt) :].tolist(),
+        "first_s": wall[2] - wall[0],
+        "decode_s": wall[-1] - wall[2],
+        "first_cpu_s": cpu[2] - cpu[0],
+        "decode_cpu_s": cpu[-1] - cpu[2],
+        "tokens_per_step": None if stats is None else stats.mean_acceptance_length,
+    }
+
+
+def engines(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the settings of each engine."""
+    yield from CACHES.items()
+    for method in given.methods.split(","):
+        more = {"method": method, "adaptive": given.adaptive and method != "plain", "seed": given.seed}
+        yield method, {"custom_generate": longdraft.hf_generate, **more}
+
+
+def measure(model: Any, prompts: list[list[int]], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Records of all runs, which take turns. The first turn, on a short prompt, warms up and is dropped."""
+    for turn, prompt in enumerate([prompts[0][:256], *prompts]):
+        for temperature in (0.0, given.temperature):
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+            outputs: dict[str, list[int]] = {}
+            for name, settings in engines(given):
+                stats = Stats() if name not in CACHES else None
+                own = settings | ({"stats": stats} if stats else {})
+                torch.manual_seed(given.seed)
+                new = {"max_new_tokens": given.tokens if turn else 2, "do_sample": False}
+                record = timed(model, prompt, new | sampling | own, stats)
+                outputs[name] = record.pop("output")
+                # Sampled by Transformers, other random numbers are drawn: compare with longdraft's plain decoding.
+                base = outputs.get("plain" if temperature else BASE)
+                known = base is not None and not (temperature and name in CACHES)
+                equal = {"base_equal": outputs[name] == base if known else None}
+                if turn:
+                    yield {"method": name, "turn": turn, "temperature": temperature} | record | equal
+
+
+def table(records: list[dict[str, Any]], title: str) -> Table:
+    """A row per engine and temperature: medians, and decoding time of the dynamic cache over its own."""
+    shown = Table(title=title, title_justify="left")
+    left = ("engine", "T")
+    for name in (
+        *left,
+        "first s",
+        "decode s",
+        "decode CPU s",
+        "tokens/s",
+        "times",
+        "CPU times",
+        "tokens/step",
+        "equal",
+    ):
+        shown.add_column(name, justify="left" if name in left else "right")
+    groups: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for r in records:
+        groups.setdefault((r["temperature"], r["method"]), []).append(r)
+    for (temperature, name), same in groups.items():
+        base = groups[temperature, BASE]
+        mid = {k: median(r[k] for r in same) for k in ("first_s", "decode_s", "decode_cpu_s")}
+        times, cpu = (
+            median(b[k] / r[k] for b, r in zip(base, same, strict=True)) for k in ("decode_s", "decode_cpu_s")
+        )
+        steps = [r["tokens_per_step"] for r in same if r["tokens_per_step"] is not None]
+        known = [r["base_equal"] for r in same if r["base_equal"] is not None]
+        cells = [f"{mid['first_s']:.2f}", f"{mid['decode_s']:.2f}", f"{mid['decode_cpu_s']:.2f}"]
+        cells += [f"{(same[0]['tokens'] - 1) / mid['decode_s']:.1f}", f"{times:.2f}", f"{cpu:.2f}"]
+        cells += [f"{median(steps):.2f}" if steps else "-", f"{sum(known)} of {len(known)}" if known else "-"]
+        shown.add_row(name, f"{temperature:g}", *cells)
+    return shown
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("-m", "--model", required=True, help="a folder of safetensors")
+    parser.add_argument("--dtype", default="float32", choices=["bfloat16", "float32"])
+    parser.add_argument("--methods", default="plain,suffix,vegas")
+    parser.add_argument("--adaptive", action="store_true", help="adapt draft depth and width to measured speed")
+    parser.add_argument("--context", type=int, default=4000)
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens of each run")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled runs")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append the records to this file, as JSON lines")
+    given = parser.parse_args(words)
+    quiet(given.threads)
+    try:
+        log, tokenizer = RecordFile(given.out), AutoTokenizer.from_pretrained(given.model)
+        ids, _ = stdlib_prompt(tokenizer, given.context * given.repeat)
+        model = AutoModelForCausalLM.from_pretrained(given.model, dtype=getattr(torch, given.dtype)).eval()
+        model.generation_config.eos_token_id = None  # every run has the same number of tokens
+        command = shlex.join(["python", "benchmarks/hf_generate.py", *(relative(w) for w in words or sys.argv[1:])])
+        shared = provenance(lm_of(model), given.seed) | {"task": "hf_generate", "command": command}
+        shared |= {"context": given.context, "tokens": given.tokens, "adaptive": given.adaptive}
+        found = []
+        prompts = [ids[i * given.context :][: given.context] for i in range(given.repeat)]
+        for record in measure(model, prompts, given):
+            found.append(shared | record)
+            log.append(found[-1])
+    except (InputError, OSError) as error:
+        print(f"hf_generate.py: {error}", file=sys.stderr)
+        return 2
+    title = f"{Path(given.model).name}, {given.dtype}, {given.context} tokens, medians of {given.repeat}"
+    title += f"; times: how many times as fast as the {BASE}; equal: outputs as its (T above 0: as longdraft's plain)"
+    Console(width=None if sys.stdout.isatty() else 140).print(table(found, title))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
