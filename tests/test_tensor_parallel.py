@@ -166,7 +166,8 @@ def test_an_error_is_one_line(tmp_path):
     running = longdraft(tmp_path, "generate", "-m", str(tmp_path / "llama-mqa"), "--prompt-file", "text.txt")
     out, err = running.communicate(timeout=120)
     lines = [line for line in err.splitlines() if line.startswith("longdraft:")]
-    assert lines == ["longdraft: 2 processes cannot share 1 key heads: start a number that divides 1"], err[-2000:]
+    said = "longdraft: 2 processes cannot share 1 key heads: start it without torchrun, or use another model"
+    assert lines == [said], err[-2000:]
     assert running.returncode and not out and "exitcode  : 2" in err
 
 
@@ -193,8 +194,14 @@ def test_other_commands_are_refused(command, cli, monkeypatch):
 @pytest.mark.parametrize(
     ("config", "count", "reason"),
     [
-        (LlamaConfig(**tiny.BASE), 4, "4 processes cannot share 2 key heads"),
-        (tiny.CONFIGS["llama-6of3"], 2, "2 processes cannot share 3 key heads"),
+        (LlamaConfig(**tiny.BASE), 4, "4 processes cannot share 2 key heads: start 2 processes"),
+        (
+            LlamaConfig(**{**tiny.BASE, "num_attention_heads": 32, "num_key_value_heads": 8}),
+            3,
+            "start 2 or 4 or 8 processes",
+        ),
+        (tiny.CONFIGS["llama-mqa"], 2, "2 processes cannot share 1 key heads: start it without torchrun"),
+        (tiny.CONFIGS["llama-6of3"], 2, "2 processes cannot share 3 key heads: start 3 processes"),
         (LlamaConfig(**{**tiny.BASE, "intermediate_size": 97}), 2, "97 features"),
         (tiny.CONFIGS["gpt-oss"], 2, "no plan"),
         (LlamaConfig(**tiny.BASE), 2, None),

@@ -98,7 +98,8 @@ def load_lm(
     file = _gguf(name)
     if team.size > 1 and (file or weights):
         what = "a GGUF file's packed weights" if file else f"weights of {weights}"
-        raise InputError(f"{what} cannot be divided among processes: start without torchrun, or use safetensors")
+        instead = "give a folder that `longdraft export` wrote" if file else "leave out --weights"
+        raise InputError(f"{what} cannot be divided among processes: start without torchrun, or {instead}")
     hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling, team), None)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     whole = digest(hf) if team.size > 1 else None

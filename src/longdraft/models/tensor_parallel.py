@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import gcd
 from typing import Any
 
 import torch
@@ -28,10 +29,10 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
         raise InputError(f"Transformers has no plan to divide the attention of {c.model_type}: {ALONE_TOO}")
     sizes = {"num_attention_heads": "query heads", "num_key_value_heads": "key heads", "intermediate_size": "features"}
     sizes |= {"moe_intermediate_size": "features of an expert"}
-    for name, what in sizes.items():
-        count = getattr(c, name, None)
-        if isinstance(count, int) and count % team.size:
-            raise InputError(f"{team.size} processes cannot share {count} {what}: start a number that divides {count}")
+    counts = {what: n for name, what in sizes.items() if isinstance(n := getattr(c, name, None), int)}
+    for what, n in counts.items():
+        if n % team.size:
+            raise InputError(f"{team.size} processes cannot share {n} {what}: {_instead(gcd(*counts.values()))}")
     if find_spec("accelerate") is None:
         raise InputError("dividing a model needs accelerate: `pip install accelerate`, or start without torchrun")
     try:
@@ -39,6 +40,12 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
     except ImportError:
         raise InputError("dividing a model needs Transformers 5.23: upgrade it, or start without torchrun") from None
     return {"distributed_config": DistributedConfig(tp_size=team.size)}
+
+
+def _instead(common: int) -> str:
+    """What to start for a model whose parts all come in multiples of `common`."""
+    fitting = [str(n) for n in range(2, common + 1) if common % n == 0]
+    return f"start {' or '.join(fitting)} processes" if fitting else ALONE_TOO
 
 
 @torch.no_grad()
