@@ -14,9 +14,10 @@ __all__ = ["Lookup", "MagicdecStream", "Suffix", "Vegas", "register"]
 
 def register() -> None:
     """Called by vLLM in each of its processes (entry point `vllm.general_plugins`)."""
-    from longdraft_vllm.plugin import install
+    from longdraft_vllm import plugin, v2
 
-    install()
+    plugin.install()
+    v2.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -59,17 +59,20 @@ class Calls:
 
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 CONFIG = "vllm.config"
 PROPOSED = "sampled_token_ids num_tokens_no_spec token_ids_cpu slot_mappings"
 CONTRACT: dict[str, list[Any]] = {
     "registration": [
         Takes("vllm.platforms.interface:Platform.check_and_update_config", "vllm_config"),
     ],
-    "proposers": [
+    "text": [
         Sets(f"{CONFIG}:SpeculativeConfig", "num_speculative_tokens method model"),
         Sets(f"{CONFIG}:VllmConfig", "speculative_config scheduler_config model_config additional_config"),
         Sets(f"{CONFIG}:SchedulerConfig", "max_num_seqs"),
         Sets(f"{CONFIG}:ModelConfig", "max_model_len"),
+    ],
+    "proposers": [
         Takes(
             "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
             "x cu_num_tokens num_tokens replace_from replace_to",
@@ -128,6 +131,20 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata", "query_start_loc block_table"),
         Sets("vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder", "isa"),
         Takes("vllm._custom_ops:cpu_attn_reshape_and_cache", "key value key_cache value_cache slot_mapping isa"),
+    ],
+    "v2 registration": [
+        Calls(f"{CONFIG}:VllmConfig._get_v2_model_runner_unsupported_features", "speculative method '{"),
+        Takes("vllm.v1.worker.gpu.spec_decode:init_speculator", "vllm_config device req_states"),
+    ],
+    "v2": [
+        Calls("vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__", "init_speculator( self.vllm_config"),
+        Takes(
+            f"{SPECULATOR}:BaseSpeculator.propose",
+            "input_batch num_sampled num_rejected last_sampled dummy_run",
+        ),
+        Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "idx_mapping"),
+        Sets("vllm.v1.worker.gpu.states:RequestState", "all_token_ids total_len last_sampled_tokens"),
+        Sets("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "gpu"),
     ],
     "gpu": [
         Takes(RUNNER, "vllm_config device"),

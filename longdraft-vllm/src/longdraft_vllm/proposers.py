@@ -1,4 +1,4 @@
-"""Methods that draft from tokens alone, as vLLM's `custom_class` proposers."""
+"""Methods that draft from tokens alone, as vLLM's `custom_class` proposers (for its newer runner: speculator.py)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class NGrams:
     drafter: type
 
     def __init__(self, vllm_config: Any):
-        contract.check("proposers")
-        repair_sampling()
+        contract.check("text")
         spec = vllm_config.speculative_config
         self.most = spec.num_speculative_tokens
         self.longest = vllm_config.model_config.max_model_len
@@ -36,7 +35,9 @@ class NGrams:
         return {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM asks every drafter to load its model: there is none."""
+        """vLLM's older runner asks every drafter to load its model: there is none, but its sampler may need repair."""
+        contract.check("proposers")
+        repair_sampling()
 
     def propose(
         self,
@@ -46,12 +47,16 @@ class NGrams:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        lengths = {row: int(num_tokens_no_spec[row]) for row, tokens in enumerate(sampled_token_ids) if tokens}
-        room = {row: min(self.most, self.longest - n - 1) for row, n in lengths.items()}
-        texts = {row: token_ids_cpu[row, : lengths[row]] for row, count in room.items() if count > 0}
-        for row, drafter in self.texts.drafters(texts).items():
-            drafts[row] = drafter.best(0, room[row])
+        sampled = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
+        for row, chain in self.chains({row: token_ids_cpu[row, : num_tokens_no_spec[row]] for row in sampled}).items():
+            drafts[row] = chain
         return drafts
+
+    def chains(self, texts: dict[int, np.ndarray]) -> dict[int, list[int]]:
+        """{row: its text} -> {row: what probably follows} for the rows whose drafts fit into the model's context."""
+        room = {row: min(self.most, self.longest - len(text) - 1) for row, text in texts.items()}
+        drafters = self.texts.drafters({row: text for row, text in texts.items() if room[row] > 0})
+        return {row: drafter.best(0, room[row]) for row, drafter in drafters.items()}
 
 
 class Lookup(NGrams):
