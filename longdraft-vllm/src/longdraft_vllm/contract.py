@@ -146,6 +146,20 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.v1.worker.gpu.states:RequestState", "all_token_ids total_len last_sampled_tokens"),
         Sets("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "gpu"),
     ],
+    "v2 self-draft": [
+        Sets(f"{SPECULATOR}:DraftModelSpeculator", "load_draft_model set_attn load_model model vllm_config device"),
+        Takes(
+            f"{SPECULATOR}:DraftModelSpeculator.set_attn",
+            "model_state kv_cache_config block_tables target_input_buffers target_attn_groups",
+        ),
+        Sets("vllm.v1.worker.gpu.block_table:BlockTables", "block_sizes input_block_tables num_blocks"),
+        Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "idx_mapping_np num_draft_tokens_per_req"),
+        Sets("vllm.v1.worker.gpu.states:RequestState", "max_model_len"),
+        Sets(
+            f"{CONFIG}:ParallelConfig",
+            "enable_eplb decode_context_parallel_size prefill_context_parallel_size",
+        ),
+    ],
     "gpu": [
         Takes(RUNNER, "vllm_config device"),
         Takes("vllm.v1.worker.gpu_worker:Worker.init_device", "self"),

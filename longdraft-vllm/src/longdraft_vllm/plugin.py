@@ -59,7 +59,8 @@ def choose(vllm_config: Any) -> None:
     if keyed and vllm_config.use_v2_model_runner:
         raise ValueError("keyed_noise needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
-    parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)
+    if not vllm_config.use_v2_model_runner:  # there, a speculator drafts in vLLM's own worker
+        parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)
     if drafting:
         contract.check("self-draft")
         if scheduler.scheduler_cls is None:

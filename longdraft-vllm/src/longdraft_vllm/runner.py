@@ -91,19 +91,22 @@ class SelfDrafting:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = self._rows(scheduler_output, sampled_token_ids)
         if rows:
-            plans = [
-                Plan(self.input_batch.block_table[i], group, self._table(i, group, rows))
-                for i, groups in enumerate(self.attn_groups)
-                for group in groups
-            ]
-            self.queries.on = False
-            try:
-                chains = self._chains(rows, plans)
-            finally:
-                self.queries.on = True
-            for row, chain in zip(rows, chains.tolist(), strict=True):
+            for row, chain in zip(rows, self._draft(rows).tolist(), strict=True):
                 drafts[row.at] = chain
         return drafts
+
+    def _draft(self, rows: list[Row]) -> Tensor:
+        """[B,count] the drafts of these rows, each under the view that its latest pass suggests."""
+        plans = [
+            Plan(self.input_batch.block_table[i], group, self._table(i, group, rows))
+            for i, groups in enumerate(self.attn_groups)
+            for group in groups
+        ]
+        self.queries.on = False
+        try:
+            return self._chains(rows, plans)
+        finally:
+            self.queries.on = True
 
     def _rows(self, scheduler_output: Any, sampled: list[list[int]]) -> list[Row]:
         """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""

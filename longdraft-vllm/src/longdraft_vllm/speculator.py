@@ -1,4 +1,4 @@
-"""Drafts for vLLM's newer model runner, which reads them from a tensor and verifies the same number for each request."""
+"""Drafts for vLLM's newer model runner, which verifies the same number of drafted tokens for each request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 def filled(chains: dict[int, list[int]], roots: Tensor, count: int) -> Tensor:
     """[B,count] the chains of these rows; where there is none, the row's last token, a draft like any other."""
-    drafts = roots[:, None].repeat(1, count)
+    drafts = torch.full((len(roots), count), -1)
     for row, chain in chains.items():
-        drafts[row, : len(chain)] = torch.tensor(chain, dtype=drafts.dtype, device=drafts.device)
-    return drafts
+        drafts[row, : len(chain)] = torch.tensor(chain)
+    drafts = drafts.to(roots)
+    return torch.where(drafts < 0, roots[:, None], drafts)
 
 
 class TextSpeculator(BaseSpeculator):

@@ -10,12 +10,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from longdraft_vllm import contract
+from longdraft_vllm.plugin import SELF_DRAFTING
 
 TEXT = ("longdraft_vllm.Suffix", "longdraft_vllm.Lookup")
-SELF_DRAFTING = ("longdraft_vllm.Vegas", "longdraft_vllm.MagicdecStream")
 RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
@@ -72,9 +71,9 @@ def adding(others: Callable[..., Any]) -> Callable[..., Any]:
             from longdraft_vllm.speculator import TextSpeculator
 
             return TextSpeculator(method, req_states)
-        raise NotImplementedError(
-            f"{spec.model} does not run on vLLM's newer model runner: unset VLLM_USE_V2_MODEL_RUNNER"
-        )
+        from longdraft_vllm.target_speculator import kind
+
+        return kind()(vllm_config, device, method, req_states)
 
     init_speculator.by_longdraft = True  # type: ignore[attr-defined]
     return init_speculator

@@ -1,0 +1,112 @@
+"""Drafting by the target itself, inside vLLM's newer model runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from longdraft_vllm import contract
+from longdraft_vllm.runner import Row, SelfDrafting
+from longdraft_vllm.speculator import filled
+
+
+@dataclass(frozen=True)
+class Paged:
+    """One group's block tables, a row for each row of the batch."""
+
+    block_size: int
+    blocks: Tensor
+
+    def get_device_tensor(self, count: int) -> Tensor:
+        return self.blocks[:count]
+
+
+@dataclass(frozen=True)
+class Batch:
+    block_table: list[Paged]
+
+
+class TargetSpeculator(SelfDrafting, DraftModelSpeculator):
+    """SelfDrafting with the target that vLLM hands to a speculator as if it were to share a draft model's weights."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, method: Any, req_states: Any):
+        contract.check("v2 self-draft")
+        self.drafter, self.states = method, req_states
+        super().__init__(vllm_config, device)
+        self.draft_logits = None  # drafts are tokens without probabilities
+        parallel = vllm_config.parallel_config
+        if (
+            parallel.enable_eplb
+            or parallel.decode_context_parallel_size > 1
+            or parallel.prefill_context_parallel_size > 1
+        ):
+            raise ValueError("vegas and magicdec-stream do not support expert balancing and context parallelism")
+
+    def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
+        return target_model
+
+    def set_attn(
+        self, model_state: Any, kv_cache_config: Any, block_tables: Any, buffers: Any, target_attn_groups: Any
+    ) -> None:
+        self.block_tables, self.attn_groups = block_tables, target_attn_groups
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Drafts run without CUDA graphs."""
+
+    def capture(self) -> None:
+        """As above."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        *others: Any,
+        dummy_run: bool = False,
+        **named: Any,
+    ) -> Tensor:
+        roots, chains = last_sampled[input_batch.idx_mapping, 0], {}
+        rows = [] if dummy_run else self._drafting(input_batch, num_sampled.tolist(), roots.tolist())
+        if rows:
+            tables = self.block_tables
+            self.input_batch = Batch(
+                [Paged(*x) for x in zip(tables.block_sizes, tables.input_block_tables, strict=True)]
+            )
+            chains = dict(zip([row.at for row in rows], self._draft(rows).tolist(), strict=True))
+        return filled(chains, roots, self.count)
+
+    def _drafting(self, batch: Any, sampled: list[int], roots: list[int]) -> list[Row]:
+        """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""
+        tables, numbers = self.block_tables, batch.idx_mapping_np
+        reserved = (tables.num_blocks.np[:, numbers] * [[size] for size in tables.block_sizes]).min(0)
+        lengths = self.states.total_len.gpu[batch.idx_mapping].tolist()
+        verified = batch.num_draft_tokens_per_req
+        rows = []
+        for b, (new, length, root) in enumerate(zip(sampled, lengths, roots, strict=True)):
+            if new and length + self.count <= min(self.states.max_model_len, reserved[b] + 1):
+                drafts = 0 if verified is None else int(verified[b])
+                rows.append(Row(b, length, root, length - new, 1 + drafts))
+        return rows
+
+
+def kind() -> type[TargetSpeculator]:
+    """The speculator that reads keys as this platform's kernels store them."""
+    if current_platform.is_cpu():
+        contract.check("cpu")
+        from longdraft_vllm.cpu import Runner
+    else:
+        contract.check("gpu")
+        from longdraft_vllm.gpu import Runner
+
+    return type("TargetSpeculator", (TargetSpeculator,), {"keys_of": Runner.keys_of})
