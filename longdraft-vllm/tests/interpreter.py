@@ -4,6 +4,8 @@ vLLM uses Triton on CPUs only if Triton has a backend for them. An empty one is 
 compiled.
 """
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 from triton.backends import backends

@@ -3,7 +3,6 @@
 Run: TRITON_INTERPRET=1 pytest tests/test_v2.py
 """
 
-# ruff: noqa: E402 (vLLM looks for Triton when it is imported)
 from __future__ import annotations
 
 import os
