@@ -49,3 +49,8 @@ def test_a_table_has_the_selected_pages_then_the_tail():
         [[3, 9, 4, 8, 5], [10, 11, 12, 13, 0]],
     ]
     assert table.lengths([14, 9]) == [10, 9]
+
+
+def test_a_table_lies_where_the_block_tables_do():
+    blocks, pages = torch.zeros(6, dtype=torch.int32, device="meta"), torch.zeros(1, 2, dtype=torch.long, device="meta")
+    assert Table([(blocks, pages, 3, 21)], 4).blocks.device == blocks.device

@@ -53,10 +53,10 @@ class Table:
         self.shift = [(tail - selected.shape[-1]) * page for _, selected, tail, _ in rows]
         lists = []
         for table, selected, tail, reached in rows:
-            newest = torch.arange(tail, ceil(reached / page)).expand(len(selected), -1)
+            newest = torch.arange(tail, ceil(reached / page), device=selected.device).expand(len(selected), -1)
             lists.append(table[torch.cat([selected, newest], -1)])
         layers, most = max(map(len, lists)), max(x.shape[-1] for x in lists)
-        self.blocks = torch.zeros(layers, len(lists), most, dtype=lists[0].dtype)
+        self.blocks = torch.zeros(layers, len(lists), most, dtype=lists[0].dtype, device=lists[0].device)
         for b, x in enumerate(lists):
             self.blocks[:, b, : x.shape[-1]] = x
 
