@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from longdraft_vllm import contract, plugin
+from longdraft_vllm import contract, plugin, v2
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.block_table import BlockTable
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -59,3 +60,11 @@ def test_a_vllm_that_does_not_fit_starts_without_the_plugin(monkeypatch, caplog)
         plugin.install()
     assert "vLLM has no vllm.platforms:nothing" in caplog.text
     assert Scheduler.__init__.__module__.startswith("vllm.")
+
+
+def test_a_newer_runner_that_does_not_fit_is_left_as_it_is(monkeypatch, caplog):
+    monkeypatch.setitem(contract.CONTRACT, "v2 registration", [contract.Takes("vllm.platforms:nothing", "x")])
+    before = VllmConfig._get_v2_model_runner_unsupported_features
+    v2.install()
+    assert "vLLM has no vllm.platforms:nothing" in caplog.text
+    assert VllmConfig._get_v2_model_runner_unsupported_features is before

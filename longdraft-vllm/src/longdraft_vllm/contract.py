@@ -59,6 +59,7 @@ class Calls:
 
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+RUNNER2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 CONFIG = "vllm.config"
 PROPOSED = "sampled_token_ids num_tokens_no_spec token_ids_cpu slot_mappings"
@@ -137,7 +138,9 @@ CONTRACT: dict[str, list[Any]] = {
         Takes("vllm.v1.worker.gpu.spec_decode:init_speculator", "vllm_config device req_states"),
     ],
     "v2": [
-        Calls("vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__", "init_speculator( self.vllm_config"),
+        Calls(f"{RUNNER2}.__init__", "init_speculator( self.vllm_config"),
+        Calls(f"{RUNNER2}.sample", "self.speculator.draft_logits"),
+        Calls(f"{RUNNER2}.sample_tokens", "self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens"),
         Takes(
             f"{SPECULATOR}:BaseSpeculator.propose",
             "input_batch num_sampled num_rejected last_sampled dummy_run",
@@ -147,6 +150,7 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "gpu"),
     ],
     "v2 self-draft": [
+        Calls(f"{RUNNER2}.load_model", "self.speculator.load_model(self.model)"),
         Sets(f"{SPECULATOR}:DraftModelSpeculator", "load_draft_model set_attn load_model model vllm_config device"),
         Takes(
             f"{SPECULATOR}:DraftModelSpeculator.set_attn",

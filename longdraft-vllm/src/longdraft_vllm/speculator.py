@@ -18,17 +18,19 @@ def filled(chains: dict[int, list[int]], roots: Tensor, count: int) -> Tensor:
     return torch.where(drafts < 0, roots[:, None], drafts)
 
 
-class TextSpeculator(BaseSpeculator):
-    """suffix and lookup: each request drafts from the tokens that vLLM holds under the request's own number."""
+class Proposing:
+    """A mixin over a speculator: every row of the batch gets `count` tokens to verify."""
 
     supports_mm_inputs = False
     draft_logits = None  # drafts are tokens without probabilities
+    count: int
 
-    def __init__(self, method: Any, req_states: Any):
-        self.method, self.states = method, req_states
+    def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
+        """{row of the batch: its draft} for rows that got tokens, the last of which is in roots [B]."""
+        raise NotImplementedError
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing here runs in a CUDA graph."""
+        """Drafts run without CUDA graphs."""
 
     def capture(self) -> None:
         """As above."""
@@ -48,18 +50,23 @@ class TextSpeculator(BaseSpeculator):
         dummy_run: bool = False,
         **named: Any,
     ) -> Tensor:
-        requests = input_batch.idx_mapping
-        chains = {} if dummy_run else self._chains(requests, num_sampled)
-        return filled(chains, last_sampled[requests, 0], self.method.most)
+        roots = last_sampled[input_batch.idx_mapping, 0]
+        return filled({} if dummy_run else self.chains(input_batch, num_sampled, roots), roots, self.count)
 
-    def _chains(self, requests: Tensor, num_sampled: Tensor) -> dict[int, list[int]]:
-        """{row of the batch: its draft} for the rows that got tokens; requests: [B] their numbers."""
-        rows = num_sampled.nonzero()[:, 0]
-        numbers = requests[rows]
-        lengths = self.states.total_len.gpu[numbers].cpu()
-        if not len(rows):
+
+class TextSpeculator(Proposing, BaseSpeculator):
+    """suffix and lookup: a request drafts from its own tokens, which vLLM holds under a number that stays its own."""
+
+    def __init__(self, method: Any, req_states: Any):
+        self.method, self.states, self.count = method, req_states, method.most
+
+    def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
+        rows = num_sampled.nonzero()[:, 0].tolist()
+        if not rows:
             return {}
-        tokens = self.states.all_token_ids.gpu[numbers, : int(lengths.max())].cpu().numpy()
-        row_of = dict(zip(numbers.tolist(), rows.tolist(), strict=True))
-        texts = {n: text[:length] for n, text, length in zip(row_of, tokens, lengths.tolist(), strict=True)}
+        numbers = input_batch.idx_mapping[rows]
+        lengths = self.states.total_len.gpu[numbers].tolist()
+        tokens = self.states.all_token_ids.gpu[numbers, : max(lengths)].cpu().numpy()
+        row_of = dict(zip(numbers.tolist(), rows, strict=True))
+        texts = {n: text[:length] for n, text, length in zip(row_of, tokens, lengths, strict=True)}
         return {row_of[n]: chain for n, chain in self.method.chains(texts).items()}

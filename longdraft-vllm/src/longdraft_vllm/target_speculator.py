@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from longdraft_vllm import contract
 from longdraft_vllm.runner import Row, SelfDrafting
-from longdraft_vllm.speculator import filled
+from longdraft_vllm.speculator import Proposing
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Batch:
     block_table: list[Paged]
 
 
-class TargetSpeculator(SelfDrafting, DraftModelSpeculator):
+class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
     """SelfDrafting with the target that vLLM hands to a speculator as if it were to share a draft model's weights."""
 
     def __init__(self, vllm_config: Any, device: torch.device, method: Any, req_states: Any):
@@ -55,36 +55,13 @@ class TargetSpeculator(SelfDrafting, DraftModelSpeculator):
     ) -> None:
         self.block_tables, self.attn_groups = block_tables, target_attn_groups
 
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Drafts run without CUDA graphs."""
-
-    def capture(self) -> None:
-        """As above."""
-
-    @torch.inference_mode()
-    def propose(
-        self,
-        input_batch: Any,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: Any,
-        aux_hidden_states: Any,
-        num_sampled: Tensor,
-        num_rejected: Tensor,
-        last_sampled: Tensor,
-        *others: Any,
-        dummy_run: bool = False,
-        **named: Any,
-    ) -> Tensor:
-        roots, chains = last_sampled[input_batch.idx_mapping, 0], {}
-        rows = [] if dummy_run else self._drafting(input_batch, num_sampled.tolist(), roots.tolist())
-        if rows:
-            tables = self.block_tables
-            self.input_batch = Batch(
-                [Paged(*x) for x in zip(tables.block_sizes, tables.input_block_tables, strict=True)]
-            )
-            chains = dict(zip([row.at for row in rows], self._draft(rows).tolist(), strict=True))
-        return filled(chains, roots, self.count)
+    def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
+        rows = self._drafting(input_batch, num_sampled.tolist(), roots.tolist())
+        if not rows:
+            return {}
+        tables = self.block_tables
+        self.input_batch = Batch([Paged(*x) for x in zip(tables.block_sizes, tables.input_block_tables, strict=True)])
+        return dict(zip([row.at for row in rows], self._draft(rows).tolist(), strict=True))
 
     def _drafting(self, batch: Any, sampled: list[int], roots: list[int]) -> list[Row]:
         """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""
