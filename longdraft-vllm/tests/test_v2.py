@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
+from functools import cache, wraps
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +44,7 @@ def steps(monkeypatch) -> list[int]:
     found: list[int] = []
     execute = model_runner.GPUModelRunner.sample_tokens
 
+    @wraps(execute)
     def counting(self, *args):
         found.append(1)
         return execute(self, *args)

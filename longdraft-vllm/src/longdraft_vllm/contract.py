@@ -104,6 +104,7 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.model_executor.layers.attention:Attention", "impl layer_name kv_cache"),
         Takes("vllm.config:get_layers_from_vllm_config", "vllm_config layer_type"),
         Sets(f"{CONFIG}:ParallelConfig", "worker_cls pipeline_parallel_size"),
+        Sets(f"{CONFIG}:VllmConfig", "use_v2_model_runner"),
         Sets(f"{CONFIG}:SchedulerConfig", "scheduler_cls"),
         Sets(f"{CONFIG}:ModelConfig", "uses_mrope use_mla is_hybrid"),
         Sets("vllm.v1.core.sched.scheduler:Scheduler", "num_lookahead_tokens num_spec_tokens"),
