@@ -20,7 +20,7 @@ import interpreter  # noqa: F401
 import test_law
 import torch
 from conftest import VOCAB, save_llama
-from engine import METHODS, SELF, Report, engine, mixed, run, serve
+from engine import METHODS, SELF, Report, mixed, run
 from longdraft_vllm import speculator, v2
 from longdraft_vllm.runner import SelfDrafting
 from vllm.config import VllmConfig
@@ -85,6 +85,12 @@ def test_outputs_equal_plain_decoding(llama, method, steps):
 def test_outputs_survive_preemption(llama, method, steps):
     found = run(llama, method, mixed(VOCAB, LONGEST), **SMALL)
     assert steps and found.preempted > 0 and found.accepted > 0
+    assert found.outputs == of_older_runner(llama, None).outputs
+
+
+def test_outputs_of_a_compiled_model_equal_plain_decoding(llama, steps):
+    found = run(llama, "vegas", mixed(VOCAB, LONGEST), enforce_eager=False)
+    assert steps and found.accepted > 0
     assert found.outputs == of_older_runner(llama, None).outputs
 
 
