@@ -96,7 +96,7 @@ def test_drafts_in_a_committed_slot_are_caught(llama, method, monkeypatch):
 
 
 def test_a_view_is_used_for_some_steps(llama, monkeypatch):
-    """Fewer views are chosen, rows that pause keep theirs, and outputs are the same."""
+    """Fewer views are chosen, rows that pause get new ones, and outputs are the same."""
     count, select = Counter(), Vegas.select
 
     def counted(self, *args):

@@ -158,7 +158,7 @@ CONTRACT: dict[str, list[Any]] = {
             "model_state kv_cache_config block_tables target_input_buffers target_attn_groups",
         ),
         Sets("vllm.v1.worker.gpu.block_table:BlockTables", "block_sizes input_block_tables num_blocks"),
-        Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "idx_mapping_np num_draft_tokens_per_req"),
+        Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "req_ids idx_mapping_np num_draft_tokens_per_req"),
         Sets("vllm.v1.worker.gpu.states:RequestState", "max_model_len"),
         Sets(
             f"{CONFIG}:ParallelConfig",

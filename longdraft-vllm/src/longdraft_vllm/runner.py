@@ -26,10 +26,11 @@ from longdraft_vllm.views import SelfDraft
 class Row:
     """Row `at` of vLLM's batch has `length` committed tokens, the last of which, `root`, is not in the cache yet.
 
-    `queries`: how many tokens its verification read; the first of them saw `covered` slots.
+    request: whose row it is. `queries`: how many tokens its verification read; the first of them saw `covered` slots.
     """
 
     at: int
+    request: str
     length: int
     root: int
     covered: int
@@ -116,21 +117,21 @@ class SelfDrafting:
             length = int(self.input_batch.num_tokens_no_spec[b])
             reserved = min(int(table.num_blocks_per_row[b]) * table.block_size for table in tables)
             if new and length + self.count <= min(self.max_model_len, reserved + 1):
-                drafts = verified.get(self.input_batch.req_ids[b], ())
-                rows.append(Row(b, length, new[-1], length - len(new), 1 + len(drafts)))
+                request = self.input_batch.req_ids[b]
+                drafts = verified.get(request, ())
+                rows.append(Row(b, request, length, new[-1], length - len(new), 1 + len(drafts)))
         return rows
 
     def _table(self, number: int, group: Any, rows: list[Row]) -> Table:
         """What the layers of a group read of these rows."""
         paged = self.input_batch.block_table[number]
         blocks = paged.get_device_tensor(rows[-1].at + 1)
-        ids, entries = self.input_batch.req_ids, []
-        running = set(ids)
-        self.chosen = {key: view for key, view in self.chosen.items() if key[0] in running}
+        drafting, entries = {row.request for row in rows}, []
+        self.chosen = {key: view for key, view in self.chosen.items() if key[0] in drafting}
         for row in rows:
             view = Chosen(torch.zeros(1, 0, dtype=torch.long), 0)
             if reducible(group.kv_cache_spec):
-                key = (ids[row.at], number)
+                key = (row.request, number)
                 view = self.chosen[key] = self._view(self.chosen.get(key), group.layer_names, row, paged, blocks)
             entries.append((blocks[row.at], view.selected.to(blocks.device), view.tail, row.length + self.count - 1))
         return Table(entries, paged.block_size)

@@ -73,7 +73,7 @@ class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
         for b, (new, length, root) in enumerate(zip(sampled, lengths, roots, strict=True)):
             if new and length + self.count <= min(self.states.max_model_len, reserved[b] + 1):
                 drafts = 0 if verified is None else int(verified[b])
-                rows.append(Row(b, length, root, length - new, 1 + drafts))
+                rows.append(Row(b, batch.req_ids[b], length, root, length - new, 1 + drafts))
         return rows
 
 
