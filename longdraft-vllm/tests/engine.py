@@ -13,6 +13,7 @@ COUNT = 4  # drafted tokens
 METHODS = {
     "suffix": ("Suffix", {}),
     "lookup": ("Lookup", {}),
+    "recycle": ("Recycle", {}),
     "vegas": ("Vegas", {"keep_ratio": 0.2, "min_budget": 32}),
     "magicdec-stream": ("MagicdecStream", {"keep_ratio": 0.2, "min_budget": 32}),
 }

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from conftest import save_llama
-from engine import METHODS, Request, run
+from engine import METHODS, SELF, Request, run
 from longdraft_vllm import proposers
 from scipy.stats import chi2
 from transformers import AutoModelForCausalLM
@@ -38,7 +38,7 @@ def law(model: str) -> dict[tuple[int, ...], float]:
 def p_value(model: str, method: str) -> float:
     """How likely a difference from the law as great as the observed one is by chance."""
     requests = [Request(PROMPT, TOKENS + 1, sampling={"temperature": 1.0, "seed": seed}) for seed in range(REQUESTS)]
-    options = {} if method in ("suffix", "lookup") else {"keep_ratio": 0.2, "min_budget": 32}
+    options = {"keep_ratio": 0.2, "min_budget": 32} if method in SELF else {}
     found = run(model, method, requests, options, max_num_seqs=64, max_num_batched_tokens=512)
     assert found.drafted > REQUESTS / 2 and found.accepted > 0
     seen = Counter(tuple(output[:TOKENS]) for output in found.outputs)

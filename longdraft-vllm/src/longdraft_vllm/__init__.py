@@ -8,8 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"Lookup": "proposers", "Suffix": "proposers", "MagicdecStream": "views", "Vegas": "views"}
-__all__ = ["Lookup", "MagicdecStream", "Suffix", "Vegas", "register"]
+_HOMES = {
+    "Lookup": "proposers",
+    "MagicdecStream": "views",
+    "Recycle": "recycle",
+    "Suffix": "proposers",
+    "Vegas": "views",
+}
+__all__ = ["Lookup", "MagicdecStream", "Recycle", "Suffix", "Vegas", "register"]
 
 
 def register() -> None:

@@ -109,6 +109,13 @@ CONTRACT: dict[str, list[Any]] = {
         Sets(f"{CONFIG}:ModelConfig", "uses_mrope use_mla is_hybrid"),
         Sets("vllm.v1.core.sched.scheduler:Scheduler", "num_lookahead_tokens num_spec_tokens"),
     ],
+    "recycle": [
+        Takes(f"{RUNNER}._sample", "logits spec_decode_metadata"),
+        Takes(f"{RUNNER}.propose_draft_token_ids", "scheduler_output sampled_token_ids"),
+        Sets(RUNNER, "drafter input_batch discard_request_mask"),
+        Sets("vllm.v1.worker.gpu_input_batch:InputBatch", "num_tokens_no_spec req_ids token_ids_cpu"),
+        Sets("vllm.v1.spec_decode.metadata:SpecDecodeMetadata", "num_draft_tokens draft_token_ids"),
+    ],
     "keyed": [
         Takes(f"{RUNNER}._sample", "logits spec_decode_metadata"),
         Sets(RUNNER, "sampler input_batch requests"),

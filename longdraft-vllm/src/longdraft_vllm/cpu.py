@@ -10,8 +10,8 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from longdraft_vllm import contract
-from longdraft_vllm.keyed import runner_for
 from longdraft_vllm.runner import SelfDrafting
+from longdraft_vllm.runners import runner_for
 
 
 class Runner(SelfDrafting, CPUModelRunner):

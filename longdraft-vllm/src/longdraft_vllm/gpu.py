@@ -8,8 +8,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
 from longdraft_vllm import contract
-from longdraft_vllm.keyed import runner_for
 from longdraft_vllm.runner import SelfDrafting
+from longdraft_vllm.runners import runner_for
 
 
 class Runner(SelfDrafting, GPUModelRunner):

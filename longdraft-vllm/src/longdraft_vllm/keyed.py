@@ -12,8 +12,6 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from longdraft.ops import gumbel, row_seed
 from longdraft_vllm import contract
-from longdraft_vllm.options import keyed_noise
-from longdraft_vllm.plugin import self_drafting
 from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.runner import Row
 
@@ -138,9 +136,3 @@ class Keyed:
                 kept = apply_top_k_top_p(logits[i : i + 1].float() / settings.temperature[at, None], k, p)
                 [tokens[i]] = self.noise.draw(kept, seed, int(positions[i]) + 1).to(tokens.dtype)
         return tokens
-
-
-def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
-    """The class of the model runner: `drafting` if the target drafts for itself, else vLLM's own, and keyed noise."""
-    kind = drafting if self_drafting(vllm_config) else plain
-    return type(f"Keyed{kind.__name__}", (Keyed, kind), {}) if keyed_noise(vllm_config) else kind

@@ -9,6 +9,7 @@ from longdraft_vllm import contract
 from longdraft_vllm.options import keyed_noise
 
 SELF_DRAFTING = ("longdraft_vllm.Vegas", "longdraft_vllm.MagicdecStream")
+RECYCLE = "longdraft_vllm.Recycle"
 SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
 WORKERS = {  # vLLM's own choice -> what takes its place
     "vllm.v1.worker.cpu_worker.CPUWorker": "longdraft_vllm.cpu.Worker",
@@ -42,19 +43,19 @@ def install() -> None:
     platform.check_and_update_config = classmethod(check_and_update_config)
 
 
-def self_drafting(vllm_config: Any) -> bool:
-    """Whether the target drafts for itself."""
+def names(vllm_config: Any, *methods: str) -> bool:
+    """Whether the user has chosen one of these methods."""
     spec = vllm_config.speculative_config
-    return spec is not None and spec.method == "custom_class" and spec.model in SELF_DRAFTING
+    return spec is not None and spec.method == "custom_class" and spec.model in methods
 
 
 def choose(vllm_config: Any) -> None:
-    """Set the classes that vegas, magicdec-stream and keyed noise need, unless the user has named others.
+    """Set the classes that methods and keyed noise need, unless the user has named others.
 
     Raises Mismatch, and ValueError for options that are wrong.
     """
-    drafting, keyed = self_drafting(vllm_config), keyed_noise(vllm_config)
-    if not drafting and not keyed:
+    drafting, keyed = names(vllm_config, *SELF_DRAFTING), keyed_noise(vllm_config)
+    if not (drafting or keyed or names(vllm_config, RECYCLE)):
         return
     if keyed and vllm_config.use_v2_model_runner:
         raise ValueError("keyed_noise needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
