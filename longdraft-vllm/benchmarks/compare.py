@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "custom_class", "model": "longdraft_vllm.Suffix"},
     "lookup": {"method": "custom_class", "model": "longdraft_vllm.Lookup"},
     "vegas": {"method": "custom_class", "model": "longdraft_vllm.Vegas"},
+    "recycle": {"method": "custom_class", "model": "longdraft_vllm.Recycle"},
     "magicdec-stream": {"method": "custom_class", "model": "longdraft_vllm.MagicdecStream"},
 }
 ORDER = [*METHODS, "plain"]

@@ -19,6 +19,15 @@ def fresh():
     contract.check.cache_clear()
 
 
+@pytest.fixture
+def heard(monkeypatch, caplog):
+    """What the plugin logs, also if vLLM has silenced its loggers."""
+    for name in ("vllm", "vllm.longdraft"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    with caplog.at_level(logging.WARNING, "vllm.longdraft"):
+        yield caplog
+
+
 @pytest.mark.parametrize("part", contract.CONTRACT)
 def test_this_vllm_fits(part):
     contract.check(part)
@@ -52,19 +61,16 @@ def test_a_difference_is_named_in_one_line(change, monkeypatch):
     assert says in str(found.value) and "\n" not in str(found.value)
 
 
-def test_a_vllm_that_does_not_fit_starts_without_the_plugin(monkeypatch, caplog):
+def test_a_vllm_that_does_not_fit_starts_without_the_plugin(monkeypatch, heard):
     monkeypatch.setitem(contract.CONTRACT, "registration", [contract.Takes("vllm.platforms:nothing", "x")])
-    for name in ("vllm", "vllm.longdraft"):  # vLLM may have silenced its loggers
-        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
-    with caplog.at_level(logging.WARNING, "vllm.longdraft"):
-        plugin.install()
-    assert "vLLM has no vllm.platforms:nothing" in caplog.text
+    plugin.install()
+    assert "vLLM has no vllm.platforms:nothing" in heard.text
     assert Scheduler.__init__.__module__.startswith("vllm.")
 
 
-def test_a_newer_runner_that_does_not_fit_is_left_as_it_is(monkeypatch, caplog):
+def test_a_newer_runner_that_does_not_fit_is_left_as_it_is(monkeypatch, heard):
     monkeypatch.setitem(contract.CONTRACT, "v2 registration", [contract.Takes("vllm.platforms:nothing", "x")])
     before = VllmConfig._get_v2_model_runner_unsupported_features
     v2.install()
-    assert "vLLM has no vllm.platforms:nothing" in caplog.text
+    assert "vLLM has no vllm.platforms:nothing" in heard.text
     assert VllmConfig._get_v2_model_runner_unsupported_features is before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -70,19 +70,15 @@ class Recycling:
         batch = self.input_batch
         if len(best) < len(batch.req_ids):  # vLLM tries its sampler out before it serves
             return
-        drafts = spec.draft_token_ids.tolist() if spec else []
+        drafts = iter(spec.draft_token_ids.tolist() if spec else [])
         counts = spec.num_draft_tokens if spec else [0] * len(batch.req_ids)
-        at = 0
-        for b, (id, count) in enumerate(zip(batch.req_ids, counts, strict=True)):
+        says = iter(best)
+        for b, (request, count) in enumerate(zip(batch.req_ids, counts, strict=True)):
+            text = batch.token_ids_cpu[b, : batch.num_tokens_no_spec[b]]
+            seen = list(zip([int(text[-1]), *islice(drafts, count)], islice(says, count + 1), strict=True))
             if not self.discard_request_mask.np[b]:  # its prompt has been read
-                text = batch.token_ids_cpu[b, : batch.num_tokens_no_spec[b]]
-                tokens = [
-                    int(text[-1]),
-                    *drafts[at - b : at - b + count],
-                ]  # each row before it has one that is no draft
-                known = id in self.drafter.tables
-                self.drafter.read(id, [] if known else text.tolist(), list(zip(tokens, best[at:], strict=False)))
-            at += count + 1
+                known = request in self.drafter.tables
+                self.drafter.read(request, [] if known else text.tolist(), seen)
         self.drafter.keep(batch.req_ids)
 
     def propose_draft_token_ids(

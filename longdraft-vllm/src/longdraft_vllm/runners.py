@@ -11,7 +11,7 @@ from longdraft_vllm.recycle import Recycling
 
 
 def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
-    """The class of the model runner: `drafting` if the target drafts for itself, else vLLM's own, with what is added."""
+    """The model runner's class: `drafting` if the target drafts for itself, else vLLM's own, with what is added."""
     kind = drafting if names(vllm_config, *SELF_DRAFTING) else plain
     added = {Keyed: keyed_noise(vllm_config), Recycling: names(vllm_config, RECYCLE)}
     parts = [part for part, used in added.items() if used]
