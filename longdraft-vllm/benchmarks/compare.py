@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> None:
                 record |= {"margins": [[margin(at) for at in x.outputs[0].logprobs] for x in found]}
             record |= {"tokens_per_s": [round(count * args.tokens / s, 2) for s in seconds]}
             record |= {"tokens_per_cpu_s": [round(count * args.tokens / s, 2) for s in cpu]}
-            record |= {"tokens_per_draft": round(1 + accepted / drafts, 3) if drafts else 1.0, "drafts": drafts}
+            record |= {"tokens_per_draft": round(1 + accepted / drafts, 3) if drafts else 1.0, "drafted": drafts}
             print("RECORD " + json.dumps(record), flush=True)
 
 
