@@ -62,7 +62,6 @@ RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 RUNNER2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 CONFIG = "vllm.config"
-PROPOSED = "sampled_token_ids num_tokens_no_spec token_ids_cpu slot_mappings"
 CONTRACT: dict[str, list[Any]] = {
     "registration": [
         Takes("vllm.platforms.interface:Platform.check_and_update_config", "vllm_config"),

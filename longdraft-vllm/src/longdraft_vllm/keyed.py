@@ -50,7 +50,8 @@ class Drawn:
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         noise = self.noise
-        if len(noise.seeds) != len(logits):  # vLLM tries its sampler out before it serves
+        seeded = any(seed is not None for seed in noise.seeds)
+        if not seeded or len(noise.seeds) != len(logits):  # vLLM tries its sampler out before it serves
             return self.sample(logits, generators, k, p)
         kept = apply_top_k_top_p(logits.clone(), k, p)
         tokens, logprobs = self.sample(logits, generators, k, p)
