@@ -9,6 +9,7 @@ from conftest import VOCAB
 from engine import METHODS, Report, Request, mixed, run
 from longdraft_vllm import keyed, plugin
 from longdraft_vllm.options import keyed_noise
+from vllm.v1.sample import rejection_sampler
 
 from longdraft import Sampler, generate
 from longdraft.models.loading import load_lm
@@ -91,6 +92,15 @@ def test_vllms_own_noise_differs(llama):
     """Without the option nothing changes: a seeded request is sampled by vLLM."""
     given = [Request([5, 6, 7] * 8, 30, sampling={"temperature": 1.0, "seed": 1})]  # read at once
     assert run(llama, "lookup", given).outputs != keyed_run(llama, "lookup", given).outputs
+
+
+def test_another_engine_of_the_process_is_not_affected(llama):
+    """Its functions are vLLM's, some of which the option has wrapped for the process."""
+    given = [Request([5, 6, 7] * 8, 30)]
+    before = run(llama, None, given)
+    keyed_run(llama, "lookup", [Request([5, 6, 7] * 8, 30, sampling={"temperature": 1.0, "seed": 1})])
+    assert rejection_sampler.rejection_sample.noise.seeds == []
+    assert run(llama, "lookup", given).outputs == before.outputs
 
 
 def test_the_option_is_checked():

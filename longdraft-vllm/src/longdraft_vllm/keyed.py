@@ -20,8 +20,8 @@ class Noise:
     """Token n of a request with a seed is the argmax of its log-probabilities plus the noise of (seed, n).
 
     This is longdraft's rule for all its methods. What was drafted, and which requests run beside it, do not matter.
-    seeds: of each row of the step that is sampled, None without one. lengths: its committed tokens. drafted: how many
-    tokens were drafted for it.
+    seeds: of each row of the step that is sampled, None without one; empty between steps, so that other engines of the
+    process sample as vLLM does. lengths: its committed tokens. drafted: how many tokens were drafted for it.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,10 @@ class Keyed:
         for b, seed in enumerate(noise.seeds):
             if seed is not None:  # unused here, and vLLM cannot set back a CPU's generator after part of a prompt
                 batch.generators.pop(b, None)
-        return super()._sample(logits, spec_decode_metadata)
+        try:
+            return super()._sample(logits, spec_decode_metadata)
+        finally:
+            noise.seeds = []
 
     def _seed(self, request: str) -> int | None:
         """The request's seed; None for a greedy one too."""
@@ -130,7 +133,7 @@ class Keyed:
         """[B] drafts of rows with a seed are drawn by the noise that their verification uses, so more are accepted."""
         tokens, settings = super().next_tokens(logits, rows, positions), self.input_batch.sampling_metadata
         for i, row in enumerate(rows):
-            seed = self.noise.seeds[row.at]
+            seed = self._seed(row.request)
             if seed is not None:
                 at = slice(row.at, row.at + 1)
                 k, p = (None if x is None else x[at] for x in (settings.top_k, settings.top_p))
