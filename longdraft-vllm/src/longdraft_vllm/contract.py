@@ -65,6 +65,7 @@ CONFIG = "vllm.config"
 CONTRACT: dict[str, list[Any]] = {
     "registration": [
         Takes("vllm.platforms.interface:Platform.check_and_update_config", "vllm_config"),
+        Sets(f"{CONFIG}:VllmConfig", "use_v2_model_runner"),
     ],
     "text": [
         Sets(f"{CONFIG}:SpeculativeConfig", "num_speculative_tokens method model"),
@@ -72,7 +73,7 @@ CONTRACT: dict[str, list[Any]] = {
         Sets(f"{CONFIG}:SchedulerConfig", "max_num_seqs"),
         Sets(f"{CONFIG}:ModelConfig", "max_model_len"),
     ],
-    "proposers": [
+    "sampling": [
         Takes(
             "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
             "x cu_num_tokens num_tokens replace_from replace_to",
@@ -103,7 +104,6 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.model_executor.layers.attention:Attention", "impl layer_name kv_cache"),
         Takes("vllm.config:get_layers_from_vllm_config", "vllm_config layer_type"),
         Sets(f"{CONFIG}:ParallelConfig", "worker_cls pipeline_parallel_size"),
-        Sets(f"{CONFIG}:VllmConfig", "use_v2_model_runner"),
         Sets(f"{CONFIG}:SchedulerConfig", "scheduler_cls"),
         Sets(f"{CONFIG}:ModelConfig", "uses_mrope use_mla is_hybrid"),
         Sets("vllm.v1.core.sched.scheduler:Scheduler", "num_lookahead_tokens num_spec_tokens"),
@@ -130,7 +130,6 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.v1.worker.gpu_input_batch:InputBatch", "num_tokens_no_spec req_ids generators sampling_metadata"),
         Sets("vllm.v1.sample.metadata:SamplingMetadata", "temperature top_k top_p"),
         Sets("vllm.v1.spec_decode.metadata:SpecDecodeMetadata", "num_draft_tokens"),
-        Sets(f"{CONFIG}:VllmConfig", "use_v2_model_runner"),
     ],
     "cpu": [
         Takes("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "vllm_config device"),

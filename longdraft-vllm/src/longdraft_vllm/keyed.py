@@ -11,8 +11,6 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from longdraft.ops import gumbel, row_seed
-from longdraft_vllm import contract
-from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.runner import Row
 
 
@@ -102,8 +100,6 @@ class Keyed:
     """A mixin over a model runner: what a seeded request gives depends on its text, seed and settings alone."""
 
     def __init__(self, vllm_config: Any, device: torch.device):
-        contract.check("keyed")
-        repair_sampling()
         super().__init__(vllm_config, device)
         self.noise = Noise()
         last = self.sampler.topk_topp_sampler

@@ -23,10 +23,10 @@ def keyed_noise(vllm_config: Any) -> bool:
     return found
 
 
-def options_of(vllm_config: Any, method: str, accepts: Callable[..., Any], own: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The user's options, checked against the keyword arguments of `accepts` less `own`. Raises ValueError."""
+def options_of(vllm_config: Any, method: str, accepts: Callable[..., Any]) -> dict[str, Any]:
+    """The user's options, checked against the keyword arguments of `accepts`. Raises ValueError."""
     found = {name: value for name, value in given(vllm_config).items() if name != KEYED}
-    known = [name for name in inspect.signature(accepts).parameters if name not in ("self", *own)]
+    known = [name for name in inspect.signature(accepts).parameters if name != "self"]
     unknown = sorted(set(found) - set(known))
     if unknown:
         raise ValueError(f"{method} has no option {', '.join(unknown)}; its options are {', '.join([*known, KEYED])}")

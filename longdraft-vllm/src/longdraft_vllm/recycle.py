@@ -5,12 +5,9 @@ from __future__ import annotations
 from itertools import islice, pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from longdraft_vllm import contract
 from longdraft_vllm.options import options_of
-from longdraft_vllm.repairs import repair_sampling
 
 
 class Recycle:
@@ -54,11 +51,6 @@ class Recycle:
 
 class Recycling:
     """A mixin over a model runner: every token that the target read, refused or not, updates its request's table."""
-
-    def __init__(self, vllm_config: Any, device: torch.device):
-        contract.check("recycle")
-        repair_sampling()
-        super().__init__(vllm_config, device)
 
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is not None:

@@ -7,6 +7,8 @@ import logging
 import torch
 from torch import Tensor
 
+from longdraft_vllm import contract
+
 NAME = "vllm.v1.sample.rejection_sampler"
 
 
@@ -30,6 +32,7 @@ def repair_sampling() -> bool:
 
     if not current_platform.is_cpu():
         return False
+    contract.check("sampling")
     x, ends = torch.tensor([0.8125, 1.6875]), torch.tensor([2, 3], dtype=torch.int32)
     if rejection_sampler.expand_batch_to_tokens is expand_batch_to_tokens:
         return False

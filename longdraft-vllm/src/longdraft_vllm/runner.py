@@ -18,7 +18,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from longdraft_vllm import contract
 from longdraft_vllm.pages import Table, scores_of
 from longdraft_vllm.queries import Queries
-from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.views import SelfDraft
 
 
@@ -66,7 +65,6 @@ class SelfDrafting:
 
     def __init__(self, vllm_config: Any, device: torch.device):
         contract.check("self-draft")
-        repair_sampling()
         super().__init__(vllm_config, device)
         refuse(vllm_config)
         self.count = vllm_config.speculative_config.num_speculative_tokens

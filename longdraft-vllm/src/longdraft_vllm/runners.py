@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from longdraft_vllm import contract
 from longdraft_vllm.keyed import Keyed
 from longdraft_vllm.options import keyed_noise
 from longdraft_vllm.plugin import RECYCLE, SELF_DRAFTING, names
 from longdraft_vllm.recycle import Recycling
+from longdraft_vllm.repairs import repair_sampling
+
+ADDED = {"keyed": Keyed, "recycle": Recycling}  # by the name of their part of the contract
 
 
 def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
-    """The model runner's class: `drafting` if the target drafts for itself, else vLLM's own, with what is added."""
+    """The model runner's class: `drafting` if the target drafts for itself, else vLLM's own, with what is added.
+
+    Raises Mismatch if a part does not fit this vLLM, and corrects vLLM's sampler where it is wrong.
+    """
+    repair_sampling()
+    used = {"keyed": keyed_noise(vllm_config), "recycle": names(vllm_config, RECYCLE)}
+    parts = [name for name, wanted in used.items() if wanted]
+    for name in parts:
+        contract.check(name)
     kind = drafting if names(vllm_config, *SELF_DRAFTING) else plain
-    added = {Keyed: keyed_noise(vllm_config), Recycling: names(vllm_config, RECYCLE)}
-    parts = [part for part, used in added.items() if used]
-    return type("Runner", (*parts, kind), {}) if parts else kind
+    return type("Runner", (*(ADDED[name] for name in parts), kind), {}) if parts else kind
