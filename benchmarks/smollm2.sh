@@ -2,7 +2,7 @@
 # Acceptance and speed of every method on SmolLM2: benchmarks/smollm2.sh [FOLDER], an hour or two on two quiet cores.
 # Appends to FOLDER/free.jsonl and FOLDER/given.jsonl; copied to benchmarks/records under the names in docs/smollm2.py,
 # `python docs/smollm2.py` makes docs/results/smollm2.md of them. MEETING=FILE adds a meeting's transcript.
-# TASKS, CONTEXTS, METHODS, HOW, REPEAT and SHARES choose less.
+# TASKS, CONTEXTS, METHODS, HOW, REPEAT and SHARES choose less. ROPE=yarn:4 extends the model's positions, BATCH=8 decodes 8 rows.
 set -eu
 out=${1:-runs/smollm2}
 longdraft fetch smollm2
@@ -14,7 +14,10 @@ contexts=${CONTEXTS:-1024,4096,7000}
 methods=${METHODS:-lookup,suffix,recycle,vegas,vegas-reuse,magicdec-stream,magicdec-snapkv,longspec-chain,longspec@nodes=8@gamma=3,eagle3@topk=4@levels=3@nodes=8}
 fixed=$(echo "$methods" | sed 's/,/@pace=off,/g; s/$/@pace=off/')
 
-free() { longdraft bench -m smollm2 --out "$out/free.jsonl" --context "$contexts" --max-new-tokens "${TOKENS:-96}" "$@"; }
+free() {
+    longdraft bench -m smollm2 ${ROPE:+--rope "$ROPE"} ${BATCH:+--batch "$BATCH"} --out "$out/free.jsonl" \
+        --context "$contexts" --max-new-tokens "${TOKENS:-96}" "$@"
+}
 given() { longdraft bench -m smollm2 --task anchored --out "$out/given.jsonl" --anchors "${ANCHORS:-60}" "$@"; }
 
 for how in ${HOW:-greedy T0.7 T1}; do

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
 RECORDS = ROOT / "benchmarks" / "records"
 FREE, GIVEN = "2026-11-23-smollm2-free.jsonl", "2026-11-22-smollm2-given.jsonl"
+MORE = "2026-11-23-smollm2-long.jsonl"  # longer contexts, and rows side by side
 LONG = "2026-11-22-long-context.jsonl"
 TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
 HEAD = """# SmolLM2-135M-Instruct
@@ -24,7 +25,7 @@ HEAD = """# SmolLM2-135M-Instruct
 Acceptance and speed on a real model: the file that `longdraft fetch smollm2` downloads (Q4_1), its keys and values in
 bfloat16. `benchmarks/smollm2.sh` measures, `python docs/smollm2.py` writes this page from the records
 `benchmarks/records/{free}` and `{given}`, and the last section from
-`{long}`, which `benchmarks/long_context.py` measures.
+`{long}`, which `benchmarks/long_context.py` measures. Longer contexts and rows side by side are from `{more}`.
 """
 OWN = """## On text that the model writes
 
@@ -69,7 +70,9 @@ def records(name: str) -> list[Record]:
 def task(r: Record) -> str:
     """What was decoded, in a few words."""
     asked = f", asked: {r['question']}" if r.get("question") else ""
-    return f"{r['text_name'].removesuffix('.txt')}{asked}"
+    rope = f", `--rope {r['rope']}`" if r.get("rope") else ""
+    rows = f", {r['batch']} rows" if r.get("batch", 1) > 1 else ""
+    return f"{r['text_name'].removesuffix('.txt')}{asked}{rope}{rows}"
 
 
 def sampling(r: Record) -> str:
@@ -259,8 +262,8 @@ def origin(found: list[Record]) -> str:
 
 
 def page() -> str:
-    free, given, long = records(FREE), records(GIVEN), records(LONG)
-    head = HEAD.format(free=FREE, given=GIVEN, long=LONG)
+    free, given, long = records(FREE) + records(MORE), records(GIVEN), records(LONG)
+    head = HEAD.format(free=FREE, given=GIVEN, long=LONG, more=MORE)
     runs = free + given + list({r["command"]: r for r in reversed(long)}.values())[::-1]
     parts = [head, own_text(free), given_text(given), long_text(long)]
     return "\n".join([*parts, "## Origin\n", origin(runs), ""])

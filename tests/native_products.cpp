@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "coded_products.h"
-#include "linear.h"
+#include "integer_products.h"
 #include "pair_products.h"
 #include "vector_products.h"
 
@@ -245,6 +245,55 @@ static void packed_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits,
     });
 }
 
+#ifdef INTEGER_PRODUCTS
+// Inputs of a group are rounded to 127 steps of its largest, so each is at most half a step off; rows with zeros and outliers.
+static void integer_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits, bool halves) {
+    auto x = numbers<float>(T * in);
+    for (int64_t i = 0; i < T * in; i += 5) x[i] *= i % 3 ? 0 : 100;
+    std::fill(x.begin(), x.begin() + 32, 0.0f);
+    const auto before = numbers<float>(T * outputs), bias = numbers<float>(outputs);
+    auto scale = numbers<float>(outputs * in / 32), offset = numbers<float>(outputs * in / 32);
+    std::vector<half> half_scale, half_offset;
+    for (size_t i = 0; halves && i < scale.size(); i++) {
+        scale[i] = rounded(scale[i] + std::copysign(0.01f, scale[i])), offset[i] = rounded(offset[i] + std::copysign(0.01f, offset[i]));
+        half_scale.push_back(as_half(scale[i])), half_offset.push_back(as_half(offset[i]));
+    }
+    std::vector<uint8_t> codes(outputs * in * bits / 8);
+    for (uint8_t& c : codes) c = randomness();
+    const Linear f = {codes.data(), bias.data(), outputs, in, bits, 32, halves ? (void*)half_scale.data() : scale.data(),
+                      halves ? (void*)half_offset.data() : offset.data(), halves};
+    require(in_integers(f, T) == (T <= 4), "which products are in integers", T, in, bits);
+    if (!in_integers(f, T)) return;
+    Buffer<char> own;
+    own.reserve(IntegerLinear<8>::bytes(T, in));
+    auto y = before;
+    with_integers(f, x.data(), T, Arena(own.data()), [&](auto&& products) { ::outputs(f, products, y.data(), true); });
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t o = 0; o < outputs; o++) {
+            double exact = before[t * outputs + o] + bias[o], most = 1e-4 * (1 + std::fabs(exact));
+            for (int64_t g = 0; g < in / 32; g++) {
+                const float *const from = &x[t * in + g * 32], s = scale[o * (in / 32) + g];
+                const uint8_t* const c = &codes[(o * in + g * 32) * bits / 8];
+                double top = 0, sizes = 0;
+                for (int64_t i = 0; i < 32; i++) {
+                    const int code = bits == 8 ? static_cast<int8_t>(c[i]) : i < 16 ? c[i] & 15 : c[i - 16] >> 4;
+                    exact += double(from[i]) * (double(code) * s + offset[o * (in / 32) + g]);
+                    top = std::max<double>(top, std::fabs(from[i])), sizes += std::abs(code);
+                }
+                most += (0.5 / 127 + 1e-5) * top * sizes * std::fabs(s) + 1e-5 * top * 32;
+            }
+            require(std::fabs(y[t * outputs + o] - exact) <= most, "outputs in integers", t, o, in);
+        }
+}
+
+static void each_integer() {
+    for (int64_t T = 1; T <= 5; T++)
+        for (const bool halves : {false, true})
+            for (const int64_t in : {32, 96, 256, 288, 576})
+                for (const int64_t bits : {4, 8}) integer_outputs(T, in, 49, bits, halves);
+}
+#endif
+
 template <typename Products, typename E, int ND>
 static void each_size_of() {
     for (int64_t R = 1; R <= 2 * TALLEST + 3; R++) attention<Products, E, ND>(R, 37);
@@ -291,6 +340,9 @@ int main() {
     each_type<bf16>();
     each_packed<float>();
     each_packed<bf16>();
+#ifdef INTEGER_PRODUCTS
+    each_integer();
+#endif
     each_code<1>(), each_code<2>(), each_code<4>(), each_code<6>(), each_code<8>(), each_code<16>();
     std::printf("vectors of %d floats\n", V);
 }

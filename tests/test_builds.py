@@ -23,8 +23,8 @@ FLAGS = Path("/proc/cpuinfo")
 ASKED = {
     "_avx2": {"avx2", "fma"},
     "_avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "_avx512bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
-    "_amx": {"avx512f", "avx512_bf16", "amx_tile", "amx_bf16"},
+    "_avx512bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"},
+    "_amx": {"avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"},
 }
 
 

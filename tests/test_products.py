@@ -14,7 +14,7 @@ from longdraft.ops import native
 SOURCES = Path(native.__file__).parent
 PROGRAM = Path(__file__).parent / "native_products.cpp"
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-X86 = {"_avx2": ["-mavx2", "-mfma"], "_avx512": AVX512, "_avx512bf16": [*AVX512, "-mavx512bf16"]}
+X86 = {"_avx2": ["-mavx2", "-mfma"], "_avx512": AVX512, "_avx512bf16": [*AVX512, "-mavx512bf16", "-mavx512vnni"]}
 
 
 def needs(compiler: str, kind: str = "_avx2") -> None:
@@ -103,6 +103,18 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "slot + 1 < n ? half(slot + 1) : _mm256_setzero_si256()",
         "half(slot + 1)",
         "values",
+    ),
+    "the offsets of weights in integers are left out": (
+        "integer_products.h",
+        "sum[i] += a * b;",
+        "sum[i] += a * 0;",
+        "outputs in integers",
+    ),
+    "the sign of a weight in integers is lost": (
+        "integer_products.h",
+        "_mm256_sign_epi8(input, codes)",
+        "input",
+        "outputs in integers",
     ),
     "both halves of a vector are of one group": ("weights.h", "16 - again", "0", "outputs"),
 }

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from longdraft import InputError, Sampler, Stats, build, generate
 from longdraft.backends import packed_linear
 from longdraft.backends.packed_linear import PackedLinear, quantise_linears
+from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
 from longdraft.models.alignment import LINE
@@ -89,6 +90,44 @@ def test_decoding_it_is_lossless(folder, method, sampler):
     assert generate(lm, rows, build(method, lm), max_new_tokens=32, sampler=sampler, seed=3) == want
     unquantised = load_lm(folder, "float32", "cpu")
     assert generate(unquantised, rows, max_new_tokens=32, sampler=sampler, seed=3) != want
+
+
+class ApproximatePass(native.Pass):
+    """Planted: a verification may round its inputs as drafts do."""
+
+    def __init__(self, *fields):
+        super().__init__(*fields)
+        self.approximate = 1
+
+
+@pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+@KIND
+@torch.inference_mode()
+def test_only_drafts_may_be_computed_in_integers(folder, kind, monkeypatch):
+    """Passes give every node the same bits in a tree as alone; a drafted chain writes keys that are nearly theirs."""
+    lm, [prompt] = load_lm(folder, "float32", "cpu", weights=kind), tiny.prompts(60)
+    cache, tokens = lm.new_cache(1, 100), torch.tensor([prompt[-6:]])
+    lm.prefill(prompt[:-6], cache)
+
+    def numbers(tree) -> list:
+        logits = lm(tree, cache)
+        return [logits[:, :1], *(cache.read(layer, 0)[0][:, 54:55].clone() for layer in cache.layers)]
+
+    def same(a, b) -> bool:
+        return all(map(torch.equal, a, b))
+
+    wide, alone = numbers(Tree.chain(tokens)), numbers(Tree.root(tokens[:, 0]))
+    assert same(wide, alone)
+    draws = ChainDraws(1, [Sampler()], torch.tensor([3]), cache.length + 1)
+    lm.backend.chain_drafter(cache, None)(tokens[:, 0], 0, draws)
+    drafted = [cache.read(layer, 0)[0][:, 54:55] for layer in cache.layers]
+    if native.name_of(native.library()) != "neon":
+        assert not same(drafted, alone[1:])
+    for found, want in zip(drafted, alone[1:], strict=True):
+        assert (found - want).abs().max() < 0.1 * want.abs().max()
+    monkeypatch.setattr(native, "Pass", ApproximatePass)
+    if native.name_of(native.library()) != "neon":
+        assert not same(numbers(Tree.chain(tokens)), numbers(Tree.root(tokens[:, 0])))
 
 
 @KIND

@@ -14,10 +14,13 @@ LINE, PAGE = 64, 1 << 21  # bytes of a processor's cache line and of a huge page
 
 def pages(size: int) -> Tensor:
     """`size` bytes that start at a huge page boundary, in huge pages where the system has them."""
-    area = mmap.mmap(-1, size + PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        # private: Linux gives shared memory, which is mmap's default, no huge pages unless it is set up to
+        area = mmap.mmap(-1, size + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # this kernel has none
             area.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        area = mmap.mmap(-1, size + PAGE)
     whole = torch.frombuffer(area, dtype=torch.uint8)
     return whole[-whole.data_ptr() % PAGE :][:size]
 

@@ -140,7 +140,7 @@ class NativeStep:
             recent = draws.recent.contiguous()
             sized([recent], (p.rows, recent.shape[1]))
             how.recent, how.recent_count = recent.data_ptr(), recent.shape[1]
-        p.logits, p.score_layer = logits.data_ptr(), -1
+        p.logits, p.score_layer, p.approximate = logits.data_ptr(), -1, True
         with self.lock:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)
         return drawn

@@ -4,8 +4,8 @@
 // Weights and cache are float or bf16; all else is float. The order of each row's sums does not depend on the number of rows,
 // nodes or threads.
 #pragma once
+#include "integer_products.h"
 #include "layer_attention.h"
-#include "linear.h"
 #include "team.h"
 
 // One head of q or k: norm, then rotation. rotation: D/2 cosines, then D/2 sines.
@@ -37,7 +37,12 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
     reserve_scores(p, t, pairs, G);
     t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
-    for (const int64_t in : {m.width, H * D, m.mlp}) t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
+    for (const int64_t in : {m.width, H * D, m.mlp}) {
+        t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
+#ifdef INTEGER_PRODUCTS
+        if (p.approximate) t.own_bytes = std::max(t.own_bytes, IntegerLinear<8>::bytes(T, in));
+#endif
+    }
     t.own.reserve(threads * t.own_bytes);
     t.some_logits.reserve(m.head_tokens ? T * m.head.outputs : 0);
     return {0, pairs, widest};
@@ -71,7 +76,7 @@ class Forward {
             project(f);
             rotate_all(x, f);
             attend(x);
-            linear<E>(f.o, normed, T, residual, true, t.mine());
+            multiply(f.o, normed, T, residual, true);
             t.barrier.wait();
             if (f.kind != RING) mlp(f);
         }
@@ -81,6 +86,15 @@ class Forward {
     }
 
    private:
+    // As `outputs`: y = x W^T + bias of `rows` rows; or is added to y.
+    void multiply(const Linear& f, const float* x, int64_t rows, float* y, bool add) {
+#ifdef INTEGER_PRODUCTS
+        if (p.approximate && in_integers(f, rows))
+            return with_integers(f, x, rows, Arena(t.mine()), [&](auto&& products) { outputs(f, products, y, add); });
+#endif
+        linear<E>(f, x, rows, y, add, t.mine());
+    }
+
     // Embeddings, and the rotations of the nodes' positions.
     void embed() {
 #pragma omp for schedule(static) nowait
@@ -116,10 +130,10 @@ class Forward {
     }
 
     void project(const Layer& f) {
-        linear<E>(f.q, normed, T, q, false, t.mine());
+        multiply(f.q, normed, T, q, false);
         if (f.kind != CROSS) {
-            linear<E>(f.k, normed, T, k, false, t.mine());
-            linear<E>(f.v, normed, T, v, false, t.mine());
+            multiply(f.k, normed, T, k, false);
+            multiply(f.v, normed, T, v, false);
         }
         t.barrier.wait();
     }
@@ -178,10 +192,10 @@ class Forward {
         const int64_t n = p.logit_nodes ? p.logit_nodes : W, some = m.head.outputs;
         float* const out = m.head_tokens ? t.some_logits.data() : p.logits;
         if (n == W)
-            linear<E>(m.head, normed, T, out, false, t.mine());
+            multiply(m.head, normed, T, out, false);
         else
             for (int64_t b = 0; b < p.rows; b++)
-                linear<E>(m.head, normed + ((b + 1) * W - n) * width, n, out + b * n * some, false, t.mine());
+                multiply(m.head, normed + ((b + 1) * W - n) * width, n, out + b * n * some, false);
         if (!m.head_tokens) return;
         t.barrier.wait();
 #pragma omp for schedule(static) nowait
@@ -194,8 +208,8 @@ class Forward {
 
     void mlp(const Layer& f) {
         norm(f.mlp_norm);
-        linear<E>(f.gate, normed, T, gate, false, t.mine());
-        linear<E>(f.up, normed, T, up, false, t.mine());
+        multiply(f.gate, normed, T, gate, false);
+        multiply(f.up, normed, T, up, false);
 #pragma omp for schedule(static) nowait  // divided as in `outputs`: each thread goes on with what it has computed
         for (int64_t unit = 0; unit < (m.mlp + OUTPUTS - 1) / OUTPUTS; unit++)
             for (int64_t row = 0; row < T * m.mlp; row += m.mlp)
@@ -204,7 +218,7 @@ class Forward {
                     store(gate + row + i, a / (vexp(-a) + 1.0f) * load(up + row + i));
                 }
         t.barrier.wait();
-        linear<E>(f.down, gate, T, residual, true, t.mine());
+        multiply(f.down, gate, T, residual, true);
         t.barrier.wait();
     }
 };

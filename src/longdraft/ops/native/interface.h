@@ -106,6 +106,8 @@ struct Pass {
     int64_t logit_nodes;  // only the last so many nodes of each row have logits; 0: all
     int64_t score_layer;  // the one layer whose scores are kept; -1: all
 
+    int64_t approximate;  // 1: packed weights may be multiplied with inputs of 8 bits, for drafts; 0: never
+
     int64_t ring;              // slots before the scratch nodes of a RING layer
     const uint8_t* ring_mask;  // [B,W,ring+start+W]: which of its slots a node sees
 };

@@ -59,7 +59,7 @@ static constexpr Entry table[] = {
     FIELD(Pass, selected), FIELD(Pass, score_nodes), FIELD(Pass, scored), FIELD(Pass, as_weights),
     FIELD(Pass, per_key_head), FIELD(Pass, mean_of_nodes), FIELD(Pass, score_slots), FIELD(Pass, scores),
     FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits), FIELD(Pass, logit_nodes),
-    FIELD(Pass, score_layer), FIELD(Pass, ring), FIELD(Pass, ring_mask),
+    FIELD(Pass, score_layer), FIELD(Pass, approximate), FIELD(Pass, ring), FIELD(Pass, ring_mask),
 
     STRUCT(Warpers), FIELD(Warpers, temperature), FIELD(Warpers, top_k), FIELD(Warpers, top_p), FIELD(Warpers, min_p),
 

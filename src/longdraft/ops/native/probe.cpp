@@ -13,7 +13,7 @@
 
 #ifdef X86
 struct Features {
-    unsigned basic, extended, more, amx;  // leaf 1 ecx; leaf 7: ebx, eax of its first sub-leaf, edx
+    unsigned basic, extended, more, vectors, amx;  // leaf 1 ecx; leaf 7: ebx, eax of its first sub-leaf, ecx, edx
     uint64_t saved;                       // which registers the system saves for a program
 };
 
@@ -22,7 +22,7 @@ static Features features() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (__get_cpuid(1, &a, &b, &c, &d)) f.basic = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
-        f.extended = b, f.amx = d;
+        f.extended = b, f.vectors = c, f.amx = d;
         if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) f.more = a;
     }
     if (f.basic & 1u << 27) {  // the system has enabled xgetbv
@@ -43,9 +43,9 @@ static bool avx2(const Features& f) {
 static bool avx512(const Features& f) {
     return avx2(f) && has(f.saved, 0xe6) && has(f.extended, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31);
 }
-// -mavx512bf16 besides
-static bool avx512bf16(const Features& f) { return avx512(f) && has(f.more, 1u << 5); }
-// -mavx512bf16 -mamx-bf16 -mamx-tile; on Linux a process must request the tile registers
+// -mavx512bf16 -mavx512vnni besides
+static bool avx512bf16(const Features& f) { return avx512(f) && has(f.more, 1u << 5) && has(f.vectors, 1u << 11); }
+// -mavx512bf16 -mavx512vnni -mamx-bf16 -mamx-tile; on Linux a process must request the tile registers
 static bool amx(const Features& f) {
     if (!avx512bf16(f) || !has(f.saved, 0x60000) || !has(f.amx, 1u << 22 | 1u << 24)) return false;
 #ifdef __linux__

@@ -10,7 +10,7 @@
 
 // Weights are read once, from memory, and computing with a few rows takes about as long: prefetched, both happen at once.
 constexpr int64_t AHEAD = 8192;  // bytes: what memory delivers in a few times its latency
-static inline void prefetch_after(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 3); }
+static inline void prefetch_after(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + AHEAD, 0, 2); }
 
 template <typename E>
 struct Numbers;
