@@ -18,13 +18,14 @@ PAGE = ROOT / "docs" / "results" / "smollm2.md"
 RECORDS = ROOT / "benchmarks" / "records"
 FREE, GIVEN = "2026-11-23-smollm2-free.jsonl", "2026-11-22-smollm2-given.jsonl"
 MORE = "2026-11-23-smollm2-long.jsonl"  # longer contexts, and rows side by side
+GIVEN_MORE, OUTPUT = "2026-11-23-smollm2-given.jsonl", "2026-11-23-smollm2-long-output.jsonl"
 LONG = "2026-11-22-long-context.jsonl"
 TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
 HEAD = """# SmolLM2-135M-Instruct
 
 Acceptance and speed on a real model: the file that `longdraft fetch smollm2` downloads (Q4_1), its keys and values in
 bfloat16. `benchmarks/smollm2.sh` measures, `python docs/smollm2.py` writes this page from the records
-`benchmarks/records/{free}` and `{given}`, and the last section from
+`benchmarks/records/{free}`, `{given}` and `{given_more}`, and the last section from
 `{long}`, which `benchmarks/long_context.py` measures. Longer contexts and rows side by side are from `{more}`.
 """
 OWN = """## On text that the model writes
@@ -40,6 +41,12 @@ Teacher-forced: at {anchors} positions of each text, how many drafts the target 
 given. It understates what happens on the model's own text, and it is the same for all methods. Mean acceptance length
 ± standard error over windows; controls keep as many keys as the method above them. *minus window*: paired difference to
 sink and window at the same budget.
+"""
+OUTPUTS = """## A long output
+
+`{method}` continues {prompt} tokens of {text} by {tokens:,} tokens, T={temperature:g}, penalty {penalty:g}, `--rope {rope}`: tokens per
+step in each part of the output, and the share of distinct n-grams in that part and in all of the output until then.
+`benchmarks/long_output.py` measures. The output equals plain decoding's: {equal}.
 """
 LONGER = """## Long context
 
@@ -139,6 +146,20 @@ def given_text(found: list[Record]) -> str:
         header = ["method", "acceptance length", "minus window", "accepted by position"]
         parts.append(f"### {', '.join(key)}\n\n{table(header, rows)}\n")
     return "\n".join(parts)
+
+
+def long_output(found: list[Record]) -> str:
+    """A row per part of the output."""
+    first = found[0]
+    shared = {"prompt": first["prompt_tokens"], "text": first["text_name"], "tokens": found[-1]["to"]}
+    shared |= {name: first[name] for name in ("method", "temperature", "penalty", "rope")}
+    rows = []
+    for r in found:
+        here, until = (" ".join(f"{r[f'distinct_{n}{all}']:.2f}" for n in (1, 2, 3, 4)) for all in ("", "_so_far"))
+        rows.append([f"{r['from']:,} to {r['to']:,}", f"{r['mean_acceptance_length']:.2f}", here, until])
+    header = ["tokens", "tokens per step", "Distinct-1 to 4", "of all so far"]
+    equal = "yes" if all(r["equal"] for r in found) else "no"
+    return OUTPUTS.format(equal=equal, **shared) + "\n" + table(header, rows) + "\n"
 
 
 def _group(r: Record) -> tuple[str, ...]:
@@ -262,10 +283,11 @@ def origin(found: list[Record]) -> str:
 
 
 def page() -> str:
-    free, given, long = records(FREE) + records(MORE), records(GIVEN), records(LONG)
-    head = HEAD.format(free=FREE, given=GIVEN, long=LONG, more=MORE)
-    runs = free + given + list({r["command"]: r for r in reversed(long)}.values())[::-1]
-    parts = [head, own_text(free), given_text(given), long_text(long)]
+    free, given, long = records(FREE) + records(MORE), records(GIVEN) + records(GIVEN_MORE), records(LONG)
+    output = records(OUTPUT)
+    head = HEAD.format(free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE)
+    runs = free + given + output + list({r["command"]: r for r in reversed(long)}.values())[::-1]
+    parts = [head, own_text(free), given_text(given), long_output(output), long_text(long)]
     return "\n".join([*parts, "## Origin\n", origin(runs), ""])
 
 
