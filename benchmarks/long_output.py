@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--rope")
     parser.add_argument("--method", default="tokenswift")
+    parser.add_argument("--drafter", help="a folder; it may have been trained for other rotations than those of --rope")
     parser.add_argument("--prompt-file", type=Path, required=True)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--max-new-tokens", type=int, default=20_000)
@@ -56,11 +57,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     lm, tokenizer = load(given.model, rope=given.rope)
+    drafter = build(given.method, lm, given.drafter, any_target=given.drafter is not None)
     prompt = tokenizer(given.prompt_file.read_text(encoding="utf-8"))["input_ids"][: given.prompt_tokens]
     sampler = Sampler(given.temperature, min_p=given.min_p, penalty=given.penalty)
     session = DecodeSession(lm, [prompt], given.max_new_tokens, sampler, given.seed, ())
     plain, plain_marks = decoded(session, None)
-    tokens, marks = decoded(session, build(given.method, lm))
+    tokens, marks = decoded(session, drafter)
     shared: dict[str, Any] = provenance(lm, given.seed) | {
         "task": "long-output",
         "method": given.method,

@@ -44,8 +44,8 @@ sink and window at the same budget.
 """
 OUTPUTS = """## A long output
 
-`{method}` continues {prompt} tokens of {text} by {tokens:,} tokens, T={temperature:g}, penalty {penalty:g}, `--rope {rope}`: tokens per
-step in each part of the output, and the share of distinct n-grams in that part and in all of the output until then.
+`{method}` continues {prompt} tokens of {text} by {tokens:,} tokens, T={temperature:g}, penalty {penalty:g},
+`--rope {rope}`: tokens per step in each part of the output, and the share of distinct n-grams in that part and in all of the output until then.
 `benchmarks/long_output.py` measures. The output equals plain decoding's: {equal}.
 """
 LONGER = """## Long context
