@@ -37,16 +37,16 @@ of plain decoding's output, and below 0.6 the output goes in circles.
 """
 HUMAN = """## On text that people wrote
 
-Teacher-forced: at {anchors} positions of each text, how many drafts the target accepts if the text up to there is
-given. It understates what happens on the model's own text, and it is the same for all methods. Mean acceptance length
-± standard error over windows; controls keep as many keys as the method above them. *minus window*: paired difference to
-sink and window at the same budget.
+Teacher-forced: at {fewest} to {anchors} positions of each text, how many drafts the target accepts if the text up to
+there is given. It understates what happens on the model's own text, and it is the same for all methods. Mean acceptance
+length ± standard error over windows; controls keep as many keys as the method above them. *minus window*: paired
+difference to sink and window at the same budget.
 """
 OUTPUTS = """## A long output
 
 `{method}` continues {prompt} tokens of {text} by {tokens:,} tokens, T={temperature:g}, penalty {penalty:g},
-`--rope {rope}`: tokens per step in each part of the output, and the share of distinct n-grams in that part and in all of the output until then.
-`benchmarks/long_output.py` measures. The output equals plain decoding's: {equal}.
+`--rope {rope}`: tokens per step in each part of the output, and the share of distinct n-grams in that part and in all
+of the output until then. `benchmarks/long_output.py` measures. The output equals plain decoding's: {equal}.
 """
 LONGER = """## Long context
 
@@ -130,7 +130,8 @@ def given_text(found: list[Record]) -> str:
     """A table per text and context: a row per method and budget, in the order of the run."""
     from longdraft.bench.averages import mean_and_errors, paired
 
-    parts = [HUMAN.format(anchors=max(r["anchors"] for r in found))]
+    counts = [r["anchors"] for r in found]
+    parts = [HUMAN.format(fewest=min(counts), anchors=max(counts))]
     for key in unique(map(_group, found)):
         same = [r for r in found if _group(r) == key]
         rows = []
@@ -284,10 +285,10 @@ def origin(found: list[Record]) -> str:
 
 def page() -> str:
     free, given, long = records(FREE) + records(MORE), records(GIVEN) + records(GIVEN_MORE), records(LONG)
-    output = records(OUTPUT)
+    output = records(OUTPUT) if (RECORDS / OUTPUT).is_file() else []
     head = HEAD.format(free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE)
     runs = free + given + output + list({r["command"]: r for r in reversed(long)}.values())[::-1]
-    parts = [head, own_text(free), given_text(given), long_output(output), long_text(long)]
+    parts = [head, own_text(free), given_text(given), *([long_output(output)] if output else []), long_text(long)]
     return "\n".join([*parts, "## Origin\n", origin(runs), ""])
 
 
