@@ -100,7 +100,12 @@ def own_text(found: list[Record]) -> str:
     """A table per task, sampler and build of the kernels: a row per method, a column per context."""
     assert all(r["equal"] for r in found), "an output differs from plain decoding's"
     tokens, repeats = (
-        unique(r["new_tokens"] for r in found if r["method"] == "plain"),
+        [
+            n
+            for r in found
+            if r["method"] == "plain"
+            for n in ([r["new_tokens"]] if r["batch"] == 1 else r["new_tokens"])
+        ],
         max(r["repeat"] for r in found) + 1,
     )
     parts = [OWN.format(repeats=repeats, tokens=max(tokens))]
