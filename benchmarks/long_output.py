@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from longdraft.core import Sampler
+from longdraft.core.provenance import relative
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.measure import distinct
@@ -65,6 +68,7 @@ def main() -> None:
     tokens, marks = decoded(session, drafter)
     shared: dict[str, Any] = provenance(lm, given.seed) | {
         "task": "long-output",
+        "command": shlex.join(["python", "benchmarks/long_output.py", *map(relative, sys.argv[1:])]),
         "method": given.method,
         "text_name": given.prompt_file.name,
         "prompt_tokens": len(prompt),

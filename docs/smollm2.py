@@ -290,10 +290,10 @@ def origin(found: list[Record]) -> str:
 
 def page() -> str:
     free, given, long = records(FREE) + records(MORE), records(GIVEN) + records(GIVEN_MORE), records(LONG)
-    output = records(OUTPUT) if (RECORDS / OUTPUT).is_file() else []
+    output = records(OUTPUT)
     head = HEAD.format(free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE)
     runs = free + given + output + list({r["command"]: r for r in reversed(long)}.values())[::-1]
-    parts = [head, own_text(free), given_text(given), *([long_output(output)] if output else []), long_text(long)]
+    parts = [head, own_text(free), given_text(given), long_output(output), long_text(long)]
     return "\n".join([*parts, "## Origin\n", origin(runs), ""])
 
 
