@@ -1,6 +1,7 @@
-"""Acceptance and repetition along a long output: how both change with the number of tokens that were generated.
+r"""Acceptance and repetition along a long output: how both change with the number of tokens that were generated.
 
-    python benchmarks/long_output.py -m smollm2 --rope yarn:4 --method tokenswift --prompt-file FILE --out FILE
+    python benchmarks/long_output.py -m smollm2 --rope yarn:4 --method tokenswift --drafter FOLDER \
+        --prompt-file FILE --out FILE
 
 Decodes plainly and with the method, compares the outputs, and appends one record per `--part` tokens.
 """
@@ -37,7 +38,7 @@ def decoded(session: DecodeSession, drafter: Drafter | None) -> tuple[list[int],
 
 
 def part(marks: list[tuple[int, float]], low: int, high: int) -> tuple[float, float]:
-    """Tokens per step and tokens per second of the steps that ended behind token `low` and not behind `high`."""
+    """Tokens per step and tokens per second of the steps that ended after token `low` and by token `high`."""
     before = [m for m in marks if m[0] <= low]
     (n, at), inside = before[-1] if before else (0, 0.0), [m for m in marks if low < m[0] <= high]
     return (inside[-1][0] - n) / len(inside), (inside[-1][0] - n) / (inside[-1][1] - at)

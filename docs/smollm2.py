@@ -99,15 +99,9 @@ def unique(values: Iterable[Any]) -> list[Any]:
 def own_text(found: list[Record]) -> str:
     """A table per task, sampler and build of the kernels: a row per method, a column per context."""
     assert all(r["equal"] for r in found), "an output differs from plain decoding's"
-    tokens, repeats = (
-        [
-            n
-            for r in found
-            if r["method"] == "plain"
-            for n in ([r["new_tokens"]] if r["batch"] == 1 else r["new_tokens"])
-        ],
-        max(r["repeat"] for r in found) + 1,
-    )
+    counts = [r["new_tokens"] for r in found if r["method"] == "plain"]
+    tokens = [n for count in counts for n in (count if isinstance(count, list) else [count])]  # a list: of each row
+    repeats = max(r["repeat"] for r in found) + 1
     parts = [OWN.format(repeats=repeats, tokens=max(tokens))]
     for name, how, build in unique((task(r), sampling(r), r["kernels"]) for r in found):
         same = [r for r in found if (task(r), sampling(r), r["kernels"]) == (name, how, build)]

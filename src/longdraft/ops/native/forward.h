@@ -2,7 +2,7 @@
 //
 // The model: RMSNorm, rotary attention with grouped heads (optionally with biases and per-head norms of q and k), SwiGLU.
 // Weights and cache are float or bf16; all else is float. The order of each row's sums does not depend on the number of rows,
-// nodes or threads; only drafts, which may be approximate, compute few rows otherwise than many.
+// nodes or threads; except in drafts, which may be approximate.
 #pragma once
 #include "integer_products.h"
 #include "layer_attention.h"
