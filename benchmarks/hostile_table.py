@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from longdraft.bench.records import read_records
 
 
 def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -57,4 +58,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(table(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()[-1])), end="")
+    print(table(list(read_records(Path(sys.argv[1])))[-1][1]), end="")

@@ -27,12 +27,12 @@ import typer
 from torch.nn.functional import cross_entropy
 
 from longdraft.bench.inputs import held_out_files, read
+from longdraft.bench.records import load as load_records
 from longdraft.cli import common
 from longdraft.core import Sampler, Tree
 from longdraft.core.provenance import relative
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.record_file import RecordFile
-from longdraft.engine.record_file import load as load_records
 from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens

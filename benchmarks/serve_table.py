@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from longdraft.bench.records import read_records
 
 COLUMNS = ("kernels", "method", "one by one", "four at once", "gain", "over plain", "first token", "beside 3 streams")
 COLUMNS += ("longest wait", "known prompt", "overhead")
@@ -37,5 +38,5 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    found = [json.loads(line) for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()]
+    found = [record for _, record in read_records(Path(sys.argv[1]))]
     print(table(found), end="")

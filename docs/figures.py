@@ -19,10 +19,11 @@ from longdraft.bench.grouping import spread
 from longdraft.bench.plots.draw import Point, dots
 from longdraft.bench.plots.style import panels, shade_losses
 from longdraft.bench.plots.svg import settings, svg
+from longdraft.bench.records import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "images" / "speedup.svg"
-FILES = ("2026-11-22-cpu-bundled.jsonl", "2026-11-22-cpu-smollm2.jsonl")
+FILES = ("2026-11-22-cpu-bundled.jsonl.gz", "2026-11-22-cpu-smollm2.jsonl.gz")
 METHODS = ("vegas", "longspec-guided", "budgetdraft", "vegas-reuse", "suffix", "medusa", "auto")
 BEST = "avx512bf16"
 # Panel -> label -> cell of the bundled model: text, temperature, context, kernel build.
@@ -59,8 +60,7 @@ def speedups(file: str = FILES[0], by: str = "method") -> dict[Cell, dict[str, l
     One row at a time; by: "label" keeps variants of a method apart.
     """
     found: dict[Cell, dict[str, list[float]]] = {}
-    lines = (ROOT / "benchmarks" / "records" / file).read_text(encoding="utf-8").splitlines()
-    for record in map(json.loads, lines):
+    for _, record in read_records(ROOT / "benchmarks" / "records" / file):
         if record["task"] == "speed" and "oracle" not in record and record["batch"] == 1:
             cell = (record["text_name"], record["temperature"], record["context"], record["kernels"])
             found.setdefault(cell, {}).setdefault(record[by], []).append(record["tokens_per_s"])

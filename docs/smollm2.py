@@ -6,20 +6,21 @@ python docs/smollm2.py --check    # exit status 1 if the page is not the one of 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from longdraft.bench.records import read_records
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
 RECORDS = ROOT / "benchmarks" / "records"
-FREE, GIVEN = "2026-11-23-smollm2-free.jsonl", "2026-11-22-smollm2-given.jsonl"
-MORE = "2026-11-23-smollm2-long.jsonl"  # longer contexts, and rows side by side
-GIVEN_MORE, OUTPUT = "2026-11-23-smollm2-given.jsonl", "2026-11-23-smollm2-long-output.jsonl"
-LONG = "2026-11-22-long-context.jsonl"
+FREE, GIVEN = "2026-11-23-smollm2-free.jsonl.gz", "2026-11-22-smollm2-given.jsonl.gz"
+MORE = "2026-11-23-smollm2-long.jsonl.gz"  # longer contexts, and rows side by side
+GIVEN_MORE, OUTPUT = "2026-11-23-smollm2-given.jsonl.gz", "2026-11-23-smollm2-long-output.jsonl.gz"
+LONG = "2026-11-22-long-context.jsonl.gz"
 TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
 HEAD = """# SmolLM2-135M-Instruct
 
@@ -71,7 +72,7 @@ Record = dict[str, Any]
 
 
 def records(name: str) -> list[Record]:
-    return [json.loads(line) for line in (RECORDS / name).read_text(encoding="utf-8").splitlines()]
+    return [record for _, record in read_records(RECORDS / name)]
 
 
 def task(r: Record) -> str:

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from longdraft.bench import averages, inputs, report, report_files, shapes
+from longdraft.bench import records as record
 from longdraft.bench.selection import parse
 from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
 from longdraft.cli import main
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
-from longdraft.engine import record_file as record
 from longdraft.engine.records import relative
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights

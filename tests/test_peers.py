@@ -16,6 +16,7 @@ import tiny
 import torch
 from test_bench import bench, folder, run  # noqa: F401
 
+from longdraft.bench import records as record
 from longdraft.bench import report
 from longdraft.bench.peers.base import CannotRun, Work
 from longdraft.bench.peers.choice import Choice
@@ -23,7 +24,6 @@ from longdraft.bench.peers.llama_cpp import LlamaCpp
 from longdraft.bench.peers.transformers import Transformers, stock
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
-from longdraft.engine import record_file as record
 
 KINDS = ["none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple"]
 

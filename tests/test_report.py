@@ -14,8 +14,8 @@ import pytest
 from longdraft.bench import grouping, plots, report, report_files
 from longdraft.bench.plots import acceptance, speed, style, time
 from longdraft.bench.plots.svg import svg
+from longdraft.bench.records import load
 from longdraft.cli import main
-from longdraft.engine.record_file import load
 from longdraft.errors import InputError
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "records"
@@ -24,7 +24,7 @@ EVIL = "$\\frac$</text>--><script>alert(1)</script><img src=x onerror=alert(2)>\
 
 
 def records(name: str, count: int | None = None) -> list[dict]:
-    return load([FOLDER / f"{name}.jsonl"])[:count]
+    return load([FOLDER / f"{name}.jsonl.gz"])[:count]
 
 
 def everything() -> list[dict]:
@@ -165,7 +165,7 @@ def test_what_records_say_stays_text(tmp_path):
 
 def test_without_matplotlib_there_are_tables_and_a_line(tmp_path, monkeypatch, capsys, written):
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    file = FOLDER / f"{STEPS}.jsonl"
+    file = FOLDER / f"{STEPS}.jsonl.gz"
     assert main(["report", str(file), "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out.split() == [str(tmp_path / "report.md"), str(tmp_path / "report.html")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from longdraft import InputError
 from longdraft.audit import log as audit_log
+from longdraft.bench import records
 from longdraft.drafters import checkpoint as saved
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.heads.drafter import MedusaHeads
 from longdraft.drafters.kinds import KINDS, load_weights
 from longdraft.drafters.released import Released
 from longdraft.drafters.small_model import kind as small_model
-from longdraft.engine import record_file
 from longdraft.methods import drafter_weights
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.lm import LM as Model
@@ -199,7 +200,11 @@ def test_other_files_that_are_nested_too_deeply(tmp_path, monkeypatch):
     file, deep = tmp_path / "x.json", "[" * 100_000
     file.write_text(deep)
     with pytest.raises(InputError, match="line 1: not JSON"):
-        record_file.load([file])
+        records.load([file])
+    for damaged in (b"no gzip", gzip.compress(b'{"task": 1}')[:-9]):
+        (tmp_path / "x.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(InputError, match="cannot read"):
+            records.load([tmp_path / "x.jsonl.gz"])
     with pytest.raises(InputError, match="is no audit"):
         audit_log._read(file)
     file.write_text(json.dumps({"task": "audit", "runs": [3]}))

@@ -27,6 +27,7 @@ from server_process import ServerProcess
 from steps_after import StepsAfter
 
 from longdraft import Sampler, Session
+from longdraft.bench.records import read_records
 from longdraft.engine.requests import Request
 from longdraft.engine.row_pool import Reading, RowPool
 from longdraft.server import run
@@ -242,8 +243,7 @@ def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
 
 def test_the_speed_table_is_from_the_record():
     root = Path(__file__).parent.parent
-    lines = (root / "benchmarks/records/2026-11-23-serve-paced.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = [r for _, r in read_records(root / "benchmarks/records/2026-11-23-serve-paced.jsonl.gz")]
     page = (root / "docs" / "server.md").read_text(encoding="utf-8")
     assert serve_table.table(records) in page
     records[0]["batch_gain"] += 0.1
@@ -252,7 +252,7 @@ def test_the_speed_table_is_from_the_record():
 
 def test_the_table_of_the_page_is_from_the_record():
     root = Path(__file__).parent.parent
-    record = json.loads(next(root.glob("benchmarks/records/*-hostile.jsonl")).read_text(encoding="utf-8"))
+    ((_, record),) = read_records(next(root.glob("benchmarks/records/*-hostile.jsonl.gz")))
     page = (root / "docs" / "server.md").read_text(encoding="utf-8")
     assert table(record) in page
     record["fuzz"]["bad_count"] = 1

@@ -11,7 +11,7 @@ import compare  # noqa: E402
 
 
 def records() -> list[dict]:
-    return compare.read(sorted(ROOT.glob("benchmarks/records/*-vllm.jsonl")))
+    return compare.read(sorted(ROOT.glob("benchmarks/records/*-vllm.jsonl.gz")))
 
 
 def test_the_readme_has_the_table_of_the_records():

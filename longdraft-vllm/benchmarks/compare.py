@@ -185,7 +185,9 @@ def main() -> None:
 
 
 def read(files: list[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    from longdraft.bench.records import read_records
+
+    return [record for file in files for _, record in read_records(file)]
 
 
 if __name__ == "__main__":

@@ -168,8 +168,8 @@ def report(
 ) -> None:
     """Make all tables and plots from records alone: Markdown, one self-contained HTML page, and SVG files."""
     from longdraft.bench.plots import MISSING, available
+    from longdraft.bench.records import load
     from longdraft.bench.report_files import write
-    from longdraft.engine.record_file import load
 
     markdown, page, *drawn = write(load(files), out)
     typer.echo(f"{markdown}\n{page}")

@@ -1,4 +1,4 @@
-"""Files of benchmark records, one JSON object per line."""
+"""Writes files of benchmark records, one JSON object per line; `longdraft.bench.records` reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from longdraft.core.files import parse
 from longdraft.errors import InputError
 
 
@@ -41,24 +40,3 @@ class RecordFile:
         del self._sizes[first:]
         for record in records:
             self.append(record)
-
-
-def load(paths: list[Path]) -> list[dict[str, Any]]:
-    """All records of the files, each with `where` it stands, as FILE:LINE. Raises InputError with the file and line."""
-    records = []
-    for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read {path} ({error}): give files that longdraft bench --out wrote") from None
-        for i, line in enumerate(lines, 1):
-            try:
-                record = parse(line) if line.strip() else None
-            except ValueError:
-                raise InputError(f"{path}, line {i}: not JSON; give files that longdraft bench --out wrote") from None
-            if record is None:
-                continue
-            if not isinstance(record, dict) or not {"task", "method", "context"} <= record.keys():
-                raise InputError(f"{path}, line {i}: not a bench record (it lacks task, method or context)")
-            records.append(record | {"where": f"{path.name}:{i}"})
-    return records
