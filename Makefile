@@ -9,13 +9,18 @@ NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h
 
 PAGE := .venv-page
 VLLM ?= .venv-vllm
+OLDEST := .venv-oldest
+# The first of these Pythons that runs: the newest that has builds of all the oldest versions, else the usual one.
+OLDEST_PYTHON ?= $(shell for p in python3.12 $$HOME/.pyenv/versions/3.12.*/bin/python $(PYTHON); do \
+  "$$p" -c 'import venv' 2>/dev/null && echo "$$p" && break; done)
 CHROMIUM ?= $(shell command -v chromium)
 
-.PHONY: help setup demo test test-all test-server test-page test-clients test-vllm lint fix docs bench clean
+.PHONY: help setup wheels demo test test-all test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
-	@echo "make test-all  all tests, and the native part as a processor without AVX-512 sees it and under AddressSanitizer"
+	@echo "make test-all  all tests, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
+	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
 	@echo "make test-vllm  the plugin for vLLM, inside vLLM's build for CPUs (15 minutes, and a few to install it at first)"
@@ -23,12 +28,13 @@ help:
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
+	@echo "make wheels  the packages longdraft and longdraft-drafters, into dist/ (5 minutes on 2 cores)"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
 
 setup: $(READY)
 
 # A python3 that already has torch with CUDA keeps it; otherwise constraints.txt decides.
-$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
+$(READY): pyproject.toml setup.py constraints.txt longdraft-drafters/pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "longdraft needs Python 3.11 or newer; give one: make PYTHON=python3.11 ..." >&2; exit 2; }
 	@echo "setting up $(VENV), once; this takes a minute or a few"
@@ -36,11 +42,15 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	  then $(PYTHON) -m venv --system-site-packages $(VENV) && grep -v '^torch' constraints.txt >$(VENV)/constraints.txt; \
 	  else $(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; fi
 	@$(BIN)/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  -c $(VENV)/constraints.txt -e '.[dev]'
+	  -c $(VENV)/constraints.txt -e '.[dev]' -e ./longdraft-drafters
 	@$(BIN)/python -c 'import triton' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check 'triton>=3.4' 2>/dev/null || \
 	  echo "no triton for this machine: the tests of GPU kernels are left out"
 	@touch $@
+
+wheels: $(READY)
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . ./longdraft-drafters
+	@ls -l dist
 
 demo: $(READY)
 	@$(BIN)/longdraft demo
@@ -52,6 +62,20 @@ test-all: $(READY)
 	@$(PYTEST)
 	@$(BIN)/python tests/harder.py haswell
 	@$(BIN)/python tests/harder.py asan
+	@$(MAKE) --no-print-directory test-oldest
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt tests/oldest.py $(READY)
+	@echo "setting up $(OLDEST), once; this takes a minute or a few, and downloads torch with CUDA unless TORCH_INDEX has another"
+	@rm -rf $(OLDEST) && $(OLDEST_PYTHON) -m venv $(OLDEST)
+	@$(BIN)/python tests/oldest.py constraints.txt >$(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  -c $(OLDEST)/constraints.txt $$($(BIN)/python tests/oldest.py --names) pytest pytest-timeout pytest-xdist hypothesis httpx setuptools
+	@touch $@
+
+# With nothing installed but the library's dependencies: it is taken from src, as in a checkout that was only copied,
+# with the kernels that are built there: they do not depend on the version of Python or torch.
+test-oldest: $(OLDEST)/.ready
+	@PYTHONPATH=src:longdraft-drafters/src $(OLDEST)/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "not full"
 
 # In an environment of its own, without the library's dependencies. No browser is downloaded.
 test-page:
@@ -100,4 +124,4 @@ bench: $(READY)
 
 clean:
 	rm -rf $(VENV) $(PAGE) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
-	rm -rf $(VENV) .venv-clients $(VLLM) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients $(VLLM) $(OLDEST) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

@@ -13,6 +13,7 @@ HERE = "src/longdraft/ops/native/"
 # Apple's compiler has no OpenMP: there the kernels use one thread.
 FLAGS = [
     "-O3",
+    "-g0",  # Python asks for -g, which makes the files 20 times as large
     "-std=c++17",
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
@@ -45,6 +46,6 @@ def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extens
 # No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is one pool of threads.
 setup(
     options={"build_ext": {"parallel": True}},  # each build takes a minute
-    ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-std=c++17"])]
+    ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-g0", "-std=c++17"])]
     + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()],
 )

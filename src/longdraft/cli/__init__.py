@@ -34,6 +34,7 @@ COMMANDS = {
     "train": ("train:app", "Train a model or a drafter."),
     "export": ("export:export", "Write a model as safetensors, for vLLM and Transformers."),
     "import": ("import_:import_drafter", "Convert a released drafter to longdraft's layout."),
+    "pack-drafter": ("import_:pack_drafter", "Store a drafter in 8 bits: half its size."),
     "export-drafter": ("import_:export_drafter", "Write a drafter in the layout that vLLM reads."),
 }
 

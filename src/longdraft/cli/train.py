@@ -15,11 +15,12 @@ from longdraft.cli import train_options as o
 from longdraft.cli.train_text import write_text
 from longdraft.core.options import declared, pairs, read
 from longdraft.core.processes import joined
-from longdraft.drafters.checkpoint import WEIGHTS, read_weights
+from longdraft.drafters.checkpoint import WEIGHTS
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.released import fill
 from longdraft.errors import InputError
+from longdraft.models import eight_bits
 from longdraft.models.loading import load, quiet
 from longdraft.training import data, plot, probes, target, trainer
 from longdraft.training.frozen import Frozen
@@ -140,7 +141,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         objective = objective_of(frozen, corpus, **options)
         module = objective.module.to(lm.device)
         if start is not None:
-            fill(module, read_weights(start / WEIGHTS), str(start))
+            fill(module, eight_bits.read(start / WEIGHTS), str(start))
         if not run.export_only:
             state = run_training(objective, corpus, heldout, settings, options, grid=states is not None)
             if run.stop_at and state["step"] < settings.plan.steps:

@@ -13,13 +13,14 @@ from typing import Any, get_type_hints
 
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import nn
 
 from longdraft.core.files import read_json
 from longdraft.drafters.kind import DrafterKind
 from longdraft.drafters.released import fill
 from longdraft.errors import InputError
+from longdraft.models import eight_bits
 from longdraft.models.lm import LM, fingerprint
 from longdraft.models.loading import HUB_ID, reachable
 from longdraft.version import __version__
@@ -55,7 +56,7 @@ class ModuleKind(DrafterKind):
             held = f"{folder} holds a drafter of kind {ours.get('kind')}"
             raise InputError(f"{held}; this method needs one of kind {self.name}")
         _same_target(folder, config, target, any_target)
-        weights = read_weights(place / WEIGHTS)
+        weights = eight_bits.read(place / WEIGHTS)
         try:
             module = self.build(target, **self._checked(ours["options"]))
         except InputError:
@@ -151,14 +152,6 @@ def read_config(place: Path) -> dict[str, Any]:
         why = f"only pickled weights ({pickled[0]}), which can run code when read" if pickled else f"no {WEIGHTS}"
         raise InputError(f"{place} has {why}: give a folder with {WEIGHTS} (`longdraft import` makes one)")
     return config
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file. Raises InputError."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file} is damaged ({error}): copy or make it again") from None
 
 
 def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bool) -> None:

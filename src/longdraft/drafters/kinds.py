@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from longdraft.drafters import speculators
-from longdraft.drafters.checkpoint import WEIGHTS, read_config, read_weights
+from longdraft.drafters.checkpoint import WEIGHTS, read_config
 from longdraft.drafters.dflash.kind import DFLASH
 from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
@@ -18,6 +20,7 @@ from longdraft.drafters.mtp.kind import MTP
 from longdraft.drafters.released import Released
 from longdraft.drafters.small_model.kind import BUDGET, SMALL_MODEL
 from longdraft.errors import InputError
+from longdraft.models import eight_bits
 from longdraft.models.lm import LM
 
 # A release is read by the first kind that recognises it: a block of DFlash also has all that EAGLE-2 is known by.
@@ -84,7 +87,8 @@ def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False
         known = " and ".join(kind.name for kind in KINDS.values() if kind.exporter)
         raise InputError(f"{folder} holds a drafter of kind {name}, which `speculators` has not: give one of {known}")
     module: Any = kind.load(str(folder), target, any_target)
-    stored = next(t.dtype for t in read_weights(folder / WEIGHTS).values() if t.is_floating_point())
+    dtypes = [t.dtype for t in eight_bits.read(folder / WEIGHTS).values() if t.is_floating_point()]
+    stored = reduce(torch.promote_types, dtypes)  # float32 if some are stored in 8 bits
     speculators.write(kind.name, kind.exporter(module.to(stored), target), target, out, folder.resolve().name)
     parameters = sum(p.numel() for p in module.parameters())
     return {"kind": kind.name, "dtype": str(stored).removeprefix("torch."), "parameters": parameters}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ from longdraft.models.fetch import SOURCES
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 
+PACKAGE = "longdraft_drafters"
+
+
+def packaged() -> Path | None:
+    """The folder of the package longdraft-drafters if it is installed; none of its code is run."""
+    spec = find_spec(PACKAGE)
+    places = (spec and spec.submodule_search_locations) or []
+    return next((Path(place) for place in places), None)
+
 
 @dataclass
 class DrafterWeights:
-    """Each kind comes from the given folder, else is random, else comes from a folder beside the target, else from the
-    target's own checkpoint if it lies there.
+    """Each kind comes from the given folder, else is random, else comes from a folder beside the target (for a fetched
+    model: from the package longdraft-drafters), else from the target's own checkpoint if it lies there.
 
     folder: a saved drafter or Hub id. model: the target's name, to find drafters beside it. See DrafterKind.load.
     """
@@ -42,9 +52,12 @@ class DrafterWeights:
         """The folder of a trained drafter of this kind beside the target, if there is one."""
         if not self.model:
             return None
-        bundled = {"bundled": BUNDLED.parent} | {name: BUNDLED.parent / name for name in SOURCES}
-        found = bundled.get(self.model, Path(self.model)) / kind
-        return found if found.is_dir() else None
+        if self.model in SOURCES and not Path(self.model).is_dir():
+            place = packaged()
+            found = place and place / self.model / kind
+        else:
+            found = (BUNDLED.parent if self.model == "bundled" else Path(self.model)) / kind
+        return found if found and found.is_dir() else None
 
     def available(self, kind: str) -> bool:
         """Whether there are weights of this kind beside the target or in its own checkpoint."""

@@ -13,8 +13,9 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.packed_linear import BITS, quantise_linears
@@ -22,7 +23,7 @@ from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
-from longdraft.models import fetch
+from longdraft.models import eight_bits, fetch
 from longdraft.models.alignment import align_weights
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
@@ -173,12 +174,26 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
         scaling.extend(config)
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
     options |= options_for(config, team)
-    hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
+    stored = Path(where) / eight_bits.WEIGHTS
+    if eight_bits.is_packed(stored):
+        hf, info = _try(name, lambda: _unpacked(where, stored, options))
+    else:
+        hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
     if info["missing_keys"]:
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
     return hf
+
+
+def _unpacked(where: str, stored: Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A model of a local folder whose weights are stored in 8 bits, and what Transformers says of its loading."""
+    cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(options["config"])]
+    hf, info = cls.from_pretrained(None, state_dict=eight_bits.read(stored), **options, **OURS)
+    hf.config.name_or_path = hf.name_or_path = where
+    if (Path(where) / GENERATION_CONFIG_NAME).is_file():
+        hf.generation_config = GenerationConfig.from_pretrained(where, local_files_only=True)
+    return hf, info
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
