@@ -37,7 +37,8 @@ from longdraft.engine.records import provenance
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
 from longdraft.models.lm import LM
-from longdraft.models.loading import load, quiet, token_ids
+from longdraft.models.loading import load, quiet
+from longdraft.models.text import token_ids
 
 LONGEST = 32768  # tokens of a text: every context is the end of one, whichever are measured
 SCORED, PART = 512, 128  # tokens whose loss is measured, so many at a time

@@ -15,8 +15,7 @@ import pytest
 
 from longdraft import Sampler, Session, build, generate, load
 from longdraft.engine.prefix_cache import PrefixCache
-from longdraft.models.loading import token_ids
-from longdraft.models.text import text_of
+from longdraft.models.text import text_of, token_ids
 from longdraft.server.run import Server, Settings
 
 NEW = 24

@@ -23,7 +23,8 @@ from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.blocks import TYPES
 from longdraft.models.lm import digest, fingerprint
-from longdraft.models.loading import load_lm, token_ids
+from longdraft.models.loading import load_lm
+from longdraft.models.text import token_ids
 from longdraft.ops.packed import Packed
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 from longdraft.bench import inputs
 from longdraft.cli import prompts
-from longdraft.models.loading import BUNDLED, token_ids
+from longdraft.models.loading import BUNDLED
+from longdraft.models.text import token_ids
 
 
 def bundled():

@@ -128,6 +128,26 @@ def test_echo_with_logprobs_scores_a_text(http):
     )
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 2, "logprobs": 0}], ids=str)
+def test_an_echo_without_new_tokens_has_none(http, more):
+    """With and without a stream: the prompt, its log-probabilities if asked for, and a usage of nothing new."""
+    body = asked(echo=True, max_tokens=0, **more)
+    whole = http.post("/v1/completions", json=body).json()
+    with http.stream(
+        "POST", "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+    ) as r:
+        *parts, last = chunks(r)
+    for usage in (whole["usage"], last["usage"]):
+        assert usage["completion_tokens"] == 0 and usage["total_tokens"] == len(tokens_of(TEXT))
+    for choice in whole["choices"]:
+        mine = [p["choices"][0] for p in parts if p["choices"][0]["index"] == choice["index"]]
+        assert "".join(p["text"] for p in mine) == choice["text"] == TEXT
+        assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
+        scored = [x for p in mine for x in (p["logprobs"] or {"tokens": []})["tokens"]]
+        assert len(scored) == (len(tokens_of(TEXT)) if "logprobs" in more else 0)
+        assert scored == (choice["logprobs"] or {"tokens": []})["tokens"]
+
+
 def test_a_known_prefix_is_counted_and_changes_nothing(http):
     long = TEXT * 6
     first, second = (http.post("/v1/completions", json=asked(prompt=long)).json() for _ in range(2))
@@ -146,15 +166,26 @@ def test_usage_says_how_drafting_went(http):
 
 
 def test_eight_clients_get_what_each_gets_alone(server):
-    bodies = [asked(prompt=TEXT * (1 + i % 3) + f"    print({i})\n", seed=i, temperature=i % 3 / 2) for i in range(8)]
+    """Every other client talks; all of them write a special token, which is text."""
+    texts = [TEXT * (1 + i % 3) + f"    print({i}, '<|endoftext|>')\n" for i in range(8)]
 
-    def ask(body: dict) -> str:
+    def ask(i: int) -> str:
+        body = asked(seed=i, temperature=i % 3 / 2)
         with client(server) as http:
-            return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+            if i % 2:
+                return http.post("/v1/completions", json=body | {"prompt": texts[i]}).json()["choices"][0]["text"]
+            del body["prompt"]
+            body["messages"] = [{"role": "user", "content": texts[i]}]
+            return http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+
+    def alone(i: int) -> str:
+        messages = [{"role": "user", "content": texts[i]}]
+        prompt = tokens_of(texts[i]) if i % 2 else chat_tokens(loaded()[1], messages)
+        return said(prompt, Sampler(i % 3 / 2), i)
 
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(ask, bodies))
-    assert together == [said(tokens_of(b["prompt"]), Sampler(b["temperature"]), b["seed"]) for b in bodies]
+        together = list(pool.map(ask, range(8)))
+    assert together == [alone(i) for i in range(8)]
 
 
 def test_the_other_paths(http):

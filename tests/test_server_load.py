@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -275,3 +276,44 @@ def test_the_benchmark_of_attacks_runs(tmp_path):
     assert ended["ended_properly"] == ended["streams"] and ended["second_signal_s"] < 2
     assert found["soak"]["settled"] and found["soak"]["rows_after"] == found["soak"]["slots_after"] == 0
     assert all(how.endswith((": fine", ": 200", ": proper")) for how in found["soak"]["outcomes"])
+
+
+def slowest_health(server: Any, body: dict) -> float:
+    """Seconds of the slowest /health while a request is answered."""
+    with ThreadPoolExecutor(1) as pool, client(server) as http:
+        asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
+        times = []
+        while not asking.done():
+            begin = time.monotonic()
+            assert http.get("/health").status_code == 200
+            times.append(time.monotonic() - begin)
+        assert asking.result().status_code == 200
+    return max(times)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch, stream):
+    """Their texts take seconds here; written in the event loop, they would hold up every other answer."""
+
+    def slow(token: int) -> str:
+        time.sleep(0.003)
+        return str(token)
+
+    ids = [1 + i % 50 for i in range(30)]
+    body = asked(prompt=ids, echo=True, logprobs=20, max_tokens=0, stream=stream)
+    monkeypatch.setattr(server.service, "word", slow)
+    assert slowest_health(server, body) < 0.5
+
+    async def at_once(size: int, call: Any, *arguments: Any) -> Any:  # a broken variant, which must be noticed
+        return call(*arguments)
+
+    monkeypatch.setattr(server.service, "aside", at_once)
+    assert slowest_health(server, body) > 1
+
+
+def test_an_answer_of_too_many_log_probabilities_is_refused(server):
+    with client(server) as http, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longdraft.server.service.MOST_LOGPROBS", 100)
+        found = http.post("/v1/completions", json=asked(logprobs=20))
+        assert found.status_code == 400 and "ask for fewer tokens" in found.json()["error"]["message"]
+        assert http.post("/v1/completions", json=asked(logprobs=1)).status_code == 200

@@ -14,8 +14,7 @@ from served import CHAT, TEXT, chunks, client, loaded, serving
 from longdraft import Sampler, generate
 from longdraft.engine.trace import Round, Trace
 from longdraft.models.chat import chat_tokens
-from longdraft.models.loading import token_ids
-from longdraft.models.text import text_of
+from longdraft.models.text import text_of, token_ids
 from longdraft.server.run import Server
 
 ASKED = {"document": TEXT * 3, "prompt": "What is this?", "method": "vegas", "max_tokens": 16, "seed": 3}

@@ -13,7 +13,8 @@ import torch
 
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
-from longdraft.models.loading import BUNDLED, token_ids
+from longdraft.models.loading import BUNDLED
+from longdraft.models.text import token_ids
 
 BOOK = Path(__file__).parents[1] / "assets" / "text" / "great-expectations.txt"
 

@@ -42,7 +42,7 @@ def question(tokenizer: Any, context: int) -> Scene:
     from pydoc_data.topics import topics
 
     from longdraft.models.chat import chat_tokens
-    from longdraft.models.loading import token_ids
+    from longdraft.models.text import token_ids
 
     text = "\n\n".join(topics[name].strip() for name in TOPICS if name in topics)
     ids = token_ids(tokenizer, text, add_special_tokens=False)

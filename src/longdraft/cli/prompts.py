@@ -64,7 +64,7 @@ def encode(prompts: list[Prompt], tokenizer: Any, tokens: int | None, control: b
 
     control: words such as <|im_end|> in a prompt become special tokens; otherwise they are text.
     """
-    from longdraft.models.loading import token_ids
+    from longdraft.models.text import token_ids
 
     rows = []
     for prompt in prompts:

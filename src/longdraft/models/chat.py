@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from longdraft.errors import InputError
-from longdraft.models.loading import token_ids
+from longdraft.models.text import token_ids
 
 Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": its text}, and tool calls
 Tools = list[dict[str, Any]] | None

@@ -196,16 +196,6 @@ def _unpacked(where: str, stored: Path, options: dict[str, Any]) -> tuple[Any, d
     return hf, info
 
 
-def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
-    """The ids of a text. Special tokens written in it, such as <|im_end|>, are read as plain text unless `control`.
-
-    The tokenizer decides which tokens are special; it still adds its own, such as the beginning-of-text token.
-    """
-    if type(tokenizer).__name__ != "MistralCommonBackend":  # it never reads them from text and has no such option
-        options["split_special_tokens"] = not control
-    return list(tokenizer(text, verbose=False, **options)["input_ids"])
-
-
 def quiet(threads: int | None) -> None:
     """Silence library logging, and let torch use this number of threads (None: its choice)."""
     hub.set_verbosity_error()

@@ -64,7 +64,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         work = await service.completion(body)
-        echo = Delta(service.text(work.prompt)) if body.echo else None
+        echo = Delta(await service.aside(len(work.prompt), service.text, work.prompt)) if body.echo else None
         head = _head(service, "cmpl")
         how = CompletionFormat(*head, work.logprobs, *_with_usage(body), echo=echo, tokens=work.prompt)
         return await _answer(service.submit(work), body, how, request)
@@ -99,7 +99,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         service.check_model(body.model)
-        return {"prompt": await asyncio.to_thread(service.text, body.tokens)}
+        return {"prompt": await service.aside(len(body.tokens), service.text, body.tokens)}
 
     @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:
@@ -138,8 +138,8 @@ async def _trace_events(recording: Recording) -> AsyncIterator[bytes]:
     yield DONE
 
 
-def _head(service: Service, kind: str) -> tuple[str, int, str, Any]:
-    return f"{kind}-{uuid4().hex}", int(time()), service.model, service.tokenizer
+def _head(service: Service, kind: str) -> tuple[str, int, str, Callable[[int], str]]:
+    return f"{kind}-{uuid4().hex}", int(time()), service.model, service.word
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -158,22 +158,20 @@ def _with_usage(body: Sampling) -> tuple[bool, bool]:
 async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
     if body.stream:
         return EventStream(answer, _events(answer, how))
-    return await _unless_gone(lambda: _whole(answer, how, body), answer, request)
+    return await _unless_gone(lambda: _whole(answer, how), answer, request)
 
 
-async def _whole(answer: Answer, how: Format, body: Sampling) -> Response:
-    """The answer as one object. With max_tokens=0 the one token that was decoded is left out."""
+async def _whole(answer: Answer, how: Format) -> Response:
+    """The answer as one object."""
     found = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
         old = found[i]
         found[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
     if isinstance(how, CompletionFormat) and how.echo is not None:
         how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-        if isinstance(body, CompletionRequest) and body.max_tokens == 0:
-            found = [Delta("", [], "length") for _ in found]
-            for reply in answer.replies:
-                reply.tokens = 0
-    return JSONResponse(how.whole(found, usage(len(answer.work.prompt), answer.replies)))
+    counted = usage(len(answer.work.prompt), answer.replies)
+    size = how.log_probabilities(len(answer.prompt_logprobs or []) + counted["completion_tokens"])
+    return await answer.service.aside(size, lambda: JSONResponse(how.whole(found, counted)))
 
 
 async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
@@ -184,15 +182,20 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
         now = {"usage": usage(len(answer.work.prompt), answer.replies)} if how.in_parts else {}
         return sse(part | now)
 
+    def begin(i: int) -> bytes | None:
+        part = how.first(i)
+        return None if part is None else event(part)
+
     try:
         async for i, delta in answer.parts():
             if not begun[i]:
                 begun[i] = True
                 if isinstance(how, CompletionFormat) and how.echo is not None:
                     how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-                first = how.first(i)
+                size = how.log_probabilities(len(answer.prompt_logprobs or []))
+                first = await answer.service.aside(size, begin, i)
                 if first is not None:
-                    yield event(first)
+                    yield first
             if delta.text or delta.logprobs or delta.finish:
                 yield event(how.part(i, delta))
         if how.with_usage:

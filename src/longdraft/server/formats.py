@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from longdraft.engine.token_logprobs import TokenLogprobs
-from longdraft.models.text import token_text
 from longdraft.server.reply import Delta, Reply
 
 Json = dict[str, Any]
@@ -33,20 +33,25 @@ def usage(prompt: int, replies: list[Reply]) -> Json:
 
 @dataclass
 class Format:
-    """The fields of every chunk of an answer. top: how many alternatives a log-probability has; None: none is given.
+    """The fields of every chunk of an answer. word: a token's own text.
 
-    with_usage: the last chunk has the usage, and if in_parts, every one has it as it is then.
+    top: how many alternatives a log-probability has; None: none is given. with_usage: the last chunk has the usage, and
+    if in_parts, every one has it as it is then.
     """
 
     id: str
     created: int
     model: str
-    tokenizer: Any
+    word: Callable[[int], str]
     top: int | None
     with_usage: bool = False
     in_parts: bool = False
 
     kind = ""
+
+    def log_probabilities(self, tokens: int) -> int:
+        """How many there are for so many tokens, alternatives included: what formatting them costs."""
+        return 0 if self.top is None else tokens * (self.top + 1)
 
     def head(self) -> Json:
         return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
@@ -90,7 +95,7 @@ class ChatFormat(Format):
         return {"content": [self._entry(x.token, x.logprob, x.top) for x in found], "refusal": None}
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]] | None = None) -> Json:
-        text = token_text(self.tokenizer, token)
+        text = self.word(token)
         entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
         return entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
 
@@ -132,7 +137,7 @@ class CompletionFormat(Format):
             return None
         tokens = [x.token for x in found] if prompt is None else prompt
         first: list[Any] = [None] if prompt is not None else []
-        texts = [token_text(self.tokenizer, t) for t in tokens]
+        texts = [self.word(t) for t in tokens]
         offsets, at = [], self.offsets.get(index, 0)
         for text in texts:
             offsets.append(at)
@@ -147,4 +152,4 @@ class CompletionFormat(Format):
 
     def _top(self, x: TokenLogprobs) -> Json:
         """The most likely tokens and the token itself."""
-        return {token_text(self.tokenizer, t): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}
+        return {self.word(t): p for t, p in [*reversed(x.top), (x.token, x.logprob)]}

@@ -80,3 +80,15 @@ class Reply:
         while self.entries and (self.entries[0][0] < self.end or (not self.held and finish != "stop")):
             delta.logprobs.append(self.entries.popleft()[1])
         return delta
+
+
+class Silent(Reply):
+    """For a request for no new tokens: nothing is given out of the one that is decoded because there has to be one."""
+
+    def take(self, event: Event) -> Delta:
+        if self.finish is not None:
+            return Delta()
+        self.finish = "length"
+        if event.prompt is not None:
+            self.known = event.prompt.known
+        return Delta(finish="length")

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from time import monotonic, time
 from typing import Any, TypeVar
 
@@ -15,18 +16,18 @@ from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
 from longdraft.models.chat import Message, Tools, chat_tokens
-from longdraft.models.loading import token_ids
-from longdraft.models.text import text_of
+from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
 from longdraft.server.problems import Problem
-from longdraft.server.reply import Delta, Reply
+from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
 from longdraft.server.templates import Templates
 
 T = TypeVar("T")
-LONG = 1 << 16  # characters
+LONG = 1 << 16  # characters, tokens or log-probabilities
+MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Times:
 
 @dataclass
 class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too."""
+    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too; silent: no new tokens."""
 
     prompt: list[int]
     limit: int
@@ -50,6 +51,7 @@ class Work:
     eos: tuple[int, ...]
     logprobs: int | None
     prompt_logprobs: bool = False
+    silent: bool = False
 
 
 @dataclass
@@ -133,7 +135,7 @@ class Service:
     def __init__(self, engine: Engine, tokenizer: Any, model: str, metrics: Metrics, times: Times, most_new: int):
         self.engine, self.tokenizer, self.model, self.metrics = engine, tokenizer, model, metrics
         self.times, self.most_new, self.stopping, self.created = times, most_new, False, int(time())
-        self.templates = Templates()
+        self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
@@ -156,7 +158,17 @@ class Service:
         """The work of continuing a conversation."""
         self.check_model(body.model)
         prompt = await self.conversation(messages, tools)
-        return self._work(prompt, body, limit, logprobs)
+        work = self._work(prompt, body, limit, logprobs)
+        self._check_logprobs(work)
+        return work
+
+    def _check_logprobs(self, work: Work) -> None:
+        """Raises Problem for a request whose answer would have too many."""
+        tokens = work.limit * work.n + (len(work.prompt) if work.prompt_logprobs else 0)
+        count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
+        if count > MOST_LOGPROBS:
+            what = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
+            raise Problem(400, f"{what}: ask for fewer tokens, choices or alternatives", "logprobs")
 
     async def completion(self, body: CompletionRequest) -> Work:
         self.check_model(body.model)
@@ -167,7 +179,8 @@ class Service:
         if not tokens:
             raise Problem(400, "the prompt has no tokens: give some text", "prompt")
         work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)
-        work.prompt_logprobs = body.echo and body.logprobs is not None
+        work.prompt_logprobs, work.silent = body.echo and body.logprobs is not None, body.max_tokens == 0
+        self._check_logprobs(work)
         return work
 
     async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
@@ -214,7 +227,8 @@ class Service:
             if isinstance(error, InputError):
                 raise Problem(400, str(error)) from None
             raise
-        return Answer(self, work, streams, [Reply(self.tokenizer, work.stops) for _ in streams])
+        kind = Silent if work.silent else Reply
+        return Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
@@ -251,7 +265,7 @@ class Service:
         return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
 
     async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
-        """The result of a call on so many characters, outside the event loop's thread. InputError becomes a Problem."""
+        """The result of a call on so much (see LONG), outside the event loop's thread. InputError becomes a Problem."""
         try:
             async with self._one_long if size > LONG else nullcontext():
                 return await asyncio.to_thread(call, *arguments)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
-from longdraft.models.loading import token_ids
+from longdraft.models.text import token_ids
 
 MARK = "0a9f3b7c5d"
 

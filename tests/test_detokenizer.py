@@ -1,0 +1,102 @@
+"""Text in pieces: for every kind of tokenizer the pieces together are the decoded text of all tokens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from longdraft.models import text
+from longdraft.models.text import Detokenizer, text_of
+
+WORDS = ["a", "b", "x", " ", "▁", "▁the", "▁x", "中", "é", "\ufffd", "##s", "end</w>", ".", "'s", "n't"]
+BYTES = [f"<0x{b:02X}>" for b in range(256)]
+
+
+def made(model, decoder, extra=("<|end|>",)) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(model)
+    backend.decoder = decoder
+    backend.add_special_tokens([AddedToken(token, special=True) for token in extra])
+    backend.add_tokens([AddedToken("<call me>", special=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def bpe(words: list[str], **options) -> models.BPE:
+    return models.BPE({word: i for i, word in enumerate(dict.fromkeys(words))}, [], **options)
+
+
+def llama(space: bool) -> PreTrainedTokenizerFast:
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps += [decoders.Strip(" ", 1, 0)] if space else []
+    return made(bpe(WORDS + BYTES, byte_fallback=True), decoders.Sequence(steps))
+
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+KINDS = {
+    "byte level": made(bpe([*ALPHABET, "Ġthe", "ä¸Ń", "ä¸", "中"]), decoders.ByteLevel()),
+    "byte level in a sequence": made(bpe([*ALPHABET, "Ġthe", "ä¸"]), decoders.Sequence([decoders.ByteLevel()])),
+    "byte fallback (Llama 2)": llama(space=True),
+    "byte fallback (Gemma)": llama(space=False),
+    "unigram": made(models.Unigram([(word, -1.0) for word in ["<unk>", *WORDS]], 0), decoders.Metaspace()),
+    "word pieces": made(models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="a"), decoders.WordPiece()),
+    "BPE with ends of words": made(bpe(WORDS), decoders.BPEDecoder(suffix="</w>")),
+    "no decoder": made(bpe(WORDS), None),
+}
+
+
+def ids(tokenizer, names: list[str]) -> list[int]:
+    return [tokenizer.backend_tokenizer.token_to_id(name) for name in names]
+
+
+def in_pieces(tokenizer, tokens: list[int]) -> list[str]:
+    stream = Detokenizer(tokenizer)
+    return [*(stream.push([token]) for token in tokens), stream.flush()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_the_pieces_are_the_text(kind, data):
+    tokenizer = KINDS[kind]
+    tokens = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=40))
+    assert "".join(in_pieces(tokenizer, tokens)) == text_of(tokenizer, tokens)
+
+
+@pytest.mark.parametrize("kind", ["byte fallback (Llama 2)", "byte fallback (Gemma)"])
+def test_a_character_of_bytes_that_is_left_incomplete(kind):
+    """E4 B8 AD is a character, and a second E4 after it makes the row of bytes invalid."""
+    tokenizer = KINDS[kind]
+    tokens = ids(tokenizer, ["x", "<0xE4>", "<0xB8>", "<0xAD>", "<0xE4>", "▁the", "<|end|>", "a"])
+    pieces = in_pieces(tokenizer, tokens)
+    assert "".join(pieces) == text_of(tokenizer, tokens) == "x\ufffd\ufffd\ufffd\ufffd thea"
+    assert pieces[0] == "x" and pieces[5].endswith(" the")
+
+
+def test_text_comes_as_soon_as_it_is_settled():
+    tokenizer = KINDS["byte level"]
+    tokens = ids(tokenizer, ["a", "ä¸", "Ń", "Ġthe"])
+    assert in_pieces(tokenizer, tokens) == ["a", "", "中", " the", ""]
+    tokenizer = KINDS["unigram"]
+    assert in_pieces(tokenizer, ids(tokenizer, ["▁the", "▁x", "a"])) == ["the", " x", "a", ""]
+
+
+def test_a_broken_variant_is_caught(monkeypatch):
+    """Without holding back rows of bytes, a piece is given out that a later token changes."""
+    monkeypatch.setattr(text, "BYTE", re.compile("no token"))
+    tokenizer = KINDS["byte fallback (Llama 2)"]
+    tokens = ids(tokenizer, ["x", "<0xE4>", "<0xB8>", "<0xAD>", "<0xE4>", "a"])
+    assert "".join(in_pieces(tokenizer, tokens)) != text_of(tokenizer, tokens)
+
+
+def test_the_table_of_bytes_is_the_published_one():
+    assert sorted(text.CHARACTERS) == ALPHABET and sorted(text.CHARACTERS.values()) == list(range(256))
+
+
+def test_a_long_row_of_wrong_bytes_takes_linear_time():
+    for kind, name in (("byte level", "ÿ"), ("byte fallback (Llama 2)", "<0xFF>")):
+        tokenizer = KINDS[kind]
+        pieces = in_pieces(tokenizer, ids(tokenizer, [name]) * 20_000)
+        assert "".join(pieces) == "\ufffd" * 20_000
