@@ -7,7 +7,8 @@ For each method a server of its own is started, and clients in this process ask 
   then waited for its next tokens;
 - time to the first token of a second question about the same document;
 - what the server adds to decoding in a process of its own.
-With --peer llama.cpp the same requests go to llama.cpp's server (the package xllamacpp), where the API allows it.
+With --peer-llama-server FILE (benchmarks/build_llama_cpp.py) the same requests go to llama.cpp's server, where the API
+allows it; with --wheel, to that of the package xllamacpp, which is not built for this machine.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from time import perf_counter
 from typing import Any
 
 import httpx
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from longdraft.bench.peers.llama_server import LlamaServer
+from longdraft.bench.peers.llama_binary import FLASH, Binary
+from longdraft.bench.peers.llama_server import Build, Settings
+from longdraft.bench.peers.llama_wheel import Wheel
 from longdraft.core import Sampler
 from longdraft.core.options import pairs
 from longdraft.engine.generate import Stats, stream
@@ -39,6 +43,7 @@ from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
+from longdraft.models.fetch import fetched
 from longdraft.models.loading import load, quiet
 from longdraft.ops import threads
 
@@ -114,19 +119,14 @@ def served(method: str, options: list[str]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def llama_served(context: int) -> Iterator[str]:
+def llama_served(build: Build, context: int) -> Iterator[str]:
     """The address of llama.cpp's server on the same file, with as many rows as there are clients."""
-    import xllamacpp
-
-    from longdraft.models.fetch import fetched
-
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(fetched(MODEL))
-    parameters.verbosity = 0
-    parameters.n_ctx, parameters.n_parallel, parameters.port = CLIENTS * context, CLIENTS, 0
-    server = LlamaServer(parameters)
-    host, port = server._place
-    yield f"http://{host}:{port}"
+    file, count = fetched(MODEL), torch.get_num_threads()
+    server = build.start(Settings(file, CLIENTS * context, count, rows=CLIENTS))
+    try:
+        yield server.address
+    finally:
+        server.close()
 
 
 def measure(url: str, tokens: list[int], context: int, new: int, repeats: int) -> dict[str, Any]:
@@ -193,7 +193,8 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--new", type=int, default=96)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--peer", choices=["llama.cpp"])
+    parser.add_argument("--peer-llama-server", type=Path, help="a llama-server built for this machine")
+    parser.add_argument("--wheel", action="store_true", help="llama.cpp as the package xllamacpp, too")
     given = parser.parse_args()
     quiet(None)
     target, tokenizer = load(MODEL)
@@ -214,11 +215,16 @@ def main() -> int:
         "equal",
     )
     file = RecordFile(given.out)
-    for method in given.methods.split(",") + ([given.peer] if given.peer else []):
-        peer = method == given.peer
-        with llama_served(given.context + 8 * given.new) if peer else served(method, []) as url:
+    builds: list[Build] = [Binary(given.peer_llama_server, f) for f in FLASH] if given.peer_llama_server else []
+    peers = {f"{b.name}@fa={b.facts['flash_attention']}": b for b in builds}
+    peers |= {(wheel := Wheel()).name: wheel} if given.wheel else {}
+    for method in [*given.methods.split(","), *peers]:
+        peer = peers.get(method)
+        with llama_served(peer, given.context + 8 * given.new) if peer else served(method, []) as url:
             record = shared | {"method": method} | measure(url, tokens, given.context, given.new, given.repeat)
-        if not peer:
+        if peer:
+            record |= {"peer": peer.name, "peer_version": peer.version, "peer_build": peer.facts}
+        else:
             threads.pin()
             spec = MethodSpec(method, method, pairs([]), DrafterWeights(None, False, 0, MODEL, False))
             prompt = tokens[: given.context]

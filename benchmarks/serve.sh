@@ -1,9 +1,11 @@
 #!/bin/sh
-# The server's figures on SmolLM2, beside llama.cpp's server if xllamacpp is installed: benchmarks/serve.sh [FILE.jsonl]
+# The server's figures on SmolLM2: benchmarks/serve.sh [FILE.jsonl]
+# Beside llama.cpp's server: LLAMA_SERVER=$(python benchmarks/build_llama_cpp.py), and the wheel's if xllamacpp is installed.
 # Needs: pip install 'longdraft[serve]'. About fifteen minutes on two quiet cores; METHODS, CONTEXT and REPEAT choose less.
 set -eu
 longdraft fetch smollm2
-peer=$(python -c "import xllamacpp" 2> /dev/null && echo "--peer llama.cpp" || true)
+wheel=$(python -c "import xllamacpp" 2> /dev/null && echo "--wheel" || true)
 # shellcheck disable=SC2086
 exec python "$(dirname "$0")/serve.py" --out "${1:-runs/serve.jsonl}" --methods "${METHODS:-plain,vegas,auto}" \
-    --context "${CONTEXT:-4096}" --repeat "${REPEAT:-3}" $peer
+    --context "${CONTEXT:-4096}" --repeat "${REPEAT:-3}" \
+    ${LLAMA_SERVER:+--peer-llama-server "$LLAMA_SERVER"} $wheel

@@ -15,9 +15,10 @@ COLUMNS += ("longest wait", "known prompt", "overhead")
 def row(record: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     """A record's cells. plain: that of plain decoding with the same kernels."""
     r, peer = record, "overhead" not in record
+    name = r["method"] if not peer or "peer_build" in r else f"{r['method']} (wheel)"  # all that older records measured
     return [
         "" if peer else r["kernels"],
-        r["method"],
+        name,
         f"{r['one_by_one_tokens_per_s']:.0f}",
         f"{r['at_once_tokens_per_s']:.0f}",
         f"{r['batch_gain']:.2f}x",

@@ -10,9 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from longdraft import Sampler, build, generate
 from longdraft.core import Captures
 from longdraft.drafters import Auto, Lookup, SelfDrafter
+from longdraft.drafters.kinds import KINDS
 from longdraft.engine.generate import prefill
 from longdraft.methods.model_free import suffix
 from longdraft.methods.self_speculative import by_a_copy, vegas
+from longdraft.methods.trained import NAMED
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import keys_read, slot_bytes, weights_of
@@ -69,6 +71,21 @@ def test_all_keys_are_read_while_they_are_few_beside_the_weights():
     floors = [by_a_copy(lm)[0].policy.min_budget for lm in (small, large)]
     assert floors[0] == 256 and floors[1] > 1000
     assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int8").nbytes() / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
+    """It was once loaded, ignored, and recorded as used: whatever is named must be among the drafters."""
+    lm, rows = tiny.target("llama"), tiny.prompts(40)
+    auto = build("auto", lm, {kind: KINDS[kind].random(lm, 3)}, rounds=2)
+    tried = build("auto", lm).drafters
+    assert len(auto.drafters) == len(tried) + 1, f"weights of kind {kind} are ignored"
+    if kind in NAMED:
+        assert type(auto.drafters[0].inner) is not type(tried[0].inner)
+    assert generate(lm, rows, auto, max_new_tokens=8) == generate(lm, rows, max_new_tokens=8)
+    if kind not in ("lm", "budget"):
+        KINDS[kind].save(KINDS[kind].random(lm, 3), tmp_path / kind, lm, {})
+        assert len(build("auto", lm, tmp_path / kind).drafters) == len(auto.drafters)
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])

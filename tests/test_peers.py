@@ -19,8 +19,10 @@ from test_bench import bench, folder, run  # noqa: F401
 from longdraft.bench import records as record
 from longdraft.bench import report
 from longdraft.bench.peers.base import CannotRun, Work
-from longdraft.bench.peers.choice import Choice
+from longdraft.bench.peers.choice import NOT_ITS_BEST, Choice
+from longdraft.bench.peers.llama_binary import Binary
 from longdraft.bench.peers.llama_cpp import LlamaCpp
+from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
 from longdraft.bench.peers.transformers import Transformers, stock
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
@@ -122,12 +124,12 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
     assert "left out" not in result.err
     found = record.load([out])
     labels = list(dict.fromkeys(r["label"] for r in found))
-    ngrams = [f"llama.cpp {k}" for k in KINDS[1:5]]
+    ngrams = [f"{WHEEL} {k}" for k in KINDS[1:5]]
     assert labels[:2] == ["plain", "lookup"]
     assert labels[2:] == [
-        "llama.cpp",
+        WHEEL,
         *ngrams,
-        "llama.cpp draft model",
+        f"{WHEEL} draft model",
         "transformers",
         "transformers static cache",
         "transformers prompt lookup",
@@ -135,7 +137,7 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
     ]
     assert len(found) == 2 * len(labels)  # interleaved: each has its turn in each repeat
     assert {r["label"] for r in found if r["repeat"] == 0} == set(labels)
-    theirs = [r for r in found if r["method"] == "llama.cpp"]
+    theirs = [r for r in found if r["method"] == WHEEL]
     assert {r["peer_version"] for r in theirs} == {"xllamacpp 2026.1"}
     assert all(r["peer_timings"]["prefill_tokens_per_s"] == 100 for r in theirs)
     assert all(r["token_ids"] == [7] * 12 and r["equal"] is False and r["tokens_per_s"] > 0 for r in theirs)
@@ -143,8 +145,8 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
     hf = [r for r in found if r["method"] == "transformers"]
     assert all(r["equal"] and r["peer"] == "transformers" and r["speedup"] > 0 for r in hf)
     shown = report.markdown(report.sections(found))
-    assert "| 64 | llama.cpp ngram-cache |" in shown
-    assert "x as fast as llama.cpp" in shown and "(xllamacpp 2026.1)" in shown and "x as fast as transformers" in shown
+    assert f"| 64 | {WHEEL} ngram-cache |" in shown
+    assert f"x as fast as {WHEEL}" in shown and "(xllamacpp 2026.1)" in shown and "x as fast as transformers" in shown
     assert result.status == 0 and run("report", str(out), "--out", str(tmp_path)).status == 0
 
 
@@ -186,7 +188,7 @@ def test_llama_cpp_gets_the_same_work(fake, gguf):
     target = tiny.target("llama")
     Server.vocab = target.vocab
     job = work(target, temperature=0.7)
-    reading = LlamaCpp("llama.cpp", gguf).read(job)
+    reading = LlamaCpp(WHEEL, Wheel(), gguf).read(job)
     reading.decode(12)
     (server,) = Server.made
     p = server.parameters
@@ -201,10 +203,10 @@ def test_llama_cpp_gets_the_same_work(fake, gguf):
 def test_a_speculation_that_remembers_outputs_starts_anew_each_time(fake, gguf):
     target = tiny.target("llama")
     Server.vocab, job = target.vocab, work(tiny.target("llama"))
-    LlamaCpp("llama.cpp", gguf).read(job)
+    LlamaCpp(WHEEL, Wheel(), gguf).read(job)
     for kind, servers in (("ngram-simple", 1), ("ngram-cache", 3), ("ngram-mod", 3)):
         Server.made.clear()
-        reading = LlamaCpp(kind, gguf, kind).read(job)
+        reading = LlamaCpp(kind, Wheel(), gguf, kind).read(job)
         for _ in range(3):
             reading.decode(12)
         assert len(Server.made) == servers
@@ -213,11 +215,13 @@ def test_a_speculation_that_remembers_outputs_starts_anew_each_time(fake, gguf):
         assert all(s.asked[0][0] == "/slots/0?action=restore" for s in Server.made)
 
 
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
+
+
 def test_yarn_is_passed_on(fake, gguf):
-    target = tiny.target("llama")
-    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
+    target, rope = tiny.target("llama"), YARN
     job = Work(SimpleNamespace(config=SimpleNamespace(rope_parameters=rope)), work(target).prompts, 4, Sampler(), 0)
-    LlamaCpp("llama.cpp", gguf).start(job, "/tmp")
+    LlamaCpp(WHEEL, Wheel(), gguf).start(job, "/tmp")
     p = Server.made[0].parameters
     assert (p.rope_scaling_type, p.rope_freq_scale, p.yarn_orig_ctx) == ("yarn", 0.5, 512)
 
@@ -230,8 +234,9 @@ def test_what_cannot_run_is_one_line_and_the_run_goes_on(folder, monkeypatch, tm
     result = bench(folder, *words)
     assert result.status == 0
     lines = result.err.splitlines()
-    assert lines[0].startswith("llama.cpp is left out: the package xllamacpp ") and "longdraft[peers]" in lines[0]
-    assert lines[1:] == [
+    assert lines[0] == NOT_ITS_BEST
+    assert lines[1].startswith("llama.cpp is left out: the package xllamacpp ") and "longdraft[peers]" in lines[1]
+    assert lines[2:] == [
         "at 64 transformers prompt lookup is left out: its speculation decodes one row only, without --batch"
     ]
     assert {r["label"] for r in record.load([out])} == {"plain", "transformers", "transformers static cache"}
@@ -241,12 +246,13 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
     target = tiny.target("llama")
     _, lines = Choice("llama.cpp").find(target)
     assert lines == [
-        "llama.cpp is left out: the model is not a GGUF file: name the same model's with --peer-model FILE.gguf"
+        NOT_ITS_BEST,
+        "llama.cpp is left out: the model is not a GGUF file: name the same model's with --peer-model FILE.gguf",
     ]
     del fake.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD
     found, lines = Choice("llama.cpp", gguf, [gguf.parent / "model.gguf"]).find(target)
-    assert lines == ["llama.cpp ngram-mod is left out: xllamacpp 2026.1 does not offer ngram-mod"]
-    assert [p.label for p in found][-1] == "llama.cpp draft model"
+    assert lines[1:] == [f"{WHEEL} ngram-mod is left out: xllamacpp 2026.1 does not offer ngram-mod"]
+    assert [p.label for p in found][-1] == f"{WHEEL} draft model"
     with pytest.raises(CannotRun, match="256 tokens, the model 96"):
         found[0].read(work(target))
     Server.vocab = 96
@@ -261,9 +267,9 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
 
 
 def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
-    for given, label in ((gguf, "transformers assisted"), (folder, "llama.cpp draft model")):
+    for given, label in ((gguf, "transformers assisted"), (folder, f"{WHEEL} draft model")):
         _, lines = Choice("llama.cpp,transformers", gguf, [given]).find(tiny.target("llama"))
-        assert len(lines) == 1 and lines[0].startswith(f"{label} is left out: its draft model must be a ")
+        assert len(lines) == 2 and lines[1].startswith(f"{label} is left out: its draft model must be a ")
 
 
 @pytest.mark.parametrize(
@@ -280,6 +286,10 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
         ),
         ("--peers llama.cpp --peer-model pyproject.toml", "pyproject.toml is not a GGUF file"),
         ("--peer-model x.gguf", "add --peers"),
+        ("--peer-llama-server x", "add --peers"),
+        ("--peers transformers --peer-llama-server x", "add it to --peers"),
+        ("--peers llama.cpp --peer-llama-server nowhere", "nowhere is not a program"),
+        ("--peers llama.cpp --peer-llama-server pyproject.toml", "pyproject.toml is not a program"),
         ("--peers transformers --task anchored", "leave --task"),
         ("--peers transformers --accept 3", "leave --task, --shape and --accept out"),
         ("--peers transformers --max-new-tokens 1 --context 64", "--max-new-tokens 2 or more"),
@@ -291,12 +301,76 @@ def test_bad_input_is_one_clear_line(folder, monkeypatch, words, says):  # noqa:
     assert result.status == 2 and says in result.err and len(result.err.splitlines()) == 1
 
 
+@pytest.fixture
+def binary(tmp_path) -> Path:
+    """A llama-server that answers [7, 7, ...], built from source by what lies beside it."""
+    file = tmp_path / "bin" / "llama-server"
+    file.parent.mkdir()
+    file.write_text(f"#!{sys.executable}\n" + (Path(__file__).parent / "llama_stand_in.py").read_text())
+    file.chmod(0o755)
+    (file.parent / "build.json").write_text('{"package": "llama_cpp_python-0.3.36"}')
+    return file
+
+
+def test_a_build_from_source_is_measured_with_both_kinds_of_attention(folder, fake, gguf, binary, tmp_path):  # noqa: F811
+    out = tmp_path / "records.jsonl"
+    text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "1"]
+    peers = ["--peers", "llama.cpp", "--peer-model", str(gguf), "--peer-llama-server", str(binary)]
+    result = bench(folder, *text, *peers, "--methods", "plain", "--out", str(out))
+    assert result.status == 0 and result.err == ""
+    found = record.load([out])
+    kinds = ["llama.cpp", *(f"llama.cpp {k}" for k in KINDS[1:5])]
+    assert [r["label"] for r in found] == ["plain", *(f"{k}@fa={fa}" for fa in ("on", "off") for k in kinds), WHEEL]
+    theirs = [r for r in found if r["method"] == "llama.cpp"]
+    assert {r["peer_version"] for r in theirs} == {"0 (0c1e57098)"}
+    for r in theirs:
+        built = {"from": "source", "package": "llama_cpp_python-0.3.36", "compiler": "GNU 12.2.0 for Linux x86_64"}
+        built |= {"system_info": "CPU : AVX2 = 1 | FMA = 1 | OPENMP = 1 |"}
+        assert r["peer_build"] == built | {"flash_attention": r["label"].split("=")[1]}
+        assert r["token_ids"] == [7] * 12 and r["tokens_per_s"] > 0
+    assert found[-1]["peer_build"] == {"from": "wheel", "flash_attention": "auto"}
+    shown = report.markdown(report.sections(found))
+    assert "x as fast as llama.cpp" in shown and "(0 (0c1e57098))" in shown and "(xllamacpp 2026.1)" in shown
+
+
+def test_the_binary_gets_the_same_work_and_ends(gguf, binary):
+    target = tiny.target("llama")
+    job = Work(
+        SimpleNamespace(config=SimpleNamespace(rope_parameters=YARN), vocab=256), work(target).prompts, 4, Sampler(), 0
+    )
+    peer = LlamaCpp("llama.cpp", Binary(binary, "off"), gguf, "ngram-mod", gguf)
+    words = " ".join(peer.build.words(peer.settings(job, "folder")))
+    assert "--flash-attn off" in words and "--spec-type ngram-mod" in words and f"--model-draft {gguf}" in words
+    assert f"--threads {torch.get_num_threads()} " in words and "--ctx-size 108 " in words
+    assert "--rope-scaling yarn --rope-freq-scale 0.5 --yarn-orig-ctx 512" in words
+    server = peer.start(job, str(gguf.parent))
+    assert server.vocab() == 256
+    server.close()
+    with pytest.raises(CannotRun, match="does not answer"):
+        server.vocab()
+
+
+def test_reasons_why_a_binary_is_left_out(gguf, binary, tmp_path):
+    target = tiny.target("llama")
+    with pytest.raises(CannotRun, match=r"llama-server \(0 \(0c1e57098\)\) does not offer draft-new"):
+        LlamaCpp("llama.cpp", Binary(binary, "on"), gguf, "draft-new")
+    missing = LlamaCpp("llama.cpp", Binary(binary, "on"), tmp_path / "no.gguf")
+    with pytest.raises(CannotRun, match=r"cannot load no\.gguf \(0.01 E error: failed to open the model"):
+        missing.start(work(target), str(tmp_path))
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho hello\n")
+    other.chmod(0o755)
+    _, lines = Choice("llama.cpp", gguf, server=other).find(target)
+    assert lines == ["llama.cpp is left out: other --version does not answer as llama-server does: 'hello'"]
+
+
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed: pip install 'longdraft[peers]'")
 def test_the_installed_package_offers_what_is_used(tmp_path):
     import xllamacpp
 
     p = xllamacpp.CommonParams()
-    made = [LlamaCpp(k, tmp_path / "no.gguf", k) for k in KINDS]
+    made = [LlamaCpp(k, Wheel(), tmp_path / "no.gguf", k) for k in KINDS]
+    assert "AVX2" in made[0].build.facts["system_info"] or "NEON" in made[0].build.facts["system_info"]
     assert all(peer.options["speculation"] == k for peer, k in zip(made, KINDS, strict=True))
     names = "n_ctx n_parallel cache_ram_mib fit_params verbosity slot_save_path rope_scaling_type rope_freq_scale"
     for name in [*names.split(), "yarn_orig_ctx", "yarn_beta_fast", "yarn_beta_slow", "cpuparams", "cpuparams_batch"]:

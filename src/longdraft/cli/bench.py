@@ -67,6 +67,10 @@ def bench(
         list[Path],
         typer.Option(help="A small model for their draft speculation: a GGUF file, or a folder; may be repeated."),
     ] = [],  # noqa: B006
+    peer_llama_server: Annotated[
+        Path | None,
+        typer.Option(help="llama.cpp's llama-server, built for this machine (default: the wheel, which is not)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
 ) -> None:
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
@@ -98,7 +102,7 @@ def bench(
         raise InputError("--ask is for task speed with a real model: leave it out")
     if processes.count() > 1 and (shape or task == "steps" or peers):
         raise InputError("--shape, --peers and task steps are for one process: start it without torchrun")
-    others = Choice(peers, peer_model, peer_draft)
+    others = Choice(peers, peer_model, peer_draft, peer_llama_server)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if others.chosen and (ask or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):

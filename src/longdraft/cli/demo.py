@@ -106,17 +106,21 @@ def real_model() -> str:
 
 
 def llama_cpp(target: Any, prompt: list[int], new_tokens: int, console: Any) -> dict[str, float]:
-    """{label: tokens per second} of llama.cpp on the same file and prompt, greedily; empty if it is not installed."""
+    """{label: tokens per second} of llama.cpp on the same file and prompt, greedily; empty if it is not installed.
+
+    It is the wheel, which is not built for this processor: the label says so.
+    """
     from longdraft.bench.peers.base import CannotRun, Work
     from longdraft.bench.peers.choice import gguf_of
     from longdraft.bench.peers.llama_cpp import LlamaCpp
+    from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
     from longdraft.core.sampling import Sampler
 
     file = gguf_of(target)
     if file is None:
         return {}
     try:
-        peer = LlamaCpp("llama.cpp (greedy)", file)
+        peer = LlamaCpp(f"{WHEEL}, greedy", Wheel(), file)
         console.print("[dim]llama.cpp reads the same prompt...[/]")
         reading = peer.read(Work(target, [prompt], new_tokens, Sampler(), 0))
         try:

@@ -16,7 +16,7 @@ from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.errors import InputError
 from longdraft.methods.model_free import suffix
 from longdraft.methods.self_speculative import NGram, Score, by_a_copy, vegas, vegas_reuse
-from longdraft.methods.small_models import budgetdraft
+from longdraft.methods.small_models import budgetdraft, sd
 from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
 
@@ -133,12 +133,21 @@ def dflash(target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth =
     return DFlash(target, block, nodes, gamma, window)
 
 
-# Drafter weights that `auto` uses if there are any: kind -> (method, its options). A CPU verifies about ten nodes at
-# little extra cost.
+# Drafter weights that `auto` uses if they lie beside the target: kind -> (method, its options). A CPU verifies about
+# ten nodes at little extra cost.
 TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
     "glide": (longspec_guided, {"widths": (4, 2, 2, 2, 2)}),
     "heads": (tokenswift, {"widths": (1, 2, 2, 1)}),
     "budget": (budgetdraft, {}),
+}
+# Those that it uses if they are named: first, because whoever names them wants them tried.
+NAMED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lm": (sd, {}),
+    "medusa": (medusa, {"nodes": 8}),
+    "eagle2": (eagle, {"topk": 4, "levels": 3, "nodes": 8}),
+    "eagle3": (eagle, {"topk": 4, "levels": 3, "nodes": 8}),
+    "dflash": (dflash, {}),
+    "mtp": (mtp, {}),
 }
 EACH = 32  # tokens to decode per drafter that `auto` tries: a trial can cost several plain steps
 
@@ -149,7 +158,9 @@ def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
     Each is tried for `rounds` decoding steps, and the fastest continues. One is tried per 32 tokens to decode, the
     cheapest to try first.
     """
-    made = {kind: build(target, weights[kind], **given) for kind, (build, given) in TRAINED.items() if kind in weights}
+    known = NAMED | TRAINED
+    made = {kind: known[kind][0](target, part, **known[kind][1]) for kind, part in weights.items()}
+    named = [made.pop(kind) for kind in NAMED if kind in made]
     block = [made.pop("glide")] if "glide" in made else []
     untrained = [vegas(target), vegas_reuse(target)]
-    return Auto([*by_a_copy(target), suffix(target), *block, *untrained, *made.values()], rounds, EACH)
+    return Auto([*named, *by_a_copy(target), suffix(target), *block, *untrained, *made.values()], rounds, EACH)

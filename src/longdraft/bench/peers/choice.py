@@ -1,18 +1,26 @@
-"""Which peers a run compares with, from `--peers llama.cpp,transformers --peer-model FILE --peer-draft FILE`."""
+"""Which peers a run compares with: `--peers llama.cpp,transformers --peer-llama-server FILE --peer-model FILE` ..."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from longdraft.bench.peers.base import CannotRun, Peer
+from longdraft.bench.peers.llama_binary import FLASH, NAME, Binary
 from longdraft.bench.peers.llama_cpp import DRAFT, NGRAMS, LlamaCpp
-from longdraft.bench.peers.llama_server import package
+from longdraft.bench.peers.llama_server import Build
+from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
 from longdraft.bench.peers.transformers import LOOKUP, Transformers
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
+
+NOT_ITS_BEST = (
+    "llama.cpp runs as a wheel, which is not built for this processor:"
+    " benchmarks/build_llama_cpp.py builds one that is, and --peer-llama-server names it"
+)
 
 
 @dataclass
@@ -20,19 +28,29 @@ class Choice:
     """The peers that the command line names. Raises InputError when made, before any model is loaded.
 
     model: a GGUF file for llama.cpp, in place of the target's own. drafts: GGUF files and folders of small models.
+    server: llama.cpp's binary; without one llama.cpp is the wheel.
     """
 
     names: str
     model: Path | None = None
     drafts: list[Path] = field(default_factory=list)
+    server: Path | None = None
 
     def __post_init__(self) -> None:
         self.chosen = list(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
         for name in self.chosen:
             if name not in PEERS:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
-        if not self.chosen and (self.model or self.drafts):
-            raise InputError("--peer-model and --peer-draft are for other engines: add --peers llama.cpp,transformers")
+        if not self.chosen and (self.model or self.drafts or self.server):
+            raise InputError(
+                "--peer-model, --peer-draft and --peer-llama-server are for other engines:"
+                " add --peers llama.cpp,transformers"
+            )
+        if self.server is not None:
+            if NAME not in self.chosen:
+                raise InputError("--peer-llama-server is llama.cpp's: add it to --peers")
+            if not (self.server.is_file() and os.access(self.server, os.X_OK)):
+                raise InputError(f"{self.server} is not a program: give --peer-llama-server llama.cpp's llama-server")
         if self.model is not None:
             _check(self.model, "--peer-model a GGUF file")
         for draft in self.drafts:
@@ -42,7 +60,7 @@ class Choice:
     def find(self, target: LM) -> tuple[list[Peer], list[str]]:
         """The peers that can run, and a line on each that cannot."""
         found: list[Peer] = []
-        lines: list[str] = []
+        lines = [NOT_ITS_BEST] if NAME in self.chosen and self.server is None else []
         for name in self.chosen:
             try:
                 for label, make in PEERS[name](self, target):
@@ -67,18 +85,26 @@ Kinds = Iterator[tuple[str, Callable[[str], Peer]]]
 
 
 def _llama_cpp(choice: Choice, target: LM) -> Kinds:
-    package()
+    """A binary with each kind of speculation and each kind of attention, and the wheel as a second row."""
+    builds: list[Build] = [Wheel()] if choice.server is None else [Binary(choice.server, flash) for flash in FLASH]
     if target.weights and not choice.model:
         raise CannotRun(f"the target is quantised by --weights {target.weights}: name a GGUF file with --peer-model")
     file = choice.model or gguf_of(target)
     if file is None:
         raise CannotRun("the model is not a GGUF file: name the same model's with --peer-model FILE.gguf")
     draft = choice.draft(is_gguf=True)
-    yield "llama.cpp", lambda label: LlamaCpp(label, file)
-    for kind in NGRAMS:
-        yield f"llama.cpp {kind}", lambda label, kind=kind: LlamaCpp(label, file, kind)
-    if choice.drafts:
-        yield "llama.cpp draft model", lambda label: LlamaCpp(label, file, DRAFT, _given(draft, "GGUF file"))
+    for build in builds:
+        options = f"@fa={build.flash}" if isinstance(build, Binary) else ""
+        yield f"{build.name}{options}", lambda label, b=build: LlamaCpp(label, b, file)
+        for kind in NGRAMS:
+            yield f"{build.name} {kind}{options}", lambda label, b=build, k=kind: LlamaCpp(label, b, file, k)
+        if choice.drafts:
+            yield (
+                f"{build.name} draft model{options}",
+                lambda label, b=build: LlamaCpp(label, b, file, DRAFT, _given(draft, "GGUF file")),
+            )
+    if choice.server is not None:
+        yield WHEEL, lambda label: LlamaCpp(label, Wheel(), file)
 
 
 def _transformers(choice: Choice, target: LM) -> Kinds:

@@ -1,4 +1,4 @@
-"""llama.cpp by the package xllamacpp: alone, with its n-gram speculation or with a draft model."""
+"""llama.cpp, from source or as a wheel: alone, with its n-gram speculation or with a draft model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from longdraft.bench.peers.base import CannotRun, Peer, PeerOutput, Reading, Work
-from longdraft.bench.peers.llama_server import LlamaServer, package
+from longdraft.bench.peers.llama_server import Build, LlamaServer, Settings
 from longdraft.core.rules import Rules
 from longdraft.engine.generate import Stats
 
@@ -23,15 +23,12 @@ SPARE = 64  # slots beyond the last token, for drafts
 class LlamaCpp(Peer):
     """file: the model, GGUF. kind: llama.cpp's name of a speculation. draft: a GGUF file that drafts."""
 
-    def __init__(self, label: str, file: Path, kind: str = "none", draft: Path | None = None):
-        self.lib, self.file, self.draft = package(), file, draft
-        version = f"xllamacpp {self.lib.__version__}"
+    def __init__(self, label: str, build: Build, file: Path, kind: str = "none", draft: Path | None = None):
+        build.check(kind)
+        self.build, self.file, self.kind, self.draft = build, file, kind, draft
         options = {"speculation": kind, "file": file.name} | ({} if draft is None else {"draft": draft.name})
-        super().__init__("llama.cpp", label, version, options)
-        name = f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}"
-        self.type = getattr(getattr(self.lib, "common_speculative_type", None), name, None)
-        if self.type is None:
-            raise CannotRun(f"{version} does not offer {kind}")
+        super().__init__(build.name, label, build.version, options)
+        self.origin |= {"peer_build": build.facts}
         self.forgets = kind not in REMEMBERING
 
     def read(self, work: Work) -> Reading:
@@ -42,28 +39,13 @@ class LlamaCpp(Peer):
         return _Reading(self, work)
 
     def start(self, work: Work, folder: str) -> LlamaServer:
-        p, threads = self.lib.CommonParams(), torch.get_num_threads()
-        p.model.path, p.slot_save_path = str(self.file), folder + "/"
-        p.n_ctx = len(work.prompts[0]) + work.new_tokens + SPARE
-        p.n_parallel, p.cache_ram_mib, p.fit_params, p.verbosity = 1, 0, False, 0
-        p.speculative.types = [self.type]
-        if self.draft is not None:
-            p.speculative.draft.mparams.path = str(self.draft)
-        for each in (p, p.speculative.draft):
-            each.cpuparams.n_threads = each.cpuparams_batch.n_threads = threads
-        self._scale(p, getattr(work.target.config, "rope_parameters", None) or {})
-        return LlamaServer(p)
+        return self.build.start(self.settings(work, folder))
 
-    def _scale(self, p: Any, rope: dict[str, Any]) -> None:
-        """The scaling of the model's rotations; a kind that only a GGUF file can describe is left to the file."""
-        kind = rope.get("rope_type")
-        if kind not in ("yarn", "linear"):
-            return
-        p.rope_scaling_type = getattr(self.lib.llama_rope_scaling_type, f"LLAMA_ROPE_SCALING_TYPE_{kind.upper()}")
-        p.rope_freq_scale = 1 / rope["factor"]
-        if kind == "yarn":
-            p.yarn_orig_ctx = int(rope["original_max_position_embeddings"])
-            p.yarn_beta_fast, p.yarn_beta_slow = rope.get("beta_fast") or 32.0, rope.get("beta_slow") or 1.0
+    def settings(self, work: Work, folder: str) -> Settings:
+        slots = len(work.prompts[0]) + work.new_tokens + SPARE
+        rope = getattr(work.target.config, "rope_parameters", None) or {}
+        threads = torch.get_num_threads()
+        return Settings(self.file, slots, threads, folder, self.kind, self.draft, rope=rope)
 
 
 class _Reading(Reading):
@@ -74,7 +56,7 @@ class _Reading(Reading):
 
     def __init__(self, peer: LlamaCpp, work: Work):
         self.peer, self.work = peer, work
-        key = (peer.name, peer.draft)  # a draft model reads the prompt as well
+        key = (peer.name, str(peer.build.facts), peer.draft)  # a draft model reads the prompt as well
         known = work.shared.get(key)
         self.folder = TemporaryDirectory(prefix="longdraft-") if known is None else known[0]
         self.server: LlamaServer | None = None
@@ -95,7 +77,7 @@ class _Reading(Reading):
 
     def decode(self, limit: int) -> PeerOutput:
         if self.server is None or not self.peer.forgets:
-            self.server = None  # frees its memory before the next one is loaded
+            self.close()  # frees its memory before the next one is loaded
             self.server = self.peer.start(self.work, self.folder.name)
             self.server.restore()
         begin = perf_counter()
@@ -105,11 +87,13 @@ class _Reading(Reading):
             raise CannotRun(f"it ended after {len(tokens)} of {limit} tokens")
         drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
         steps = max(limit - accepted, 1)
-        own = {"prefill_tokens_per_s": self.own_rate, "decode_tokens_per_s": timings["predicted_per_second"]}
-        own |= {"drafted": drafted, "accepted": accepted}
+        own: dict[str, Any] = {"prefill_tokens_per_s": self.own_rate}
+        own |= {"decode_tokens_per_s": timings["predicted_per_second"], "drafted": drafted, "accepted": accepted}
         figures = {"mean_acceptance_length": limit / steps, "verify_steps": steps, "peer_timings": own}
         stats = Stats(self.prefill_s, decode_s=seconds, verify_s=seconds, emitted=limit)
         return PeerOutput([tokens], stats, figures)
 
     def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
         self.server = None

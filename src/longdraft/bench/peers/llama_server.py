@@ -1,15 +1,17 @@
-"""A llama.cpp server in this process, with one row: what is asked of it and what it answers."""
+"""A llama.cpp server: what it is started with, what is asked of it and what it answers."""
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import finalize
 
 from longdraft.bench.peers.base import CannotRun, Work
 from longdraft.ops.threads import are_pinned, pin, release
@@ -18,27 +20,49 @@ TIMEOUT = 3600  # seconds for one request
 SAVED = "prompt"  # name of the file with the prompt's keys and values
 
 
-def package() -> Any:
-    """The package xllamacpp. Raises CannotRun."""
-    try:
-        return import_module("xllamacpp")
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "xllamacpp"
-        why = "is not installed" if missing else f"cannot be imported ({str(error)[:200]})"
-        raise CannotRun(f"the package xllamacpp {why}: pip install 'longdraft[peers]'") from None
+@dataclass(frozen=True)
+class Settings:
+    """What a server is started with.
+
+    file: the model, GGUF. context: slots of all rows together. folder: where the prompt's keys and values are saved.
+    kind: llama.cpp's name of a speculation. draft: a GGUF file that drafts. rope: the model's rope_parameters.
+    """
+
+    file: Path
+    context: int
+    threads: int
+    folder: str = ""
+    kind: str = "none"
+    draft: Path | None = None
+    rows: int = 1
+    rope: dict[str, Any] = field(default_factory=dict)
+
+
+class Build(ABC):
+    """llama.cpp as it was built: by name, as records and tables have it, and with `facts`, how it was built."""
+
+    def __init__(self, name: str, version: str, facts: dict[str, Any]):
+        self.name, self.version, self.facts = name, version, facts
+
+    @abstractmethod
+    def check(self, kind: str) -> None:
+        """Raises CannotRun if it does not offer this kind of speculation."""
+
+    @abstractmethod
+    def start(self, settings: Settings) -> LlamaServer:
+        """Raises CannotRun."""
 
 
 class LlamaServer:
-    """Its cache keeps the last prompt, of which a request that starts with it reads the last token alone."""
+    """Its cache keeps the last prompt, of which a request that starts with it reads the last token alone.
 
-    def __init__(self, parameters: Any):
-        with _unpinned():  # its threads would inherit the one processor of this thread
-            try:
-                self._server = package().Server(parameters)
-            except RuntimeError as error:
-                raise CannotRun(f"it cannot load {Path(parameters.model.path).name} ({str(error)[:200]})") from None
-        address = urlsplit(self._server.listening_address)
-        self._place = address.hostname or "", address.port
+    address: as in http://127.0.0.1:8080. end: ends the server; called by close, or when nothing uses this object.
+    """
+
+    def __init__(self, address: str, end: Callable[[], object]):
+        self.address, self.close = address, finalize(self, end)
+        place = urlsplit(address)
+        self._place = place.hostname or "", place.port
 
     def vocab(self) -> int | None:
         (model,) = self._ask("GET", "/v1/models")["data"]
@@ -75,8 +99,8 @@ class LlamaServer:
 
 
 @contextmanager
-def _unpinned() -> Iterator[None]:
-    """This process's threads may run anywhere inside the block."""
+def unpinned() -> Iterator[None]:
+    """This process's threads may run anywhere inside the block: a server's would inherit the one processor of this."""
     were = are_pinned()
     release()
     try:
