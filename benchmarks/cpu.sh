@@ -6,6 +6,7 @@
 #                   (16K and eight texts side by side on the real model) need a second run of 20 minutes
 #   SKIP=REGEXP     leaves out the steps whose name matches, like 'busy|peers'; ONLY=REGEXP runs only those that match
 #   BUILDS="avx2"   these builds instead of all that the machine can run, best first
+#   LLAMA_SERVER=FILE  llama.cpp built for this machine (build_llama_cpp.py) beside its wheel
 #   MODEL=FOLDER    this model in place of SmolLM2 unpacked, such as one that fine_tune.py has trained
 set -eu
 out=${1:-runs/cpu}
@@ -16,6 +17,7 @@ best=$(python3 -c "from longdraft.ops import native; print(*(k[1:] for k in nati
 builds=${BUILDS:-$best}
 [ -n "$builds" ] || { echo "cpu.sh: no build of the native kernels can run here" >&2; exit 2; }
 best=${builds%% *}
+binary=${LLAMA_SERVER:+--peer-llama-server $LLAMA_SERVER}
 ends=$best # the widest and the narrowest build
 if [ "$best" != "${builds##* }" ]; then ends="$best ${builds##* }"; fi
 mkdir -p "$out"
@@ -64,7 +66,8 @@ if longdraft fetch smollm2; then
     for build in $builds; do
         bench "smollm2-steps-$build" "$build" 1 -m "$model" --text book --task steps --context 1024,7168 --repeat 5
     done
-    bench "smollm2-peers" "$best" 8 -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
+    # shellcheck disable=SC2086
+    bench "smollm2-peers" "$best" 8 $binary -m smollm2 --methods plain,suffix,auto,quantspec --peers llama.cpp,transformers \
         --text book --context 1024,4096,7168 --max-new-tokens 64 --repeat 3
     copies="quantspec@draft_weights=int8@draft_kv=int8,vegas@draft_weights=int8@keep_ratio=0.25"
     for build in $ends; do
@@ -116,8 +119,9 @@ if longdraft fetch smollm2 > /dev/null; then
     done
     bench "smollm2-batch" "$best" 3 -m "$model" --methods "plain,$copies,suffix" --text book --batch 8 --context 7168 \
         --max-new-tokens 32 --temperature 1 --repeat 3
-    bench "smollm2-peers-16k" "$best" 8 -m smollm2 --rope yarn:2 --methods plain,suffix,auto --peers llama.cpp --text book \
-        --context 16000 --max-new-tokens 64 --repeat 3
+    # shellcheck disable=SC2086
+    bench "smollm2-peers-16k" "$best" 8 $binary -m smollm2 --rope yarn:2 --methods plain,suffix,auto --peers llama.cpp \
+        --text book --context 16000 --max-new-tokens 64 --repeat 3
 fi
 
 # shellcheck disable=SC2046

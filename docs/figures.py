@@ -12,18 +12,17 @@ import html
 import json
 import re
 import sys
-from pathlib import Path
 from statistics import median
+
+from measured import BUNDLED, OFFGRID, ROOT, records
 
 from longdraft.bench.grouping import spread
 from longdraft.bench.plots.draw import Point, dots
 from longdraft.bench.plots.style import panels, shade_losses
 from longdraft.bench.plots.svg import settings, svg
-from longdraft.bench.records import read_records
 
-ROOT = Path(__file__).resolve().parent.parent
 FIGURE = ROOT / "docs" / "images" / "speedup.svg"
-FILES = ("2026-11-22-cpu-bundled.jsonl.gz", "2026-11-22-cpu-smollm2.jsonl.gz")
+FILES = (BUNDLED, OFFGRID)
 METHODS = ("vegas", "longspec-guided", "budgetdraft", "vegas-reuse", "suffix", "medusa", "auto")
 BEST = "avx512bf16"
 # Panel -> label -> cell of the bundled model: text, temperature, context, kernel build.
@@ -60,7 +59,7 @@ def speedups(file: str = FILES[0], by: str = "method") -> dict[Cell, dict[str, l
     One row at a time; by: "label" keeps variants of a method apart.
     """
     found: dict[Cell, dict[str, list[float]]] = {}
-    for _, record in read_records(ROOT / "benchmarks" / "records" / file):
+    for record in records(file):
         if record["task"] == "speed" and "oracle" not in record and record["batch"] == 1:
             cell = (record["text_name"], record["temperature"], record["context"], record["kernels"])
             found.setdefault(cell, {}).setdefault(record[by], []).append(record["tokens_per_s"])

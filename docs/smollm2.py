@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from longdraft.bench.records import read_records
+from measured import FREE, ROOT, Record, records
+from measured import LONG as MORE
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
-RECORDS = ROOT / "benchmarks" / "records"
-FREE, GIVEN = "2026-11-23-smollm2-free.jsonl.gz", "2026-11-22-smollm2-given.jsonl.gz"
-MORE = "2026-11-23-smollm2-long.jsonl.gz"  # longer contexts, and rows side by side
+GIVEN = "2026-11-22-smollm2-given.jsonl.gz"
 GIVEN_MORE, OUTPUT = "2026-11-23-smollm2-given.jsonl.gz", "2026-11-23-smollm2-long-output.jsonl.gz"
 LONG = "2026-11-22-long-context.jsonl.gz"
 TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
@@ -67,12 +64,6 @@ Five unlike sentences (as in "The code of the lighthouse is 48213.") stand at {d
 text. The model is asked for each in its chat template, greedy; an answer counts if it has the number. In brackets: how
 many were found at each depth, in that order. A cell of one book is five answers, which is little.
 """
-
-Record = dict[str, Any]
-
-
-def records(name: str) -> list[Record]:
-    return [record for _, record in read_records(RECORDS / name)]
 
 
 def task(r: Record) -> str:
@@ -132,8 +123,8 @@ def given_text(found: list[Record]) -> str:
 
     counts = [r["anchors"] for r in found]
     parts = [HUMAN.format(fewest=min(counts), anchors=max(counts))]
-    for key in unique(map(_group, found)):
-        same = [r for r in found if _group(r) == key]
+    for key in unique(map(group, found)):
+        same = [r for r in found if group(r) == key]
         rows = []
         for r in same:
             window = next((w for w in same if w["method"] == "magicdec-stream" and budget(w) == budget(r)), None)
@@ -163,7 +154,7 @@ def long_output(found: list[Record]) -> str:
     return OUTPUTS.format(equal=equal, **shared) + "\n" + table(header, rows) + "\n"
 
 
-def _group(r: Record) -> tuple[str, ...]:
+def group(r: Record) -> tuple[str, ...]:
     """What records of given text share a table for."""
     when = "after a verification" if r["warmup_rounds"] else "guided by the prompt's last token alone"
     return task(r), f"{r['context']:,} tokens", sampling(r), when

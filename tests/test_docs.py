@@ -6,15 +6,19 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from longdraft.cli import COMMANDS, main
+from longdraft.cli import main
 from longdraft.methods import CONTROLS, METHODS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 import figures  # noqa: E402
+import headlines  # noqa: E402
+import measured  # noqa: E402
+import peers  # noqa: E402
 import smollm2  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,23 +64,6 @@ def test_the_readme_example_prints_what_readme_shows(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(compile(found[1], "README.md", "exec"), {})
     assert capsys.readouterr().out == found[2]
-
-
-@pytest.mark.parametrize("page", CURRENT)
-def test_commands_in_the_pages_are_known(page, capsys, monkeypatch):
-    monkeypatch.setenv("TERMINAL_WIDTH", "200")  # help cuts long names short on a narrow terminal
-    monkeypatch.setenv("COLUMNS", "200")
-    help_of: dict[tuple[str, ...], str] = {}
-    blocks = [code for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], re.M | re.S) if not language]
-    for line in re.findall(r"^longdraft (.*?)(?:  +#.*)?$", "\n".join(blocks), re.M):
-        name, *words = line.split()
-        assert name in COMMANDS
-        command = (name, *(words[:1] if name == "train" else []))
-        if command not in help_of:
-            assert main([*command, "--help"]) == 0
-            help_of[command] = capsys.readouterr().out
-        assert [w for w in words if w.startswith("-") and w not in help_of[command]] == [], line
-    assert page != "README.md" or len(help_of) >= 6
 
 
 def test_the_packages_are_listed():
@@ -178,6 +165,65 @@ def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys, monkey
 
 def test_the_page_on_smollm2_is_made_from_the_records():
     assert smollm2.main(["--check"]) == 0
+
+
+def test_the_figures_of_the_readme_are_from_the_records(capsys):
+    assert headlines.main(["--check"]) == 0 and peers.main(["--check"]) == 0
+
+
+def test_no_figure_of_the_readme_is_written_by_hand():
+    block = README.split("<!-- figures: begin")[1].split("<!-- figures: end -->")[0]
+    factor = r"\d\.\d+x|times as (?:fast|slow)|tokens/s"
+    assert re.search(factor, block) and not re.search(factor, README.replace(block, ""))
+
+
+@pytest.mark.parametrize(("generator", "page"), [(headlines, "README"), (headlines, "PERFORMANCE"), (peers, "PAGE")])
+def test_the_check_of_a_page_sees_another_number(tmp_path, monkeypatch, capsys, generator, page):
+    text = getattr(generator, page).read_text(encoding="utf-8")
+    head, begin, rest = text.partition("<!-- losses: begin" if page == "PERFORMANCE" else "begin;")
+    figure = re.search(r"\d\.\d+x| \d+\.\d \(", rest)
+    assert figure
+    changed = head + begin + rest.replace(figure[0], figure[0].replace(figure[0].strip()[0], "9", 1), 1)
+    monkeypatch.setattr(generator, page, tmp_path / "page.md")
+    monkeypatch.setattr(measured, "ROOT", tmp_path)
+    getattr(generator, page).write_text(changed, encoding="utf-8")
+    assert generator.main(["--check"]) == 1
+    assert generator.main([]) == 0 and getattr(generator, page).read_text(encoding="utf-8") == text
+
+
+def test_a_headline_is_the_median_of_all_cells_and_the_worst():
+    """Counted here once more, from the records alone."""
+    found = [r for r in measured.records(measured.BUNDLED) if "oracle" not in r and r["batch"] == 1]
+    medians = []
+    for text, temperature in (("code", 0.0), ("code", 1.0), ("book", 1.0)):
+        for context in (16384, 32768):
+            cell = (text, temperature, context, figures.BEST)
+            same = [r for r in found if (r["text_name"], r["temperature"], r["context"], r["kernels"]) == cell]
+            rates = {m: [r["tokens_per_s"] for r in same if r["method"] == m] for m in ("vegas", "plain")}
+            medians.append(median(rates["vegas"]) / median(rates["plain"]))
+    shown = f"| bundled model (5 M), 16K and 32K tokens | 6, 2 | {median(medians):.2f}x ({min(medians):.2f}x) |"
+    assert shown in README
+
+
+def test_llama_cpp_has_the_better_kind_of_attention_and_says_how_it_was_built():
+    ours = {"label": "plain", "options": {}, "peer_build": None}
+    build = {"package": "p-1", "commit": "c0ffee", "compiler": "GNU", "system_info": "AVX2 = 1"}
+    theirs = {"peer": "llama.cpp", "options": {"speculation": "none"}, "peer_build": build}
+    wheel = theirs | {
+        "label": peers.WHEEL_NAME,
+        "peer": peers.WHEEL_NAME,
+        "peer_build": build | {"system_info": "SSE3"},
+    }
+    rows = [(ours, 30.0), (theirs | {"label": "llama.cpp@fa=on"}, 10.0), (theirs | {"label": "llama.cpp@fa=off"}, 20.0)]
+    shared = {"context": 1024, "prefill_s": 1.0, "repeat": 0, "time": "2026-12-01", "device": "x", "git_sha": "abc"}
+    found = [
+        {k: v for k, v in r.items() if v is not None} | shared | {"tokens_per_s": s, "command": "bench"}
+        for r, s in [*rows, (wheel, 5.0)]
+    ]
+    text = peers.from_source(found)
+    assert "| llama.cpp | 20.0 (1.0), fa off |" in text and "| llama.cpp (wheel) | 5.0 (1.0) |" in text
+    assert "Plain decoding is 1.5 times as fast as llama.cpp (1K)" in text
+    assert "p-1 (revision c0ffee) with GNU, and says of itself: AVX2 = 1" in text and "It says of itself: SSE3" in text
 
 
 def test_every_test_file_is_in_the_table_of_guarantees():

@@ -12,11 +12,14 @@ from xml.etree import ElementTree
 import pytest
 
 from longdraft.bench import grouping, plots, report, report_files
+from longdraft.bench.peers.choice import PEERS as ENGINES
+from longdraft.bench.peers.llama_wheel import WHEEL
 from longdraft.bench.plots import acceptance, speed, style, time
 from longdraft.bench.plots.svg import svg
 from longdraft.bench.records import load
 from longdraft.cli import main
 from longdraft.errors import InputError
+from longdraft.methods import CONTROLS, METHODS
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "records"
 PEERS, BUDGETS, STEPS = "2026-11-22-cpu-peers", "2026-11-21-budgets", "2026-11-22-prefetch-steps-smollm2"
@@ -252,6 +255,13 @@ def test_bars_add_up_to_the_time():
     ms = {(r["context"], r["label"]): median(r["ms"]) for r in found}
     whole = 7 * ms[1024, "draft at 7%"] + ms[1024, "verify 8 rows, scores kept"] + ms[1024, "choose and copy 7%"]
     assert [t.get_text() for t in axes.texts][:2] == [f"{ms[1024, 'plain']:.3g}", f"{whole:.3g}"]
+
+
+@pytest.mark.parametrize("name", [*METHODS, *CONTROLS, *ENGINES, WHEEL])
+def test_every_method_and_engine_has_a_colour(name):
+    """In one plot the methods without one would look alike."""
+    assert style.colour(name) != style.OTHER
+    assert style.colour("a method that there is not") == style.OTHER
 
 
 def test_a_method_has_one_colour_and_losses_are_shaded():

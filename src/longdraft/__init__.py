@@ -1,4 +1,4 @@
-"""longdraft: long-context decoding several times faster, without changing a single token.
+"""longdraft: speculative decoding for long contexts, without changing a single token.
 
 Each public name is imported when it is first used, so that `longdraft --help` does not import torch.
 """

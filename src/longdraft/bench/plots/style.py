@@ -17,7 +17,7 @@ FAMILIES = {  # methods that draft alike share a colour; in one plot they differ
     "#e69f00": ("suffix", "lookup", "recycle"),
     "#d55e00": ("quantspec",),
     "#332288": ("magicdec-snapkv", "magicdec-quest"),
-    "#8c6d31": ("medusa", "tokenswift", "eagle2", "eagle3"),
+    "#8c6d31": ("medusa", "tokenswift", "eagle2", "eagle3", "mtp", "dflash"),
     "#882255": ("auto",),
     GREY: ("magicdec-stream", "random-picks", "recents", "llama.cpp", "transformers"),  # controls, other engines
     BLACK: ("plain",),
