@@ -67,7 +67,7 @@ def row(name: str, file: str, wanted: Callable[[Cell], bool]) -> list[str]:
     settings = {(c.text, c.temperature, c.context): c.repetitive for c in found}
     shown = [_spread([c.speedup for c in found if c.label == label]) for label in COLUMNS.values()]
     origins = "; ".join(dict.fromkeys(c.origin for c in found))
-    return [name, f"{len(settings)}, {sum(settings.values())}", *shown, origins]
+    return [name, f"{len(settings)} ({sum(settings.values())})", *shown, origins]
 
 
 def _spread(speedups: list[float]) -> str:
@@ -135,7 +135,7 @@ def end_to_end() -> str:
 
 def readme_block() -> str:
     lines = [row(name, *what) for name, what in ROWS.items()]
-    shown = table(["", "settings, repetitive", *COLUMNS, "revision, processor"], lines)
+    shown = table(["", "settings (repetitive)", *COLUMNS, "revision, processor"], lines)
     parts = [one_line(HEAD), shown, *[one_line(OLD)] * ("†" in shown)]
     losses = f"**Losses**, over all methods and settings in these records: {below(everything())}."
     facts = (losses, trained(), keys(), end_to_end(), peers.headline())

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
+import build_llama_cpp
 import pytest
 import tiny
 import torch
@@ -20,7 +21,7 @@ from longdraft.bench import records as record
 from longdraft.bench import report
 from longdraft.bench.peers.base import CannotRun, Work
 from longdraft.bench.peers.choice import NOT_ITS_BEST, Choice
-from longdraft.bench.peers.llama_binary import Binary
+from longdraft.bench.peers.llama_binary import BUILD_FILE, Binary
 from longdraft.bench.peers.llama_cpp import LlamaCpp
 from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
 from longdraft.bench.peers.transformers import Transformers, stock
@@ -377,3 +378,22 @@ def test_the_installed_package_offers_what_is_used(tmp_path):
         assert hasattr(p, name), name
     with pytest.raises(CannotRun, match=r"cannot load no\.gguf"):
         made[0].read(work(tiny.target("llama")))
+
+
+def test_a_source_that_is_not_the_pinned_one_is_not_built(tmp_path, monkeypatch):
+    other = tmp_path / "other.tar.gz"
+    other.write_bytes(b"other")
+    monkeypatch.setattr(build_llama_cpp, "URL", other.as_uri())
+    monkeypatch.setattr(build_llama_cpp, "_run", lambda *words: pytest.fail(f"ran {words}"))
+    with pytest.raises(ValueError, match="not the file that was pinned"):
+        build_llama_cpp.build(tmp_path / "built", 1)
+    assert list((tmp_path / "built").iterdir()) == []
+
+
+def test_what_is_built_already_is_not_built_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_llama_cpp, "_run", lambda *words: pytest.fail(f"ran {words}"))
+    done = tmp_path / build_llama_cpp.COMMIT
+    done.mkdir()
+    (done / build_llama_cpp.BUILD_FILE).write_text("{}")
+    assert build_llama_cpp.build(tmp_path, 1) == done
+    assert build_llama_cpp.BUILD_FILE == BUILD_FILE
