@@ -31,8 +31,8 @@ FACTS = (
     """Plain decoding is {plain} times as fast as llama.cpp ({contexts}), the fastest of ours {best} times as fast as
     the fastest of llama.cpp's.""",
     """llama.cpp has in each cell the better of flash attention on and off (*fa*). It is built from the source in
-    {package} (revision {commit}) with {compiler}, and says of itself: {system_info}""",
-    "The wheel has its default, `auto`, and is not built for this processor. It says of itself: {wheel_info}",
+    {package} (revision {commit}) with {compiler}, and says of itself: `{system_info}`.""",
+    "The wheel has its default, `auto`, and is not built for this processor. It says of itself: `{wheel_info}`.",
     "{origin}, {repeats} repeats: `{command}`",
 )
 OLDER = """Older figures ({origin}), with Transformers and with llama.cpp as the wheel of xllamacpp alone, which is
