@@ -13,8 +13,8 @@ from statistics import median
 from measured import RECORDS, ROOT, Record, filled, one_line, origin, records, table, write_or_check
 
 PAGE = ROOT / "docs" / "performance.md"
-SOURCE = "2026-11-24-llama-cpp.jsonl"  # llama.cpp built from source, and the wheel
-WHEEL = "2026-11-22-cpu-peers.jsonl"  # the wheel alone, and Transformers
+SOURCE = "2026-11-24-llama-cpp.jsonl.gz"  # llama.cpp built from source, and the wheel
+WHEEL = "2026-11-22-cpu-peers.jsonl.gz"  # the wheel alone, and Transformers
 NAME, WHEEL_NAME = "llama.cpp", "llama.cpp (wheel)"
 
 # Until SOURCE is measured: what was noted on a quiet Zen 4, without records.

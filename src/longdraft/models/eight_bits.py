@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from longdraft.core.files import read_json
 from longdraft.errors import InputError
@@ -68,6 +71,15 @@ def read(file: Path) -> dict[str, Tensor]:
         return unpack(weights) if is_packed(file) else weights
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{file} is damaged ({error}): copy or make it again") from None
+
+
+def load_model(cls: Any, where: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A Transformers model from a folder that was stored in 8 bits, and what Transformers says of its loading."""
+    hf, info = cls.from_pretrained(None, state_dict=read(Path(where) / WEIGHTS), **options)
+    hf.config.name_or_path = hf.name_or_path = where
+    if (Path(where) / GENERATION_CONFIG_NAME).is_file():
+        hf.generation_config = GenerationConfig.from_pretrained(where, local_files_only=True)
+    return hf, info
 
 
 def store(folder: Path, out: Path) -> tuple[int, int]:

@@ -13,9 +13,8 @@ import transformers
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.packed_linear import BITS, quantise_linears
@@ -174,9 +173,9 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
         scaling.extend(config)
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
     options |= options_for(config, team)
-    stored = Path(where) / eight_bits.WEIGHTS
-    if eight_bits.is_packed(stored):
-        hf, info = _try(name, lambda: _unpacked(where, stored, options))
+    if eight_bits.is_packed(Path(where) / eight_bits.WEIGHTS):
+        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        hf, info = _try(name, lambda: eight_bits.load_model(cls, where, **options, **OURS))
     else:
         hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
     if info["missing_keys"]:
@@ -184,16 +183,6 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
     return hf
-
-
-def _unpacked(where: str, stored: Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A model of a local folder whose weights are stored in 8 bits, and what Transformers says of its loading."""
-    cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(options["config"])]
-    hf, info = cls.from_pretrained(None, state_dict=eight_bits.read(stored), **options, **OURS)
-    hf.config.name_or_path = hf.name_or_path = where
-    if (Path(where) / GENERATION_CONFIG_NAME).is_file():
-        hf.generation_config = GenerationConfig.from_pretrained(where, local_files_only=True)
-    return hf, info
 
 
 def quiet(threads: int | None) -> None:
