@@ -23,6 +23,7 @@ from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
 from longdraft.cli import main
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
+from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import relative
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
@@ -325,7 +326,7 @@ def test_bad_files_are_named(folder, tmp_path):
 
 def test_amended_records_replace_their_own_lines_alone(tmp_path):
     path = tmp_path / "deep" / "records.jsonl"
-    log = record.RecordFile(path)
+    log = RecordFile(path)
     path.write_text('{"old": 1}\n')
     for i in range(3):
         log.append({"i": i})

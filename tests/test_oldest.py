@@ -13,7 +13,7 @@ def test_every_dependency_has_a_lower_bound():
     found = bounds(TEXT)
     assert {"torch", "transformers", "accelerate", "triton", "fastapi"} <= found.keys()
     with pytest.raises(AssertionError, match="no lower bound"):
-        bounds(TEXT.replace('"rich>=13"', '"rich"'))
+        bounds(TEXT.replace('"rich>=14"', '"rich"'))
 
 
 def test_constraints_hold_each_package_once():
