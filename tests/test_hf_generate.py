@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from copy import deepcopy
 
@@ -15,6 +16,7 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
 )
 
@@ -195,6 +197,7 @@ def test_the_folder_gives_the_same(tmp_path, monkeypatch):
 
 # Sampled output ------------------------------------------------------------------------------------------------------
 
+IGNORES_PADDING = "Tensor" in str(inspect.signature(RepetitionPenaltyLogitsProcessor.__init__))
 SAMPLED = {
     "temperature": ({"temperature": 0.7, "top_k": 0}, Sampler(temperature=0.7)),
     "all": (
@@ -211,12 +214,14 @@ SAMPLED = {
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_output_is_that_of_longdraft_with_the_seed(name):
     settings, sampler = SAMPLED[name]
-    given, prompts = inputs(*LENGTHS), tiny.prompts(*LENGTHS)
+    # Earlier versions of Transformers count padding as a token of the text that is penalised; longdraft follows them.
+    lengths = LENGTHS if IGNORES_PADDING or name != "penalty" else LENGTHS[:1] * 3
+    given, prompts = inputs(*lengths), tiny.prompts(*lengths)
     wanted = longdraft.generate(tiny.target("llama-loops"), prompts, sampler=sampler, seed=5, max_new_tokens=NEW)
     mine = {"custom_generate": longdraft.hf_generate, "do_sample": True, "max_new_tokens": NEW} | settings
     for method in ("plain", "vegas-tree", "suffix"):
         ours = MODEL.generate(**given, **mine, method=method, seed=5)
-        assert ours[:, max(LENGTHS) :].tolist() == wanted
+        assert ours[:, max(lengths) :].tolist() == wanted
     torch.manual_seed(3)
     first = MODEL.generate(**given, **mine)
     torch.manual_seed(3)

@@ -101,6 +101,7 @@ WITHOUT_EFFECT = {  # in plain `generate` too, as long as nothing that is refuse
     "renormalize_logits": True,  # changes scores alone
     "transformers_version": "5.0.0",  # where the file came from
     "_from_model_config": True,
+    "_commit_hash": "0" * 40,
 }
 
 

@@ -14,7 +14,7 @@ from mtp_files import FAMILIES, plain_layer, write
 from safetensors.torch import load_file, save_file
 from structure import check_shape, close
 from test_start import Spy
-from transformers import AutoModelForCausalLM, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, MellumConfig, Qwen3NextConfig
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -34,7 +34,13 @@ from longdraft.models.loading import load_lm, quiet, refuse
 from longdraft.ops import Segment, attend
 
 quiet(None)
-CASES = [(family, 1) for family in FAMILIES] + [("deepseek_v3", 2), ("mimo_v2_flash", 3)]
+# Before MTP layers were part of Mellum's configuration, Transformers' own MTP failed on checkpoints like these.
+COMPLETE = hasattr(MellumConfig(), "mtp_layer_types")
+needs_mtp = pytest.mark.skipif(not COMPLETE, reason="this version of Transformers does not have all of its MTP layers")
+CASES = [(family, 1) for family in FAMILIES if COMPLETE or family != "mellum"] + [
+    ("deepseek_v3", 2),
+    ("mimo_v2_flash", 3),
+]
 each_case = pytest.mark.parametrize(("family", "count"), CASES)
 
 
@@ -83,6 +89,7 @@ def test_drafts_are_those_of_a_plain_computation(tmp_path, family, count):
     assert found == generate(lm, tiny.prompts(20), max_new_tokens=12) and len(seen) == 3
 
 
+@needs_mtp
 @torch.inference_mode()
 @pytest.mark.parametrize(("family", "count"), [("deepseek_v3", 2), ("glm4_moe", 1), ("mellum", 1)])
 def test_the_first_drafts_are_those_of_transformers(tmp_path, monkeypatch, family, count):

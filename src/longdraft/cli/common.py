@@ -129,12 +129,15 @@ def fetching(name: str) -> Iterator[Callable[[int], None]]:
     if model is None or is_there(name):
         yield lambda size: None
         return
+    print(f"Downloading {model.about} from {model.sources[0].name} ...", file=sys.stderr)
+    if not sys.stderr.isatty():
+        yield lambda size: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    print(f"Downloading {model.about} from {model.sources[0].name} ...", file=sys.stderr)
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=model.size)
         yield lambda size: bar.update(task, completed=size)
 
@@ -142,10 +145,13 @@ def fetching(name: str) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
     """A progress bar on standard error, silent unless that is a terminal -> what to call with (steps, description)."""
+    if not sys.stderr.isatty():
+        yield lambda steps, what: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     shown = [TextColumn("{task.description}"), BarColumn(), *columns]
-    with Progress(*shown, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda steps, what: bar.update(task, advance=steps, description=what or None)

@@ -56,7 +56,7 @@ def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[D
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {str(error)[:160]}"
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise InputError(f"{folder}/config.json has a field of an unexpected type or value ({what})") from None
     some = ", ".join(sorted(source.places)[:3]) or "none"
     titles = ", ".join(kind.title for kind in KINDS.values() if kind.importer)

@@ -39,7 +39,8 @@ class TargetStates:
 @contextmanager
 def whole_rows(lm: LM) -> Iterator[None]:
     """Use Transformers' own attention, which needs no cache of longdraft and supports gradients."""
-    lm.hf.set_attn_implementation("sdpa" if lm.hf._supports_sdpa else "eager")
+    capped = getattr(lm.config, "attn_logit_softcapping", None)  # sdpa has none, whatever a class of Transformers says
+    lm.hf.set_attn_implementation("sdpa" if lm.hf._supports_sdpa and not capped else "eager")
     try:
         yield
     finally:
