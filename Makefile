@@ -75,7 +75,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt tests/oldest.py $(READY)
 # With nothing installed but the library's dependencies: it is taken from src, as in a checkout that was only copied,
 # with the kernels that are built there: they do not depend on the version of Python or torch.
 test-oldest: $(OLDEST)/.ready
-	@PYTHONPATH=src:longdraft-drafters/src $(OLDEST)/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "not full"
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR)/longdraft-drafters/src $(OLDEST)/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m "not full"
 
 # In an environment of its own, without the library's dependencies. No browser is downloaded.
 test-page:
