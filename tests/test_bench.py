@@ -314,7 +314,7 @@ def test_bad_files_are_named(folder, tmp_path):
     for path, says in ((empty, "is empty"), (pickled, "not UTF-8"), (tmp_path / "no.txt", "cannot read")):
         with pytest.raises(InputError, match=says):
             inputs.read(path)
-    (tmp_path / "a.jsonl").write_text('{"task": "speed", "method": "plain", "context": 1}\n{"half')
+    (tmp_path / "a.jsonl").write_text('{"task": "other", "method": "plain", "context": 1}\n{"half')
     with pytest.raises(InputError, match="line 2: not JSON"):
         record.load([tmp_path / "a.jsonl"])
     (tmp_path / "b.jsonl").write_text('{"task": "speed"}\n')

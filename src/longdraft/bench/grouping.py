@@ -64,6 +64,9 @@ def by_peer(record: Record) -> bool:
     return "peer" in record or record["method"].startswith("hf-")
 
 
+STEP_PARTS = {"plain", "draft at 7%", "verify 8 rows, scores kept", "choose and copy 7%"}  # what these are made of
+
+
 def step_parts(ms: dict[str, float]) -> dict[str, float]:
     """Milliseconds by label (task steps) -> the parts of a decoding step of vegas with 7 drafts."""
     return {

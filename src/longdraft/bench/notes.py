@@ -35,6 +35,8 @@ def _stock(records: list[Record], plain: list[Record]) -> str:
     if not stock or not plain:
         return ""
     speed, best = max((median(speeds), name) for name, speeds in stock.items())
+    if not speed:
+        return ""
     return f"plain decoding is {median(r['tokens_per_s'] for r in plain) / speed:.2f}x as fast as {best}."
 
 
@@ -45,14 +47,15 @@ def _peers(records: list[Record], plain: list[Record]) -> str:
     for name in dict.fromkeys(r["peer"] for r in records if r["method"] == r.get("peer")):
         theirs = [r for r in records if r["method"] == name]
         speed, best = _fastest(theirs)
-        alone, _ = _fastest([r for r in theirs if r["options"]["speculation"] == "none"])
+        alone, _ = _fastest([r for r in theirs if r.get("options", {}).get("speculation") == "none"])
         prefill = min(r["prefill_s"] for r in theirs)
         if not ours or not plain or not speed:
             continue
         top, label = _fastest(ours)
         part = f"the fastest of ours ({label}) is {top / speed:.2f}x as fast as {best} ({theirs[0]['peer_version']})"
         part += f"; plain decoding {_fastest(plain)[0] / alone:.2f}x as fast as its plain decoding" if alone else ""
-        parts.append(f"{part}; the prefill {prefill / median(r['prefill_s'] for r in plain):.2f}x as fast as its own")
+        own = median(r["prefill_s"] for r in plain)
+        parts.append(f"{part}; the prefill {prefill / own:.2f}x as fast as its own" if own else part)
     return "; and ".join(parts) + "." if parts else ""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from longdraft.bench.fields import fault
 from longdraft.core.files import parse
 from longdraft.errors import InputError
 
@@ -34,7 +35,7 @@ def load(paths: list[Path]) -> list[dict[str, Any]]:
     records = []
     for path in paths:
         for i, record in read_records(path):
-            if not isinstance(record, dict) or not {"task", "method", "context"} <= record.keys():
-                raise InputError(f"{path}, line {i}: not a bench record (it lacks task, method or context)")
+            if wrong := fault(record):
+                raise InputError(f"{path}, line {i}: not a bench record ({wrong}); {GIVE}")
             records.append(record | {"where": f"{path.name}:{i}"})
     return records

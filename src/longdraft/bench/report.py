@@ -10,9 +10,10 @@ from rich import box
 from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
-from longdraft.bench.grouping import Record, cells, grouped, numbered, ratios, spread, step_parts
+from longdraft.bench.grouping import STEP_PARTS, Record, cells, grouped, numbered, ratios, spread, step_parts
 from longdraft.bench.notes import origin, speed_notes
 from longdraft.engine.measure import SPEEDUPS
+from longdraft.errors import InputError
 
 REPEATS = 5  # with fewer repeats, a table has a note
 
@@ -109,8 +110,11 @@ def _steps(records: list[Record]) -> Section:
         found = {r["label"]: r for r in records if r["context"] == context}
         ms = {label: median(r["ms"]) for label, r in found.items()}
         for label, r in found.items():
-            sources.append(Sources([r], [found["plain"]] if label != "plain" else []))
-            rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), f"{ms[label] / ms['plain']:.3f}"])
+            over = f"{ms[label] / ms['plain']:.3f}" if "plain" in ms else ""
+            sources.append(Sources([r], [found["plain"]] if over and label != "plain" else []))
+            rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), over])
+        if not STEP_PARTS <= ms.keys():  # of a run that was interrupted
+            continue
         least = found["plain"]["bytes_per_step"] / 1e6 / found["plain"]["bandwidth_gb_s"]
         part = ms["choose and copy 7%"] / sum(step_parts(ms).values())
         notes.append(
@@ -122,6 +126,8 @@ def _steps(records: list[Record]) -> Section:
 
 
 def _gain(a: list[list[int]], b: list[list[int]]) -> str:
+    if [len(window) for window in a] != [len(window) for window in b]:
+        raise InputError("records of one run differ in their anchors: give the files as longdraft bench wrote them")
     mean, simple, clustered = mean_and_errors(paired(a, b))
     return f"{mean:+.3f} ± {_plus(clustered if clustered is not None else simple)}"
 

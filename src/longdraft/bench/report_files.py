@@ -14,9 +14,9 @@ from longdraft.errors import InputError
 
 def write(records: list[Record], out: Path) -> list[Path]:
     """The files written in `out`: those two, then the plots. Raises InputError."""
-    if not records:
-        raise InputError("the files hold no records: run longdraft bench --out FILE first")
     found = sections(records)
+    if not found:
+        raise InputError("the files hold no records to report: run longdraft bench --out FILE first")
     drawn = plots(found) if available() else [[] for _ in found]
     texts = {"report.md": markdown(found), "report.html": page(found, drawn, "" if available() else MISSING)}
     texts |= {f"plots/{i:02}-{p.name}.svg": p.svg for i, each in enumerate(drawn, 1) for p in each}
@@ -25,7 +25,7 @@ def write(records: list[Record], out: Path) -> list[Path]:
         _clear(out / "plots")
         for name, text in texts.items():
             (out / name).parent.mkdir(exist_ok=True)
-            (out / name).write_text(text, encoding="utf-8")
+            (out / name).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"cannot write to {out} ({error.strerror}): give --out a folder") from None
     return [out / name for name in texts]

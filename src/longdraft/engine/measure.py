@@ -102,7 +102,7 @@ def completed(records: list[Record]) -> list[Record]:
     """Records with the rates above. Older ones count the drafter's start as prefill: what exceeds plain decoding's."""
 
     def place(r: Record) -> tuple:
-        return r.get("run"), r.get("text_name"), r["context"], r.get("temperature")
+        return str(r.get("run")), str(r.get("text_name")), r["context"], str(r.get("temperature"))
 
     prefills = {place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"}
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from longdraft.bench.grouping import Record, by_peer, cells, step_parts
+from longdraft.bench.grouping import STEP_PARTS, Record, by_peer, cells, step_parts
 from longdraft.bench.plots.draw import bars, link
 from longdraft.bench.plots.style import legend, panels, shown, size
 
@@ -41,14 +41,18 @@ def _parts(same: list[Record]) -> dict[str, float]:
 
 
 def of_a_step(records: list[Record]) -> Any:
-    """-> figure: the parts of one decoding step beside plain decoding's (task steps)."""
+    """-> figure: the parts of one decoding step beside plain decoding's (task steps). None if some were not timed."""
     found, sources = {}, []
     for context in sorted({r["context"] for r in records}):
         same = {r["label"]: r for r in records if r["context"] == context}
         ms = {label: median(r["ms"]) for label, r in same.items()}
+        if not STEP_PARTS <= ms.keys():
+            continue
         found[f"plain, {size(context)}"] = {"one token": ms["plain"]}
         found[f"vegas, {size(context)}"] = step_parts(ms)
         sources += [[same["plain"]], [same["draft at 7%"]]]
+    if not found:
+        return None
     figure, (axes,) = panels(1, 0.5 + 0.32 * len(found), "Where the time of a step goes")
     _stacked(axes, found, STEP, sources)
     axes.set_xlabel("milliseconds (a step of vegas gives 1 to 8 tokens)")

@@ -1,0 +1,157 @@
+"""The fields that tables and plots read of a record, so that a record from elsewhere is refused in one line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Count = Annotated[int, Field(ge=1, le=1 << 48)]
+NotNegative = Annotated[float, Field(ge=0)]
+Above = Annotated[float, Field(gt=0)]
+Shares = list[Annotated[float, Field(ge=0, le=1)]]
+
+
+class _Fields(BaseModel):
+    """A record may have more fields than these. Numbers are finite, and of the type that is stated."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class Named(_Fields):
+    """What every record has, whatever its task."""
+
+    task: str
+    method: str
+    context: Count
+
+
+class Run(Named):
+    """What a record says of its run, which the notes under a table repeat."""
+
+    label: str
+    run: str
+    model: str
+    dtype: str
+    text_name: str
+    text_sha256: str
+    device: str
+    threads: int
+    seed: int
+    native: bool
+    environment: dict[str, Any]
+    versions: dict[str, Any]
+    git_sha: str | None
+    git_dirty: bool | None
+    time: str
+    command: str
+    rope: str | None = None
+    weights: str | None = None
+    kv: str | None = None
+    kernels: str | None = None
+    question: str | None = None
+    interrupted: bool = False
+    peer: str | None = None
+    damage: str | None = None
+
+
+class Options(_Fields):
+    """A method's options that limit how many keys its drafts read; the last two are names in older records."""
+
+    budget: NotNegative | None = None
+    keep_ratio: NotNegative | None = None
+    min_budget: NotNegative = 0
+    ratio: NotNegative | None = None
+    floor: NotNegative = 0
+
+
+class Sampled(Run):
+    """What a record of decoding says of its sampler and its method."""
+
+    temperature: NotNegative
+    top_p: NotNegative = 1.0
+    penalty: NotNegative = 1.0
+    mean_acceptance_length: NotNegative
+    acceptance_per_position: Shares
+    options: Options = Options()
+
+
+class Difference(_Fields):
+    top2_gap: NotNegative | None
+
+
+class Speed(Sampled):
+    """One decoding of a text by one method."""
+
+    batch: Count
+    new_tokens: NotNegative | Annotated[list[NotNegative], Field(min_length=1)]
+    prefill_s: NotNegative
+    start_s: NotNegative = 0.0
+    decode_s: NotNegative
+    draft_s: NotNegative
+    verify_s: NotNegative
+    tokens_per_s: NotNegative
+    tokens_per_s_end_to_end: NotNegative | None = None
+    tokens_per_s_steady: NotNegative | None = None
+    distinct_3: NotNegative
+    equal: bool | None
+    first_difference: Difference | None
+    oracle: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _together(self) -> Speed:
+        more = self.model_extra or {}
+        if self.batch > 1 and not isinstance(self.new_tokens, list):
+            raise ValueError("new_tokens of several rows is not a list")
+        for one, names, kind in (
+            ("distinct_1", ("distinct_1", "distinct_2", "distinct_4"), float),
+            ("bandwidth_share", ("bandwidth_share", "bandwidth_gb_s", "bytes_per_step"), (int, float)),
+            ("peer", ("peer_version",), str),
+        ):
+            there = self.peer is not None if one == "peer" else one in more
+            odd = next((n for n in names if there and not isinstance(more.get(n), kind)), None)
+            if odd:
+                raise ValueError(f"there is no {odd} beside {one}")
+        return self
+
+
+class Steps(Run):
+    """Milliseconds of one operation, turn by turn."""
+
+    ms: Annotated[list[Above], Field(min_length=1)]
+    bytes_per_step: Above
+    bandwidth_gb_s: Above
+
+
+class Anchored(Sampled):
+    """What one method's drafts came to at many positions of a text."""
+
+    every: int
+    anchors: int
+    windows: int
+    stderr: NotNegative | None
+    stderr_clustered: NotNegative | None
+    accepted: list[list[int]]
+
+    @model_validator(mode="after")
+    def _warm(self) -> Anchored:
+        if not any(isinstance((self.model_extra or {}).get(name), int) for name in ("warmup_rounds", "settle")):
+            raise ValueError("there is no warmup_rounds")
+        return self
+
+
+TASKS: dict[str, type[_Fields]] = {"speed": Speed, "steps": Steps, "anchored": Anchored}
+
+
+def fault(record: Any) -> str | None:
+    """What is wrong with a record, in words; None if tables and plots can be made of it."""
+    task = record.get("task") if isinstance(record, dict) else None
+    try:
+        TASKS.get(task if isinstance(task, str) else "", Named).model_validate(record)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part)[:40] for part in first["loc"][:2])
+        lacking = first["type"] == "missing"
+        said = first["msg"].removeprefix("Value error, ")
+        return f"it lacks {where}" if lacking else f"{where}: {said}".removeprefix(": ")
+    return None
