@@ -20,6 +20,7 @@ BEGIN, END = "<!-- begin: written by docs/diagram.py -->", "<!-- end: written by
 ROOMS = {  # lowest first: a room may import itself and the rooms above it in this table
     "errors": "the one exception meant for users",
     "version": "the version number",
+    "launch": "what torchrun tells each process",
     "ops": "attention, noise and selection: tensors in, tensors out",
     "core": "trees, the cache, sampling, verification: no model, no drafter",
     "backends": "how a forward step is computed",

@@ -113,7 +113,7 @@ def _steps(records: list[Record]) -> Section:
             over = f"{ms[label] / ms['plain']:.3f}" if "plain" in ms else ""
             sources.append(Sources([r], [found["plain"]] if over and label != "plain" else []))
             rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), over])
-        if not STEP_PARTS <= ms.keys():  # of a run that was interrupted
+        if not ms.keys() >= STEP_PARTS:  # of a run that was interrupted
             continue
         least = found["plain"]["bytes_per_step"] / 1e6 / found["plain"]["bandwidth_gb_s"]
         part = ms["choose and copy 7%"] / sum(step_parts(ms).values())
@@ -139,7 +139,7 @@ def _equal(same: list[Record]) -> str:
         return f"NO: it changed {damage}"
     if all(r["equal"] is None for r in same):
         return "other noise"  # of an engine that draws its samples in another way
-    equal = sum(r["equal"] for r in same)
+    equal = sum(r["equal"] is True for r in same)
     gaps = [r["first_difference"]["top2_gap"] for r in same if r["first_difference"]]
     size = "unbounded" if None in gaps else f"{max(gaps, default=0):.3g}"
     return "yes" if equal == len(same) else f"{equal} of {len(same)}, top-2 gap {size}"

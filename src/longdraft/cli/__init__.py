@@ -101,6 +101,10 @@ def explain(error: Any) -> str | None:
         text = f"{error.format_message().rstrip('.')}{known} ({path} --help shows all options)"
     elif isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
         text = "not enough memory for this: give a shorter prompt, fewer new tokens or fewer rows"
+    elif isinstance(error, OSError) and error.strerror:  # of a file or a disk; commands say more where they know more
+        text = f"{error.strerror}" + (f": {error.filename}" if error.filename else "") + f" ({type(error).__name__})"
+    elif "Could not determine home directory" in str(error):  # of `~name`, by pathlib
+        text = "a path begins with ~ and the name of no user: give another path"
     else:
         return None
     return " ".join(text.split())

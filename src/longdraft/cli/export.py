@@ -21,8 +21,10 @@ def export(
 
     Packed weights, those of a GGUF file or of --weights, are written dequantised.
     """
+    from longdraft.core.places import new_folder
     from longdraft.models.export import export as write
 
+    folder = new_folder(out)
     target, tokenizer = common.load_target(model, dtype, None, rope, weights)
-    size = write(target, tokenizer, out.expanduser())
+    size = write(target, tokenizer, folder)
     typer.echo(f"{target.name}: {size / 1e6:.0f} MB in {dtype} -> {out}")

@@ -8,8 +8,17 @@ from typing import Annotated
 import typer
 
 from longdraft.cli import common
+from longdraft.errors import InputError
 
 Target = Annotated[str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")]
+
+
+def _apart(folder: Path, out: Path) -> Path:
+    """The folder to read, which is not the one to write. Raises InputError."""
+    folder = folder.expanduser()
+    if folder.resolve() == out.expanduser().resolve():
+        raise InputError(f"--out is the folder to read, {out}: give another folder")
+    return folder
 
 
 def import_drafter(
@@ -28,11 +37,14 @@ def import_drafter(
     The kind is recognised by the names and shapes of the weights, which must all be known and fit the target. No code
     from the folder is run.
     """
+    from longdraft.core.places import new_folder
+    from longdraft.drafters.checkpoint import FILES
     from longdraft.drafters.kinds import import_released
     from longdraft.models.loading import load_lm, quiet
 
     quiet(None)
-    made = import_released(folder.expanduser(), out.expanduser(), load_lm(model, rope=rope), any_target)
+    source, place = _apart(folder, out), new_folder(out, replaced=FILES)
+    made = import_released(source, place, load_lm(model, rope=rope), any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")
 
 
@@ -49,12 +61,15 @@ def export_drafter(
 
     `longdraft import` reads such folders.
     """
+    from longdraft.core.places import new_folder
     from longdraft.drafters import kinds
+    from longdraft.drafters.checkpoint import FILES
     from longdraft.models.loading import load_lm, quiet
 
     quiet(None)
+    source, place = _apart(folder, out), new_folder(out, replaced=FILES)
     target = load_lm(model, "float32", rope=rope)
-    made = kinds.export_drafter(folder.expanduser(), out.expanduser(), target, any_target)
+    made = kinds.export_drafter(source, place, target, any_target)
     typer.echo(f"{made['kind']}, {made['parameters']} parameters in {made['dtype']} -> {out}")
 
 
@@ -68,5 +83,5 @@ def pack_drafter(
     """
     from longdraft.models.eight_bits import store
 
-    before, after = store(folder.expanduser(), out.expanduser())
+    before, after = store(_apart(folder, out), out)
     typer.echo(f"{before / 1e6:.1f} MB of weights, {after / 1e6:.1f} MB in 8 bits -> {out}")

@@ -10,14 +10,15 @@ from datetime import timedelta
 from typing import Any
 
 from longdraft.errors import InputError
+from longdraft.launch import world
 
 DIVIDE = ("generate", "bench", "audit")  # a model's heads among processes; `train` shares the work in its own way
 SPOKEN = timedelta(seconds=10)  # how long a process waits for the one that reports an error
 
 
 def count() -> int:
-    """How many processes torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes torchrun has started; 1 without it. Raises InputError."""
+    return world()[1]
 
 
 def check(command: str) -> None:
@@ -31,9 +32,10 @@ def check(command: str) -> None:
 @contextmanager
 def as_one() -> Iterator[None]:
     """Only the first process's output is shown. All must come to the end of the block, or raise an error."""
-    if count() == 1:
+    rank, size = world()
+    if size == 1:
         yield
-    elif os.environ.get("RANK") == "0":
+    elif rank == 0:
         yield
         _end()
     else:
@@ -70,11 +72,10 @@ def reporting() -> Iterator[bool]:
 
 
 def _store() -> Any:
-    """What the processes of torchrun share; None if this one is alone."""
-    if count() == 1:
-        return None
-    from torch.distributed.rendezvous import rendezvous
-
+    """What the processes of torchrun share; None if this one is alone, or cannot reach the others."""
     with suppress(Exception):
-        return next(rendezvous("env://"))[0]
+        if count() > 1:
+            from torch.distributed.rendezvous import rendezvous
+
+            return next(rendezvous("env://"))[0]
     return None

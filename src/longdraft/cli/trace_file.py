@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from longdraft.core.places import new_file
 from longdraft.errors import InputError
 
 
@@ -14,6 +15,7 @@ def check(path: Path, rows: int) -> None:
         raise InputError(f"--trace is {path}: give a file that ends in .json or .html")
     if not path.parent.is_dir():
         raise InputError(f"--trace: there is no folder {path.parent}: create it, or give another file")
+    new_file(path, "--trace")
     if rows > 1:
         raise InputError("--trace records one prompt: give one --prompt-file")
 

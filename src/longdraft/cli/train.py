@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +15,9 @@ from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.cli.train_text import write_text
 from longdraft.core.options import declared, pairs, read
+from longdraft.core.places import new_folder
 from longdraft.core.processes import joined
-from longdraft.drafters.checkpoint import WEIGHTS
+from longdraft.drafters.checkpoint import FACTS, WEIGHTS
 from longdraft.drafters.kind import DrafterKind, Training
 from longdraft.drafters.kinds import KINDS
 from longdraft.drafters.released import fill
@@ -57,19 +59,22 @@ def train_target(
     contexts: Annotated[
         str, typer.Option(help="Context lengths of the final evaluation; '' skips it.")
     ] = "512,1024,2048,4096,8192",
-    vocab: Annotated[int, typer.Option(help="Number of tokens of the vocabulary.")] = 4096,
+    vocab: Annotated[int, typer.Option(min=258, max=1 << 20, help="Number of tokens of the vocabulary.")] = 4096,
     tokenizer: Annotated[
         str, typer.Option(help="Use the tokenizer of 'bundled' or of a model folder, to draft for that model.")
     ] = "",
-    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 4,
-    hidden: Annotated[int, typer.Option(min=16, help="Width of the hidden states.")] = 256,
-    heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
-    mlp: Annotated[int, typer.Option(min=16, help="Width of the MLP.")] = 704,
-    positions: Annotated[int, typer.Option(min=16, help="Maximum context length.")] = 131072,
+    layers: Annotated[int, typer.Option(min=1, max=1024, help="Number of layers.")] = 4,
+    hidden: Annotated[int, typer.Option(min=16, max=1 << 16, help="Width of the hidden states.")] = 256,
+    heads: Annotated[int, typer.Option(min=1, max=1024, help="Number of attention heads.")] = 4,
+    mlp: Annotated[int, typer.Option(min=16, max=1 << 20, help="Width of the MLP.")] = 704,
+    positions: Annotated[int, typer.Option(min=16, max=1 << 24, help="Maximum context length.")] = 131072,
     copies: Annotated[float, typer.Option(help="Share of rows with repeated spans.", min=0, max=1)] = 0.25,
     guide_to: Annotated[int, typer.Option(help="Guide some attention heads before this step.", min=0)] = 0,
 ) -> None:
     """Train a small Qwen3 on this machine's Python files and on books, and export it in bfloat16."""
+    out = new_folder(out, replaced=None)
+    if math.isnan(copies):
+        raise InputError("--copies is nan: give a share from 0 to 1")
     if run.threads:
         torch.set_num_threads(run.threads)
     settings = run.settings(stage, positions, work)
@@ -104,8 +109,8 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         package_cap: o.PackageCap = 8_000_000,
         dataset_cap: o.DatasetCap = 50_000_000,
         option: Option = [],  # noqa: B006
-        steps: Annotated[int, typer.Option(min=1, help="Number of steps with rows of --length.")] = 2000,
-        length: Annotated[int, typer.Option(min=8, help="Number of tokens per row.")] = 1024,
+        steps: Annotated[int, typer.Option(min=1, max=1 << 40, help="Number of steps with rows of --length.")] = 2000,
+        length: Annotated[int, typer.Option(min=8, max=1 << 24, help="Number of tokens per row.")] = 1024,
         stage: o.Stage = [],  # noqa: B006
         accumulate: Annotated[int, typer.Option(min=1, help="Number of parts of a step, divided among processes.")] = 1,
         start: Annotated[Path | None, typer.Option(help="A drafter of this kind whose weights to start from.")] = None,
@@ -115,6 +120,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         answers: Answers = False,
     ) -> None:
         quiet(run.threads or None)
+        out = _new(out, kind)
         team = joined()
         if states and shared:
             raise InputError("--states and --spread cannot be combined: leave one of them out")
@@ -155,6 +161,13 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 
     return o.with_run(train_drafter, o.Run())
+
+
+def _new(out: Path, kind: DrafterKind) -> Path:
+    """The folder for the finished drafter, which may hold an earlier one. Raises InputError, before any training."""
+    if kind.files is not None or (out.is_dir() and not (out / FACTS).exists()):
+        return new_folder(out, replaced=kind.files or ())
+    return new_folder(out, replaced=None)
 
 
 def plot_run(run: Annotated[Path, typer.Argument(help="The --work folder of a run.")]) -> None:

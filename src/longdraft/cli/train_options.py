@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -11,7 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from longdraft.cli.common import MAX_SEED
 from longdraft.core import provenance
+from longdraft.errors import InputError
 from longdraft.training.schedule import Plan, parse_stages
 from longdraft.training.trainer import Settings
 
@@ -19,21 +22,23 @@ Text = Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl
 Environment = Annotated[
     bool | None, typer.Option(help="Use the standard library and installed packages (default: if no --text is given).")
 ]
-PackageCap = Annotated[int, typer.Option(help="Maximum number of characters of one installed package.")]
-DatasetCap = Annotated[int, typer.Option(help="Maximum number of characters of one hf: dataset.")]
+PackageCap = Annotated[int, typer.Option(min=1, help="Maximum number of characters of one installed package.")]
+DatasetCap = Annotated[int, typer.Option(min=1, help="Maximum number of characters of one hf: dataset.")]
 Work = Annotated[
     Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
 ]
 Stage = Annotated[list[str], typer.Option(help="LENGTH:STEPS, run in the given order; repeatable.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of random numbers.")]
-Threads = Annotated[int, typer.Option(min=0, help="Number of CPU threads (0: torch's choice).")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="Number of CPU threads (0: torch's choice).")]
 
 
 @dataclass(frozen=True)
 class Run:
     """How a training run proceeds, whatever is trained: an option per field."""
 
-    step_tokens: Annotated[int, typer.Option(min=8, help="Number of tokens per step (at least one row).")] = 4096
+    step_tokens: Annotated[
+        int, typer.Option(min=8, max=1 << 30, help="Number of tokens per step (at least one row).")
+    ] = 4096
     matrix_rate: Annotated[float, typer.Option(help="Learning rate of Muon, which trains matrices.")] = 0.02
     other_rate: Annotated[float, typer.Option(help="Learning rate of AdamW, which trains all else.")] = 0.003
     decay: Annotated[
@@ -51,7 +56,10 @@ class Run:
     threads: Threads = 0
 
     def settings(self, stages: list[str], positions: int, work: Path, **more: Any) -> Settings:
-        """What the trainer needs. Raises InputError for stages that are not LENGTH:STEPS."""
+        """What the trainer needs. Raises InputError for stages that are not LENGTH:STEPS, and numbers that are none."""
+        for name in ("matrix_rate", "other_rate", "decay", "code", "save_seconds"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                raise InputError(f"--{name.replace('_', '-')} is {value}: give a number of 0 or more")
         plan = Plan(parse_stages(stages, positions), self.step_tokens, self.decay)
         shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         return Settings(plan, work, provenance.command(), (self.matrix_rate, self.other_rate), **shared, **more)

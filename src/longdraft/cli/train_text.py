@@ -13,6 +13,7 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli import train_options as o
+from longdraft.core.places import new_file
 from longdraft.core.sampling import Sampler
 from longdraft.engine.scheduler import Finished, serve
 from longdraft.errors import InputError
@@ -56,10 +57,11 @@ def write_text(
     A second run continues the file.
     """
     quiet(threads or None)
+    out = new_file(out)
+    before, done = _lines(out), 0
     target, tokenizer = load(model, dtype, rope=rope, weights=weights, kv=kv)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
-    before, done = _lines(out), 0
 
     def prompt(i: int) -> list[int]:
         """Prompt i, determined by seed and i."""
@@ -110,7 +112,10 @@ def _lines(out: Path) -> int:
     """The number of complete lines in a file that an earlier run wrote; an incomplete last line is removed."""
     if not out.exists():
         return 0
-    kept = out.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        kept = out.read_text(encoding="utf-8").split("\n")[:-1]
+    except UnicodeDecodeError:
+        kept = [""]
     if any(not line.startswith('{"text": ') for line in kept):
         raise InputError(f"{out} was not written by this command: give another --out")
     out.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

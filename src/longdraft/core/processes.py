@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longdraft.errors import InputError
+from longdraft.launch import local_rank, world
 
 _interrupted = threading.Event()  # by a keyboard interrupt that `Team.agree` has not told the other processes yet
 
@@ -99,13 +99,13 @@ ALONE = Team()
 
 def joined(seconds: float | None = None) -> Team:
     """This process's place among those that `torchrun` started; ALONE otherwise. seconds: how long to wait for others,
-    in every exchange (default: torch's)."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    in every exchange (default: torch's). Raises InputError."""
+    _, size = world()
     if size == 1:
         return ALONE
     if not dist.is_initialized():
         if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(local_rank())
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         with _answered():
             dist.init_process_group(kinds, timeout=None if seconds is None else timedelta(seconds=seconds))

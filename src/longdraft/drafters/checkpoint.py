@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from longdraft.core.files import read_json
+from longdraft.core.places import new_folder
 from longdraft.drafters.kind import DrafterKind
 from longdraft.drafters.released import fill
 from longdraft.errors import InputError
@@ -26,6 +27,7 @@ from longdraft.models.loading import HUB_ID, reachable
 from longdraft.version import __version__
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
+FILES = (WEIGHTS, CONFIG, FACTS)
 VARIES = ("digest", "rope", "weights", "stored", "kv")  # what targets of the same sizes may differ in
 LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
@@ -40,6 +42,7 @@ class ModuleKind(DrafterKind):
 
     options_of: Callable[[Any], dict[str, Any]]
     build: Callable[..., nn.Module]
+    files: ClassVar[tuple[str, ...] | None] = FILES
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
         """The weights keep their dtype. A drafter that was in the folder is replaced; other files raise InputError."""
@@ -79,6 +82,7 @@ class ModuleKind(DrafterKind):
 @contextmanager
 def replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
     """A new folder to write in, which replaces `folder` at the end; nothing changes on an error. Raises InputError."""
+    folder = new_folder(folder, replaced=None)
     draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -48,6 +48,7 @@ class DrafterKind:
     exporter: Callable[[Any, LM], Layout] | None = None  # None: there is no such kind. Raises InputError.
     training: Training | None = None
     within: Within | None = None
+    files: ClassVar[tuple[str, ...] | None] = None  # what `save` writes; None: it depends on the weights
 
     def save(self, weights: Any, folder: Path, target: LM, facts: dict[str, Any], tokenizer: Any = None) -> None:
         """Write the weights, and `facts` as training.json; nothing changes on an error. Raises InputError."""

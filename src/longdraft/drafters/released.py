@@ -147,7 +147,8 @@ def _pickled(file: Path) -> dict[str, Tensor]:
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
         raise InputError(f"{file} holds more than weights, or is damaged ({reason}): give safetensors") from None
     found = found.get("state_dict", found) if isinstance(found, dict) else {}
-    if not found or not all(isinstance(t, Tensor) for t in found.values()):
+    named = isinstance(found, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in found.items())
+    if not named or not found:
         raise InputError(f"{file} is not a dictionary of tensors by name: give a file that only holds weights")
     return found
 

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from longdraft.core.files import read_json
+from longdraft.core.places import new_folder
 from longdraft.errors import InputError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -89,8 +90,9 @@ def store(folder: Path, out: Path) -> tuple[int, int]:
         raise InputError(f"{folder} has no {WEIGHTS}: give the folder of a trained drafter")
     if is_packed(folder / WEIGHTS):
         raise InputError(f"{folder} is stored in 8 bits already: give one that is not")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not empty: give another --out")
+    out = new_folder(out)
+    if out.is_relative_to(folder.resolve()):
+        raise InputError(f"--out is in the folder that is copied, {folder}: give another --out")
     part = out.with_name(out.name + ".part")
     packed = pack(read(folder / WEIGHTS))
     try:

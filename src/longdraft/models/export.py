@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import PackedLinear
+from longdraft.core.places import new_folder
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -24,9 +25,8 @@ def export(lm: LM, tokenizer: Any, out: Path) -> int:
     The folder appears once it is complete. An output matrix that equals the embedding is written once, as tied.
     Raises InputError.
     """
+    out = new_folder(out)
     part = out.with_name(out.name + ".part")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not empty: give another --out")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -53,12 +54,27 @@ def latest(folder: Path) -> Path:
     return found[-1]
 
 
+FIELDS = {"step": int, "seconds": (int, float), "runs": list, "probes": list}  # of state.json
+
+
+def _check(state: Any) -> None:
+    """Raises ValueError for a state that a run could not be continued from."""
+    if not isinstance(state, dict):
+        raise ValueError("state.json is not a JSON object")
+    odd = next((k for k, kind in FIELDS.items() if not isinstance(state.get(k), kind)), None)
+    if odd is not None:
+        raise ValueError(f"state.json has no {odd}" if odd not in state else f"{odd} in state.json is of another type")
+    if any(isinstance(state[k], bool) or not 0 <= state[k] < float("inf") for k in ("step", "seconds")):
+        raise ValueError("step or seconds in state.json is out of range")
+    if not all(isinstance(entry, dict) for entry in state["runs"] + state["probes"]):
+        raise ValueError("runs or probes in state.json is not a list of JSON objects")
+
+
 def load(path: Path, model, optimisers: list) -> dict:
     """Restore weights and optimiser state; -> the state saved with them. Raises InputError."""
     try:
         state = parse((path / "state.json").read_text())
-        if not isinstance(state, dict):
-            raise ValueError("state.json is not a JSON object")
+        _check(state)
         weights = load_file(path / "model.safetensors")
         model.load_state_dict({k: weights[first] for k, first in _first_names(model).items()})
         if optimisers:

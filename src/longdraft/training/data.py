@@ -143,11 +143,19 @@ def text_of(source: str, cap: int) -> list[Document]:
 
 def text_files(pattern: str) -> list[Document]:
     """Every file of a folder or of a glob such as `books/*.txt`, and every line of a .jsonl file, is a group."""
+    if not pattern.strip("/"):  # every file of this machine
+        raise InputError(f"--text is {pattern!r}: give a folder or a glob of UTF-8 files, such as 'books/*.txt'")
     if Path(pattern).is_dir():
         pattern = f"{pattern.rstrip('/')}/**/*"
     root = Path("/") if pattern.startswith("/") else Path()
     found = []
-    for path in sorted(root.glob(pattern.lstrip("/"))):
+    try:
+        paths = sorted(root.glob(pattern.lstrip("/")))
+    except (ValueError, NotImplementedError) as error:  # "a**b", for example
+        raise InputError(
+            f"--text {pattern[:80]!r} is no folder or glob ({error}): give one, such as 'books/*.txt'"
+        ) from None
+    for path in paths:
         name = f"{path.parent.name}/{path.name}"
         if path.suffix == ".jsonl" and path.is_file():
             found += json_lines(path, name)

@@ -53,5 +53,8 @@ def load(folder: Path) -> Tokenizer:
     """The tokenizer in a folder. Raises InputError."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: no readable tokenizer there ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # a damaged file raises different errors in each library
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
+        raise InputError(
+            f"{folder}: no readable tokenizer there ({reason}): give 'bundled' or a model's folder"
+        ) from None

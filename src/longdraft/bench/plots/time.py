@@ -46,7 +46,7 @@ def of_a_step(records: list[Record]) -> Any:
     for context in sorted({r["context"] for r in records}):
         same = {r["label"]: r for r in records if r["context"] == context}
         ms = {label: median(r["ms"]) for label, r in same.items()}
-        if not STEP_PARTS <= ms.keys():
+        if not ms.keys() >= STEP_PARTS:
             continue
         found[f"plain, {size(context)}"] = {"one token": ms["plain"]}
         found[f"vegas, {size(context)}"] = step_parts(ms)

@@ -1,0 +1,65 @@
+"""Files and folders that a command will write: refused before its work, not after it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longdraft.errors import InputError
+
+
+def new_folder(path: Path, option: str = "--out", replaced: Collection[str] | None = ()) -> Path:
+    """The absolute path of a folder that can be written, which is new or empty.
+
+    replaced: names of files that may be in it already; None: any. Raises InputError.
+    """
+    found = _named(path, option)
+    if found.exists():
+        if not found.is_dir():
+            raise InputError(f"{option} is {path}, which exists and is a file: give a new folder")
+        with _writable(path, option):
+            odd = None if replaced is None else next((n for n in os.listdir(found) if n not in replaced), None)
+        if odd is not None:
+            what = "exists and is not empty" if not replaced else f"has other files in it, such as {odd}"
+            raise InputError(f"{option}: {path} {what}: give a new folder, or an empty one")
+    _probe(found.parent, path, option)
+    return found
+
+
+def new_file(path: Path, option: str = "--out") -> Path:
+    """The absolute path of a file that can be written; one that is there may be replaced. Raises InputError."""
+    found = _named(path, option)
+    if found.is_dir():
+        raise InputError(f"{option} is {path}, which is a folder: give a file")
+    if found.exists() and not found.is_file():
+        raise InputError(f"{option} is {path}, which is a device: give a file")
+    _probe(found.parent, path, option)
+    return found
+
+
+def _named(path: Path, option: str) -> Path:
+    """The absolute path, without links; the current folder and those around it have no name to be written under."""
+    found = Path(os.path.realpath(os.path.expanduser(path)))
+    if Path.cwd().is_relative_to(found):
+        raise InputError(f"{option} is {str(path)!r}, the current folder or one around it: give the name of a new one")
+    return found
+
+
+@contextmanager
+def _writable(path: Path, option: str) -> Iterator[None]:
+    """Turns what the system says of a path into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror or error}): give another {option}") from None
+
+
+def _probe(folder: Path, path: Path, option: str) -> None:
+    """Try to write where `folder` is, or will be."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    with _writable(path, option), tempfile.TemporaryDirectory(prefix=".longdraft-", dir=folder):
+        pass
