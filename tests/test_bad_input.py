@@ -41,7 +41,7 @@ BAD = [
     ("generate hi -m tiny -o gamma", "KEY=VALUE"),
     ("generate hi -m tiny -o score=best", "logits or weights"),
     ("generate hi -m tiny --temperature -1", "0 (greedy) or more"),
-    ("generate hi -m tiny --temperature hot", "'hot'"),
+    ("generate hi -m tiny --temperature hot", "--temperature"),
     ("generate hi -m tiny --temperature nan", "temperature"),
     ("generate hi -m tiny --top-p 1.5", "between 0 and 1"),
     ("generate hi -m tiny --top-k -1", "0 (off) or more"),

@@ -22,7 +22,6 @@ from longdraft import cli as command_line
 from longdraft.cli import COMMANDS, main
 from longdraft.cli.train import KINDS
 from longdraft.errors import InputError
-from longdraft.models import fetch as models
 from longdraft.training import data
 
 # What a person may type for any value, then for a number. The largest fits no field of 64 bits.
@@ -190,7 +189,7 @@ def tried(things, capsys, monkeypatch):
     def unreachable(*_: Any) -> Path:
         raise InputError("the network is not tested here")
 
-    monkeypatch.setattr(models, "_download", unreachable)
+    monkeypatch.setattr(models, "_from_any", unreachable)
     monkeypatch.setattr(data, "environment_code", lambda cap: data.text_files("long.txt"))
     monkeypatch.setenv("LONGDRAFT_CACHE", str(things.place / "cache"))
     monkeypatch.setattr(sys, "argv", ["longdraft"])

@@ -12,6 +12,7 @@ import torch
 from longdraft import launch
 from longdraft.cli import main, train
 from longdraft.core import places
+from longdraft.core.files import read_json
 from longdraft.drafters import kinds
 from longdraft.errors import InputError
 from longdraft.training import checkpoint
@@ -145,6 +146,15 @@ def test_a_checkpoint_is_read_back(tmp_path):
     model = torch.nn.Linear(2, 2)
     checkpoint.save(tmp_path, 3, model, [], dict(GOOD))
     assert checkpoint.load(checkpoint.latest(tmp_path), model, []) == GOOD
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_device_that_never_ends_is_not_read(cli, device):
+    lines = ["bench -m tiny --prompt-file", "report --out fresh", "serve -m tiny --api-key-file", "audit --prompt-file"]
+    for line in lines:
+        assert device in refused(cli, *line.split(), device)
+    with pytest.raises(InputError, match="a device"):
+        read_json(Path(device))
 
 
 # The environment ------------------------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_an_unreadable_checkpoint_is_named(run, damaged):
         ("--work run --resume", "no checkpoint"),
         ("--stage 512:3", "256 positions"),
         ("--text nothing/*.txt", "nothing/*.txt"),
-        ("--vocab 100", "--vocab is 100: give 258"),
+        ("--vocab 100", "258"),
         ("--hidden 33", "--hidden is 33: give a multiple"),
     ],
 )

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from longdraft.audit.ties import most_ties
-from longdraft.core.files import parse
+from longdraft.core.files import parse, read_bytes
 from longdraft.errors import InputError
 
 FIRST = 5  # number of failures that are shown
@@ -95,7 +95,7 @@ def _rates(totals: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = parse(path.read_text(encoding="utf-8"))
+        found = parse(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError):
         found = None
     runs = found.get("runs") if isinstance(found, dict) else None

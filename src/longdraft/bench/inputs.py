@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from longdraft.core.files import read_bytes
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import BUNDLED
@@ -58,7 +59,7 @@ class Text:
 def read(path: Path) -> str:
     """The text of a prompt file. Raises InputError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode("utf-8")
     except OSError as error:
         raise InputError(f"cannot read the prompt file {path} ({error.strerror}): give a UTF-8 text file") from None
     except UnicodeDecodeError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longdraft.bench.fields import fault
-from longdraft.core.files import parse
+from longdraft.core.files import parse, read_bytes
 from longdraft.errors import InputError
 
 GIVE = "give files that longdraft bench --out wrote"
@@ -18,7 +18,7 @@ GIVE = "give files that longdraft bench --out wrote"
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
     """Each line's number, from 1, and its JSON value, without empty lines. Raises InputError with file and line."""
     try:
-        packed = path.read_bytes()
+        packed = read_bytes(path)
         text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} ({error}): {GIVE}") from None

@@ -40,7 +40,7 @@ def audit(
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: both greedy and 1).")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for sampled decoding.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=1 << 10, help="Number of seeds for sampled decoding.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=common.MAX_SEED, help="The first seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the record to this file, updated during the audit.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the audit in --out.")] = False,

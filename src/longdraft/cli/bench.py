@@ -31,9 +31,11 @@ def bench(
     ] = "",
     context: Annotated[str, typer.Option(help="Number of prompt tokens; several with commas.")] = "4096",
     max_new_tokens: common.NewTokens = 256,
-    batch: Annotated[int, typer.Option(min=1, help="Number of rows decoded in a batch.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="How often each method is measured.")] = 5,
-    anchors: Annotated[int, typer.Option(min=1, help="Task anchored: positions per text and context.")] = 200,
+    batch: Annotated[int, typer.Option(min=1, max=1024, help="Number of rows decoded in a batch.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, max=1 << 20, help="How often each method is measured.")] = 5,
+    anchors: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="Task anchored: positions per text and context.")
+    ] = 200,
     warmup_rounds: Annotated[
         int, typer.Option(min=0, help="Task anchored: speculative steps before the measured one.")
     ] = 0,

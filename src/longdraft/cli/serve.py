@@ -14,6 +14,7 @@ from longdraft.errors import InputError
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 KEY = "LONGDRAFT_API_KEY"
+MOST_S = 1e7  # seconds of any limit
 
 
 def serve(
@@ -41,11 +42,18 @@ def serve(
         int, typer.Option(min=16, help="Prompt tokens that are read between two steps of running requests.")
     ] = 256,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of new tokens per answer.")] = 4096,
-    queue_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the first token.")] = 120.0,
-    request_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take in all.")] = 600.0,
-    grace_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to finish after SIGTERM.")] = 30.0,
+    queue_seconds: Annotated[
+        float, typer.Option(min=0.1, max=MOST_S, help="Seconds to wait for the first token.")
+    ] = 120.0,
+    request_seconds: Annotated[
+        float, typer.Option(min=0.1, max=MOST_S, help="Seconds that a request may take in all.")
+    ] = 600.0,
+    grace_seconds: Annotated[float, typer.Option(min=0.0, max=MOST_S, help="Seconds to finish after SIGTERM.")] = 30.0,
     client_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a client may take to send a request, or to read an answer.")
+        float,
+        typer.Option(
+            min=0.1, max=MOST_S, help="Seconds that a client may take to send a request, or to read an answer."
+        ),
     ] = 30.0,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
     client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
@@ -120,10 +128,12 @@ def serve(
 
 def read_keys(file: Path | None) -> list[bytes]:
     """The keys in a file, one in a line, and that of the environment. Raises InputError."""
+    from longdraft.core.files import read_bytes
+
     keys = [os.environ[KEY]] if os.environ.get(KEY) else []
     if file is not None:
         try:
-            keys += file.read_text(encoding="utf-8").split("\n")
+            keys += read_bytes(file).decode("utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
             raise InputError(f"cannot read the API keys in {file}: give a UTF-8 text file, a key in a line") from None
     found = [key.strip().encode() for key in keys if key.strip()]

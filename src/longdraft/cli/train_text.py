@@ -34,12 +34,14 @@ def write_text(
     work: o.Work = None,
     text: o.Text = [],  # noqa: B006
     environment: o.Environment = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1000,
+    count: Annotated[int, typer.Option(min=1, max=1 << 20, help="Number of texts.")] = 1000,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask for something about each piece, in the model's chat template.")
     ] = False,
-    turns: Annotated[int, typer.Option(min=1, help="Number of prompts, with what follows them, per text.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Number of prompts decoded side by side.")] = 8,
+    turns: Annotated[
+        int, typer.Option(min=1, max=1024, help="Number of prompts, with what follows them, per text.")
+    ] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Number of prompts decoded side by side.")] = 8,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Number of tokens of each piece; with --chat the most, of varied lengths.")
     ] = 64,

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
 from longdraft.errors import InputError
 
 MAX_BYTES = 1 << 24  # a config has a few thousand
+
+
+def read_bytes(file: Path) -> bytes:
+    """What a file or a pipe holds. Raises OSError, also for a device: some never end."""
+    mode = file.stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise OSError(errno.EINVAL, "it is a device", str(file))
+    return file.read_bytes()
 
 
 def parse(text: str, **options: Any) -> Any:
@@ -28,7 +38,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ValueError(f"its {file.stat().st_size >> 20} MB are too large for a config")
-        found = parse(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        found = parse(read_bytes(file).decode("utf-8"), parse_constant=_refuse)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} is unreadable ({error}): copy or create it again") from None
     if not isinstance(found, dict):
