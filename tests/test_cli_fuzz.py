@@ -22,6 +22,7 @@ from longdraft import cli as command_line
 from longdraft.cli import COMMANDS, main
 from longdraft.cli.train import KINDS
 from longdraft.errors import InputError
+from longdraft.models import fetch as models
 from longdraft.training import data
 
 # What a person may type for any value, then for a number. The largest fits no field of 64 bits.
