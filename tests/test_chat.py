@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing, nullcontext
 from itertools import islice
 
 import pytest
@@ -13,8 +14,10 @@ from listed import BUILD
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from longdraft import InputError, Stats, generate
+from longdraft.cli.chat import Talk
 from longdraft.engine.conversation import Conversation
 from longdraft.models.chat import chat_tokens
+from longdraft.models.templates import Templates
 
 TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are kind.<|im_end|>\n{% endif %}"
@@ -104,6 +107,7 @@ def talker(place, chatty):
 
 CONVERSATIONS = [
     [user("Hello there.")],
+    [user("Why?\n\n    return x\n"), {"role": "assistant", "content": "  \n"}, user("    def f(): ...\n")],
     [
         {"role": "system", "content": "Be brief."},
         user("What is it?\n\nTell me."),
@@ -118,7 +122,7 @@ def test_tokens_are_those_of_the_template(chatty, messages):
     found = chat_tokens(chatty, messages)
     whole = chatty.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert chatty.decode(found) == whole
-    assert found.count(chatty.convert_tokens_to_ids("<|im_end|>")) == whole.count("<|im_end|>")
+    assert found == chatty.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
 def test_a_message_cannot_write_special_tokens(chatty):
@@ -142,7 +146,7 @@ def test_a_model_without_a_template_is_refused(place):
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for m in messages %}{{ m['contents'].x }}{% endfor %}", "refuses this conversation"),
-        ("{% for m in messages %}{{ m['role'] }}{% endfor %}", "no place for a message of the user"),
+        ("{{ strftime_now('%f') }}", "its own text cannot be told"),
     ],
 )
 def test_a_template_that_refuses_is_one_line(chatty, template, words):
@@ -154,9 +158,18 @@ def test_a_template_that_refuses_is_one_line(chatty, template, words):
 # The command ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """One process for the templates of all chats: each would start its own."""
+    with closing(Templates()) as made:
+        yield made
+
+
 @pytest.fixture
-def say(cli, talker, monkeypatch):
+def say(cli, talker, monkeypatch, kept):
     """say(text, words...) -> (status, standard output, standard error) of a chat with a tiny model."""
+    monkeypatch.setattr("longdraft.models.templates.Templates", lambda: nullcontext(kept))
+    monkeypatch.setattr("longdraft.cli.chat.closing", lambda context: context)
 
     def call(text: str, *words: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
@@ -170,6 +183,41 @@ def test_it_answers_each_line(say):
     assert status == 0 and len(out.splitlines()) >= 2
     first, second, other = err.splitlines()
     assert " 0 were in the cache" in first and " 0 were in the cache" not in second and "/reset" in other
+
+
+def test_a_chat_ends_its_process(cli, talker, monkeypatch):
+    made: list[Templates] = []
+    start = Templates.start
+    monkeypatch.setattr(Templates, "start", lambda self: made.append(self) or start(self))
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert cli("chat", "-m", talker)[0] == 0 and cli("chat", "-m", "tiny")[0] == 2
+    assert len(made) == 2 and all(templates._process is None for templates in made)
+
+
+def test_a_line_is_sent_as_it_was_written(say, monkeypatch):
+    sent: list[str] = []
+    say_of = Talk.say
+    monkeypatch.setattr(Talk, "say", lambda self, text, drafter: sent.append(text) or say_of(self, text, drafter))
+    status, _, err = say("    return x  \n  /stats \n\n")
+    assert status == 0 and sent == ["    return x  "] and "tokens/s" in err
+
+
+def test_templates_have_the_limits_of_the_server(say, talker, kept, monkeypatch):
+    """A template that does not end is one line, and the conversation goes on."""
+    assert kept.limit_s == Templates().limit_s == 2
+    monkeypatch.setattr(kept, "limit_s", 0.5)
+    tokenizer = AutoTokenizer.from_pretrained(talker)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    before = tokenizer.chat_template
+    tokenizer.chat_template = before + "{% if 'loop' in messages[-1].content %}" + endless + "{% endif %}"
+    try:
+        tokenizer.save_pretrained(talker)
+        status, out, err = say("please loop\nhello\n/stats\n")
+    finally:
+        tokenizer.chat_template = before
+        tokenizer.save_pretrained(talker)
+    assert status == 0 and out.strip() and "took longer than 0.5 s" in err.splitlines()[0]
+    assert "tokens/s" in err.splitlines()[1] and len(err.splitlines()) == 2
 
 
 def test_every_method_says_the_same(say):

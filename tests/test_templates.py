@@ -8,15 +8,19 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 from served import CHAT, client, loaded, serving
+from templates import byte_level
 
 from longdraft import InputError
-from longdraft.models.chat import chat_tokens
+from longdraft.models.chat import asked_of, chat_tokens
+from longdraft.models.template_process import rendered
+from longdraft.models.templates import Templates
 from longdraft.server.run import Server
-from longdraft.server.templates import Templates
+from longdraft.server.schema import ChatRequest
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TOOLS = (
@@ -36,14 +40,15 @@ WEATHER = {
 USER = [{"role": "user", "content": "import os"}]
 
 
-class Only:
-    """A tokenizer's template and special tokens."""
+def asked(template: str, messages=USER, tools=None) -> dict:
+    given = {"bos_token": "<s>", "add_generation_prompt": True}
+    return {"template": template, "messages": messages, "tools": tools, "given": given, "marks": {}}
 
-    def __init__(self, template: str):
-        self.template, self.special_tokens_map = template, {"bos_token": "<s>"}
 
-    def get_chat_template(self, chosen, tools) -> str:
-        return self.template
+def spoken(template: str) -> Any:
+    tokenizer = byte_level()
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +63,14 @@ def templates() -> Iterator[Templates]:
 def test_the_text_is_that_of_transformers(templates, template, tools, monkeypatch):
     _, tokenizer = loaded()
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    messages = [{"role": "system", "content": "Be brief. \u2028 ü"}, *USER]
+    messages = [{"role": "system", "content": "  Be brief. \u2028 ü\n"}, *USER]
     want = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-    assert templates.render(tokenizer, messages, tools) == want
-    assert ("weather" in want) == (template is TOOLS and tools is not None)
+    question = asked_of(tokenizer, messages, tools) | {"marks": {"<": "\U00100000", "s": "\U00100001"}}
+    found = templates.render(question)
+    assert found == rendered(question)
+    marked = found["marked"]
+    assert marked.translate({0x100000: "<", 0x100001: "s"}) == want and "\U00100000\U00100001y\U00100001tem>" in marked
+    assert "  Be brief. \u2028 ü\n" in want and ("weather" in want) == (template is TOOLS and bool(tools))
 
 
 @pytest.mark.parametrize(
@@ -80,9 +89,9 @@ def test_the_text_is_that_of_transformers(templates, template, tools, monkeypatc
 def test_a_template_that_misbehaves_ends_one_request(templates, template, said):
     begin = time.monotonic()
     with pytest.raises(InputError, match=said):
-        templates.render(Only(template), USER, None)
+        chat_tokens(spoken(template), USER, render=templates.render)
     assert time.monotonic() - begin < 10
-    assert templates.render(Only("{{ bos_token }}{{ messages[0].content }}"), USER, None) == "<s>import os"
+    assert templates.render(asked("{{ bos_token }}{{ messages[0].content }}")) == {"marked": "<s>import os"}
 
 
 def test_without_its_limit_the_loop_takes_longer():
@@ -90,18 +99,31 @@ def test_without_its_limit_the_loop_takes_longer():
     begin = time.monotonic()
     try:
         with pytest.raises(InputError, match=r"longer than 2\.5 s"):
-            patient.render(Only(LOOP), USER, None)
+            patient.render(asked(LOOP))
     finally:
         patient.close()
     assert time.monotonic() - begin >= 2.5
 
 
 def test_a_process_that_was_killed_is_started_again(templates):
-    plain = Only("{{ messages[0].content }}")
-    templates.render(plain, USER, None)
+    templates.render(asked("a"))
     os.kill(templates._process.pid, signal.SIGKILL)
     templates._process.wait()
-    assert templates.render(plain, USER, None) == "import os"
+    assert templates.render(asked("b")) == {"marked": "b"}
+
+
+def test_an_interrupt_leaves_no_answer_behind(templates, monkeypatch):
+    """Ctrl-C does not reach the process, and what it was asked before is not taken for the next answer."""
+    templates.render(asked("a"))
+    assert os.getpgid(templates._process.pid) != os.getpgid(0)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(templates, "_read", interrupted)
+        templates.render(asked("b"))
+    assert templates.render(asked("c")) == {"marked": "c"}
 
 
 def test_the_process_cannot_write_files(templates, tmp_path):
@@ -158,6 +180,29 @@ def test_tools_and_their_calls_are_read_by_the_template(http):
     assert "<call>weather Bern</call>" in tokenizer.decode(want)
 
 
+def test_every_field_of_a_client_is_text(http, monkeypatch):
+    """Names, ids, descriptions, schemas and arguments are, not only contents."""
+    _, tokenizer = loaded()
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ eos_token }}{{ tools | tojson }}{{ messages | tojson }}")
+    end = tokenizer.eos_token
+    function = {"name": "weather", "description": end, "parameters": {end: [end]}}
+    call = {"id": end, "type": "function", "function": {"name": end, "arguments": json.dumps({end: end})}}
+    messages = [
+        {"role": "system", "name": end, "content": end},
+        {"role": "assistant", "content": end, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": end, "content": [{"type": "text", "text": end}]},
+    ]
+    tools = [{"type": "function", "function": function}]
+    body = ChatRequest.model_validate({"model": "tiny", "messages": messages, "tools": tools})
+    want = chat_tokens(tokenizer, [m.plain for m in body.messages], body.offered)
+    found = ask(http, messages, tools=tools)
+    assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == len(want)
+    assert want.count(tokenizer.eos_token_id) == 1 and tokenizer.decode(want).count(end) == 12 + 1
+    assert (
+        tokenizer(tokenizer.decode(want))["input_ids"].count(tokenizer.eos_token_id) == 12 + 1
+    )  # trusted, it would be
+
+
 def test_a_template_without_tools_refuses_them(http, monkeypatch):
     monkeypatch.setattr(loaded()[1], "chat_template", CHAT)
     for found in (ask(http, tools=[WEATHER]), ask(http, CALLED)):
@@ -181,8 +226,6 @@ def tool(**function) -> dict:
         (tool(name="a b"), "name"),
         (tool(parameters=deep(40)), "levels"),
         (tool(strict=True), "strict"),
-        (tool(description="a SPECIAL b"), "a token of the template"),
-        (tool(parameters={"SPECIAL": 1}), "a token of the template"),
         (tool(parameters={"pattern": "\ud800"}), "surrogate"),
         ({"tools": [WEATHER] * 129}, "128"),
         ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
@@ -195,8 +238,7 @@ def tool(**function) -> dict:
     ids=ascii,
 )
 def test_a_malformed_tool_is_refused(http, fields, said):
-    special = loaded()[1].all_special_tokens[0]
-    body = json.dumps({"model": "tiny", "messages": USER, "max_tokens": 4} | fields).replace("SPECIAL", special)
+    body = json.dumps({"model": "tiny", "messages": USER, "max_tokens": 4} | fields)
     found = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert found.status_code == 400 and said in found.json()["error"]["message"], found.text
     assert ask(http).status_code == 200

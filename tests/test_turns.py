@@ -47,6 +47,17 @@ def test_a_template_tells_its_marks(place):
     )
     turns = Turns.of(tokenizer)
     assert tokenizer.decode(turns.begin) == "A:" and tokenizer.decode([turns.end]) == "."
+    tokenizer.chat_template = (  # Phi's ends a conversation that the model does not go on with
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% else %}.{% endif %}"
+    )
+    turns = Turns.of(tokenizer)
+    assert tokenizer.decode(turns.begin) == "assistant:" and tokenizer.decode([turns.end]) == ";"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '[I]' ~ m.content ~ '[/I]' if m.role == 'user' else m.content ~ '.' }}{% endfor %}"
+    )
+    turns = Turns.of(tokenizer)
+    assert tokenizer.decode(turns.begin) == "[/I]" and tokenizer.decode([turns.end]) == "."
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(InputError, match="leave out --answers"):
         Turns.of(tokenizer)

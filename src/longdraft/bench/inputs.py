@@ -86,13 +86,14 @@ def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:
     Raises InputError for a model without a template, and for one that changes what a message says.
     """
     asked = f"\n\n{question}"
-    whole = chat_tokens(tokenizer, [{"role": "user", "content": "x" + asked}])
-    known = token_ids(tokenizer, "x" + asked, add_special_tokens=False)
-    at = next((i for i in range(len(whole)) if whole[i : i + len(known)] == known), None)
-    if at is None:
+    messages = [{"role": "user", "content": f"x{asked}"}]
+    chat_tokens(tokenizer, messages)  # refuses a model without a template
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    before, here, after = whole.rpartition(f"x{asked}")
+    if not here:
         raise InputError("the model's chat template changes messages: leave --ask out")
-    after = token_ids(tokenizer, asked, add_special_tokens=False) + whole[at + len(known) :]
-    frame = Frame(whole[:at], after, question)
+    first, last = (token_ids(tokenizer, text, True, add_special_tokens=False) for text in (before, asked + after))
+    frame = Frame(first, last, question)
     return [replace(t, frame=frame) for t in texts]
 
 

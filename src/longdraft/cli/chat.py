@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 from longdraft.cli import common
 from longdraft.errors import InputError
 
+Messages = list[dict[str, str]]
 HELP = "/stats shows speed and acceptance, /reset forgets the conversation, /quit (or end of input) ends it"
 
 
@@ -46,31 +49,39 @@ def chat(
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
     from longdraft.models.chat import chat_tokens
+    from longdraft.models.templates import Templates
 
     beside = "" if rope else model
     spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, beside, any_target))
     sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
-    spec.check(target, None)
     first = [] if system is None else [{"role": "system", "content": system}]
-    chat_tokens(tokenizer, [*first, {"role": "user", "content": "?"}])  # refuses a model without a template now
-    talk = Talk(Conversation(target, sampler, seed), tokenizer, first, max_new_tokens, show_drafts)
-    adapted = spec.paced(target)  # one for all answers: it may keep what it has read
-    if sys.stdin.isatty():
-        print(f"{target.name}, {method}: {HELP}", file=sys.stderr)
-    for line in lines():
-        if line == "/quit":
-            break
-        if line.startswith("/"):
-            talk.command(line)
-        elif line:
-            talk.say(line, adapted)
+    with closing(Templates()) as templates:
+        templates.start()  # beside the model, which takes longer to load
+        target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+        spec.check(target, None)
+        tokens = partial(chat_tokens, tokenizer, render=templates.render)
+        tokens([*first, {"role": "user", "content": "?"}])  # refuses a model without a template now
+        talk = Talk(Conversation(target, sampler, seed), tokenizer, tokens, first, max_new_tokens, show_drafts)
+        if sys.stdin.isatty():
+            print(f"{target.name}, {method}: {HELP}", file=sys.stderr)
+        converse(talk, spec.paced(target))  # one drafter for all answers: it may keep what it has read
     if sys.stdin.isatty():
         print(file=sys.stderr)
 
 
+def converse(talk: Talk, drafter: Any) -> None:
+    """Answer each line of standard input until it ends."""
+    for line in lines():
+        if (command := line.strip()) == "/quit":
+            return
+        if command.startswith("/"):
+            talk.command(command)
+        elif command:
+            talk.say(line, drafter)
+
+
 def lines() -> Iterator[str]:
-    """The lines of standard input without the spaces around them. Raises InputError for text that is not UTF-8."""
+    """The lines of standard input without their ends. Raises InputError for text that is not UTF-8."""
     while True:
         try:
             line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
@@ -80,33 +91,36 @@ def lines() -> Iterator[str]:
             raise InputError("standard input is not UTF-8: give UTF-8 text") from None
         if not line and not sys.stdin.isatty():
             return
-        yield line.strip()
+        yield line.rstrip("\r\n")
 
 
 class Talk:
-    """What was said so far, and what the answers cost. `first`: the messages that every conversation begins with."""
+    """What was said so far, and what the answers cost.
 
-    def __init__(self, conversation: Any, tokenizer: Any, first: list[dict[str, str]], limit: int, show_drafts: bool):
+    tokens: from messages to the prompt. first: the messages that every conversation begins with.
+    """
+
+    def __init__(self, conversation: Any, tokenizer: Any, tokens: Any, first: Messages, limit: int, show_drafts: bool):
         from rich.console import Console
 
-        self.conversation, self.tokenizer, self.first = conversation, tokenizer, first
+        self.conversation, self.tokenizer, self.tokens, self.first = conversation, tokenizer, tokens, first
         self.limit, self.show_drafts = limit, show_drafts
         self.console, self.messages, self.last = Console(highlight=False), list(first), ""
 
     def say(self, text: str, drafter: Any) -> None:
         """Print the answer to a message while it is decoded; Ctrl-C ends the answer, and what was said of it stays."""
         from longdraft.engine.generate import Stats
-        from longdraft.models.chat import chat_tokens
         from longdraft.models.text import text_of
 
         asked = [*self.messages, {"role": "user", "content": text}]
-        said, stats, prompt = list[int](), Stats(), chat_tokens(self.tokenizer, asked)
-        known = self.conversation.known(prompt)
+        said, stats, prompt, known = list[int](), Stats(), list[int](), 0
         try:
+            prompt = self.tokens(asked)
+            known = self.conversation.known(prompt)
             self._print(prompt, known, drafter, stats, said)
         except KeyboardInterrupt:
             print("\nlongdraft: note: the answer was interrupted", file=sys.stderr)
-        except InputError as error:  # a conversation that has become too long, for example
+        except InputError as error:  # a conversation that is too long, or that the template refuses, for example
             print(f"longdraft: {error}; /reset begins a new conversation", file=sys.stderr)
             return
         if not said:

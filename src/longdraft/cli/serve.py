@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +84,7 @@ def serve(
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
     from longdraft.models.chat import has_template
+    from longdraft.models.control import control_of
 
     keys, place = read_keys(api_key_file), listening(host, port)
     if host not in LOCAL and not keys:
@@ -121,6 +123,8 @@ def serve(
     server = Server(session, tokenizer, settings, spec.weights)
     if has_template(tokenizer):
         server.service.templates.start()
+        with suppress(InputError):  # chats say it, and completions do without
+            control_of(tokenizer)  # takes a second or two with a large vocabulary: not while the first chat waits
     status = server.run([place])
     if status:
         raise typer.Exit(status)

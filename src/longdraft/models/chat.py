@@ -1,17 +1,21 @@
-"""A model's chat template: messages to tokens, where no message can write a special token."""
+"""A model's chat template: messages to tokens, where no message can write a control token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
 from longdraft.errors import InputError
-from longdraft.models.text import token_ids
+from longdraft.models.control import OPEN, Control, control_of
+from longdraft.models.template_process import rendered
 
 Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": its text}, and tool calls
 Tools = list[dict[str, Any]] | None
-Render = Callable[[Any, list[Message], Tools], str]  # (tokenizer, messages, tools) -> text
+Asked = dict[str, Any]  # what template_process.rendered reads
+Render = Callable[[Asked], dict[str, str]]
+PRIVATE = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))  # characters to which Unicode gives no meaning
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -19,50 +23,85 @@ def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def render(tokenizer: Any, messages: list[Message], tools: Tools = None) -> str:
-    """A conversation as the template writes it, up to where the model's answer begins. Raises InputError."""
-    try:
-        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # jinja's errors, and those that templates raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"the model's chat template refuses this conversation: {reason[:200]}") from None
-
-
-def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, render: Render = render) -> list[int]:
+def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, render: Render = rendered) -> list[int]:
     """The tokens of a conversation up to where the model's answer begins. tools: what the model may call.
 
-    What the template writes is read with special tokens, what the messages say without, so a message that contains
-    <|im_end|> is text. Raises InputError for a model without a chat template, and for messages that it refuses.
+    They are those of the text that Transformers' `apply_chat_template` gives, but a control token (any added token
+    that is not a word or spaces) is only where the template itself wrote each of its characters. What a message or a
+    tool says, in any field, is text. render: what renders the template (`Templates.render` does so with limits).
+    Raises InputError for a model without a chat template, and for conversations that it refuses.
     """
     if not has_template(tokenizer):
         raise InputError(
             "this model has no chat template: give an instruction-tuned model, or use `longdraft generate`"
         )
-    _check_tools(tokenizer, messages, tools)
-    texts = [m for m in messages if m["content"] or "tool_calls" not in m]  # the others only call tools
-    marks = [uuid4().hex for _ in texts]
-    marked = {id(m): {**m, "content": mark} for m, mark in zip(texts, marks, strict=True)}
-    rest = render(tokenizer, [marked.get(id(m), m) for m in messages], tools)
-    found: list[int] = []
-    for mark, message in zip(marks, texts, strict=True):
-        before, here, rest = rest.partition(mark)
-        if not here:
+    control, asked = control_of(tokenizer), asked_of(tokenizer, messages, tools)
+    _check_tools(asked["template"], messages, tools)
+    asked["marks"] = marks = _marks(control, asked)
+    found = render(asked)
+    if "error" in found:
+        raise InputError(f"the model's chat template refuses this conversation: {found['error']}")
+    marked, unmarked = found["marked"], str.maketrans({mark: char for char, mark in marks.items()})
+    if OPEN in marked:
+        raise InputError(f"the conversation contains U+{ord(OPEN):X}, which is no character: leave it out")
+    _check_origin(control, marked, unmarked, (messages, tools))
+    runs = f"[{''.join(marks.values())}]+" if marks else "(?!)"
+    return control.read(re.sub(runs, lambda run: control.respell(run[0].translate(unmarked)), marked))
+
+
+def asked_of(tokenizer: Any, messages: list[Message], tools: Tools) -> Asked:
+    """What a template is rendered from, as `apply_chat_template` gives it: without fields that are None."""
+    try:
+        template = tokenizer.get_chat_template(None, tools)
+    except ValueError as error:  # several templates, none of which is the default
+        raise InputError(f"the model's chat template cannot be chosen: {str(error).splitlines()[0][:200]}") from None
+    return {
+        "template": template,
+        "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
+        "tools": tools,
+        "given": {**tokenizer.special_tokens_map, "add_generation_prompt": True},
+    }
+
+
+def _marks(control: Control, asked: Asked) -> dict[str, str]:
+    """A mark for each character of control tokens, none of which is in the conversation; the same ones every time."""
+    used = set(json.dumps(asked, ensure_ascii=False))
+    free = (char for char in map(chr, PRIVATE) if char not in used)
+    try:
+        return {char: next(free) for char in control.characters}
+    except StopIteration:
+        raise InputError("the conversation contains all of Unicode's private characters: leave some out") from None
+
+
+def _check_origin(control: Control, marked: str, unmarked: dict[int, str], conversation: Any) -> None:
+    """Raises InputError for a control token in the text that neither the template nor the conversation has written.
+
+    A template can make one in a way that leaves no marks. As text it would lose its meaning, and nobody would notice.
+    """
+    text, others = marked.translate(unmarked), re.compile("[^" + "".join(map(chr, unmarked)) + "]+")
+    made = {(part, text[a:b]) for a, b in control.found(text) for part in others.findall(marked[a:b])}
+    for part, token in sorted(made):
+        if not any(part in said for said in _texts(conversation)):
             raise InputError(
-                f"the model's chat template has no place for a message of the {message['role']}: leave it out"
+                f"the model's chat template makes {token!r} of text that may be a message's: change the message, or use"
+                " another template"
             )
-        found += token_ids(tokenizer, before, True, add_special_tokens=False)
-        found += token_ids(tokenizer, message["content"].strip(), False, add_special_tokens=False)
-    return found + token_ids(tokenizer, rest, True, add_special_tokens=False)
 
 
-def _check_tools(tokenizer: Any, messages: list[Message], tools: Tools) -> None:
-    """Raises InputError for tools that the template does not write, or that would write a special token."""
-    calls = [call for m in messages for call in m.get("tool_calls", ())]
-    if not tools and not calls and all(m["role"] != "tool" for m in messages):
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of a conversation, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _check_tools(template: str, messages: list[Message], tools: Tools) -> None:
+    """Raises InputError for tools that the template does not write."""
+    if not tools and all("tool_calls" not in m and m["role"] != "tool" for m in messages):
         return
-    if "tools" not in str(tokenizer.get_chat_template(None, tools)):
+    if "tools" not in template:
         raise InputError("the model's chat template does not support tools: leave them out")
-    text = repr((tools, calls))
-    special = next((token for token in tokenizer.all_special_tokens if token in text), None)
-    if special is not None:
-        raise InputError(f"a tool's definition or call contains {special!r}, a token of the template: leave it out")

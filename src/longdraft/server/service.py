@@ -16,6 +16,7 @@ from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
 from longdraft.models.chat import Message, Tools, chat_tokens
+from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.server.engine import Engine, Stream
@@ -23,7 +24,6 @@ from longdraft.server.metrics import Metrics
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
-from longdraft.server.templates import Templates
 
 T = TypeVar("T")
 LONG = 1 << 16  # characters, tokens or log-probabilities

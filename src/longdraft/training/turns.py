@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -28,9 +29,12 @@ class Turns:
         asked = [{"role": "user", "content": MARK}]
         whole = chat_tokens(tokenizer, asked)
         before = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=False)
-        begin = whole[len(token_ids(tokenizer, before, True, add_special_tokens=False)) :]
+        known = zip(whole, token_ids(tokenizer, before, True, add_special_tokens=False), strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], known))
         answered = [*asked, {"role": "assistant", "content": MARK[::-1]}]
-        after = tokenizer.apply_chat_template(answered, tokenize=False).partition(MARK[::-1])[2]
+        around, _, after = tokenizer.apply_chat_template(answered, tokenize=False).partition(MARK[::-1])
+        between = around.rpartition(MARK)[2]  # where the question's own mark announces the answer, as [/INST] does
+        begin = whole[shared:] or token_ids(tokenizer, between, True, add_special_tokens=False)
         end = token_ids(tokenizer, after, True, add_special_tokens=False)[:1]
         if not begin or not end:
             raise InputError("this chat template does not mark where an answer begins and ends: leave out --answers")

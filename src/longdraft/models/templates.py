@@ -1,4 +1,4 @@
-"""A model's chat template, rendered in a process that can be killed: an endless loop does not stop the server."""
+"""A model's chat template, rendered in a process that can be killed: an endless loop stops no server and no chat."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import Any
 
 from longdraft.errors import InputError
-from longdraft.models.chat import Message
+from longdraft.models.chat import Asked
 
 PROCESS = Path(__file__).with_name("template_process.py")
 START_S = 60.0
@@ -40,20 +39,11 @@ class Templates:
         with self._lock:
             self._end()
 
-    def render(self, tokenizer: Any, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        """The conversation as text, up to where the model's answer begins. Raises InputError."""
-        asked = {
-            "template": tokenizer.get_chat_template(None, tools),
-            "messages": messages,
-            "tools": tools,
-            "given": {**tokenizer.special_tokens_map, "add_generation_prompt": True},
-        }
+    def render(self, asked: Asked) -> dict[str, str]:
+        """What `template_process.rendered` gives for a conversation. Raises InputError where a limit ends it."""
         line = json.dumps(asked).encode() + b"\n"
         with self._lock:
-            found = json.loads(self._exchange(line))
-        if "error" in found:
-            raise InputError(f"the model's chat template refuses this conversation: {found['error']}")
-        return found["text"]
+            return json.loads(self._exchange(line))
 
     def _exchange(self, line: bytes) -> bytes:
         """What the process answers to a line. Whatever goes wrong, the next request finds a process that works."""
@@ -72,15 +62,24 @@ class Templates:
             why = f"wrote more than {self.most} bytes"
         except OSError:
             why = "ended its process"
+        except BaseException:  # an interrupt: what the process would still say is not the next answer
+            self._end()
+            raise
         self._end()
         raise InputError(f"the model's chat template {why} for this conversation: send another one")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
-            command = [sys.executable, "-I", str(PROCESS)]
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            command, pipe = [sys.executable, "-I", str(PROCESS)], subprocess.PIPE
+            self._process = subprocess.Popen(
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                start_new_session=True,  # Ctrl-C in a terminal ends an answer, not this process
+            )
             self._ready = False
         return self._process
 
