@@ -106,7 +106,7 @@ def check(tokenizer: Any, name: str, messages: list[dict], tools: list[dict] | N
     return "harmless"
 
 
-def examined(tokenizer: str, template: str, examples: int = 40, **options: Any) -> Counter[str]:
+def examined(tokenizer: str, template: str, examples: int, **options: Any) -> Counter[str]:
     """The check on many conversations."""
     kinds = Counter[str]()
 
@@ -119,11 +119,12 @@ def examined(tokenizer: str, template: str, examples: int = 40, **options: Any) 
     return kinds
 
 
+@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.full)])
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_no_text_of_a_client_is_a_control_token(tokenizer, template):
-    kinds = examined(tokenizer, template)
-    assert kinds["hostile"] > 3 and kinds["harmless"] > 3 > kinds["refused"]
+def test_no_text_of_a_client_is_a_control_token(tokenizer, template, examples):
+    kinds = examined(tokenizer, template, examples)
+    assert min(kinds["hostile"], kinds["harmless"]) > examples / 8 and kinds["refused"] < examples / 10
 
 
 def test_without_care_each_tokenizer_reads_a_text_as_a_control_token():
@@ -219,7 +220,7 @@ def test_tokens_that_were_added_later_are_seen():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(control.OPEN, "U\\+FDD0, which is no character"), ("".join(map(chr, chat.PRIVATE)), "private characters")],
+    [(control.OPEN, "U\\+FDD0, which is not a character"), ("".join(map(chr, chat.PRIVATE)), "private characters")],
 )
 def test_what_stands_for_control_tokens_cannot_be_sent(text, said):
     tokenizer = TOKENIZERS["byte_level"]()
@@ -232,7 +233,7 @@ def test_a_template_whose_tokens_cannot_be_followed_is_refused():
     """As text, its control tokens would mean nothing, and nobody would notice."""
     tokenizer = TOKENIZERS["byte_level"]()
     tokenizer.chat_template = "{{ '<|%s|>' % 'user' }}{{ messages[0].content }}"
-    with pytest.raises(InputError, match=r"makes '<\|user\|>' of text that may be a message's"):
+    with pytest.raises(InputError, match=r"builds '<\|user\|>' from text that may be a message's"):
         chat_tokens(tokenizer, user("hi"))
 
 

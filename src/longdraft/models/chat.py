@@ -26,10 +26,10 @@ def has_template(tokenizer: Any) -> bool:
 def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, render: Render = rendered) -> list[int]:
     """The tokens of a conversation up to where the model's answer begins. tools: what the model may call.
 
-    They are those of the text that Transformers' `apply_chat_template` gives, but a control token (any added token
-    that is not a word or spaces) is only where the template itself wrote each of its characters. What a message or a
-    tool says, in any field, is text. render: what renders the template (`Templates.render` does so with limits).
-    Raises InputError for a model without a chat template, and for conversations that it refuses.
+    The text is that of Transformers' `apply_chat_template`. A control token (see `is_control`) is read only where the
+    template itself wrote each of its characters; what messages and tools say, in any field, is plain text.
+    render: renders the template; `Templates.render` does so with limits. Raises InputError for a model without a chat
+    template, and for a conversation that the template refuses.
     """
     if not has_template(tokenizer):
         raise InputError(
@@ -43,7 +43,7 @@ def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, re
         raise InputError(f"the model's chat template refuses this conversation: {found['error']}")
     marked, unmarked = found["marked"], str.maketrans({mark: char for char, mark in marks.items()})
     if OPEN in marked:
-        raise InputError(f"the conversation contains U+{ord(OPEN):X}, which is no character: leave it out")
+        raise InputError(f"the conversation contains U+{ord(OPEN):X}, which is not a character: leave it out")
     _check_origin(control, marked, unmarked, (messages, tools))
     runs = f"[{''.join(marks.values())}]+" if marks else "(?!)"
     return control.read(re.sub(runs, lambda run: control.respell(run[0].translate(unmarked)), marked))
@@ -64,7 +64,7 @@ def asked_of(tokenizer: Any, messages: list[Message], tools: Tools) -> Asked:
 
 
 def _marks(control: Control, asked: Asked) -> dict[str, str]:
-    """A mark for each character of control tokens, none of which is in the conversation; the same ones every time."""
+    """A mark for each character of control tokens: the first private characters that the conversation does not use."""
     used = set(json.dumps(asked, ensure_ascii=False))
     free = (char for char in map(chr, PRIVATE) if char not in used)
     try:
@@ -74,17 +74,17 @@ def _marks(control: Control, asked: Asked) -> dict[str, str]:
 
 
 def _check_origin(control: Control, marked: str, unmarked: dict[int, str], conversation: Any) -> None:
-    """Raises InputError for a control token in the text that neither the template nor the conversation has written.
+    """Raises InputError for a control token that neither the template nor a string of the conversation contains.
 
-    A template can make one in a way that leaves no marks. As text it would lose its meaning, and nobody would notice.
+    A template can build one in a way that loses the marks. Read as text it would lose its meaning without notice.
     """
     text, others = marked.translate(unmarked), re.compile("[^" + "".join(map(chr, unmarked)) + "]+")
     made = {(part, text[a:b]) for a, b in control.found(text) for part in others.findall(marked[a:b])}
     for part, token in sorted(made):
         if not any(part in said for said in _texts(conversation)):
             raise InputError(
-                f"the model's chat template makes {token!r} of text that may be a message's: change the message, or use"
-                " another template"
+                f"the model's chat template builds {token!r} from text that may be a message's: change the message, or"
+                " use another template"
             )
 
 

@@ -1,4 +1,4 @@
-"""Control tokens: what steers a model, such as <|im_end|>, and how to read a text in which only marked ones do."""
+"""Control tokens, such as <|im_end|>, and how to tokenize a text that contains exactly the ones meant."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ KEPT: WeakKeyDictionary[Any, tuple[dict[int, str], Control]] = WeakKeyDictionary
 
 
 class Control:
-    """A tokenizer's control tokens, and the tokenizer with each of them spelled OPEN id CLOSE.
+    """A tokenizer's control tokens, and a copy of it in which each of them is spelled OPEN id CLOSE.
 
-    No text without OPEN gives a control token: not as an added token, a vocabulary entry or the result of a merge.
-    (The unknown token is the exception: it stands for characters that the vocabulary lacks.)
+    The copy cannot make a control token of any other text: not as an added token, an entry of the vocabulary or the
+    result of a merge. (The unknown token is the exception: it stands for characters that the vocabulary lacks.)
+    Neither it nor the given tokenizer is changed later, so all threads may use it.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -40,17 +41,15 @@ class Control:
         self._finder.add_tokens([AddedToken(text, normalized=False) for text in longest])
         self._reader = _respelled(made, self.spelling)
         if any(self._reader.token_to_id(name) != id for name, id in self.names.items()):
-            raise InputError(
-                "this model's tokenizer gives its special tokens other numbers when it is saved: save it anew"
-            )
+            raise InputError("this model's tokenizer changes the ids of special tokens when it is saved: save it again")
 
     def found(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where a text says what a control token says: begin and end of each, in characters."""
+        """Where a text spells a control token: begin and end of each place, in characters."""
         encoded = self._finder.encode(text, add_special_tokens=False)
         return (span for id, span in zip(encoded.ids, encoded.offsets, strict=True) if id)
 
     def _respell(self, text: str) -> str:
-        """The text with stand-ins for the control tokens in it."""
+        """A text of the template itself, with its control tokens respelled."""
         return self._pattern.sub(lambda match: self.spelling[match[0]], text)
 
     def read(self, text: str) -> list[int]:
@@ -59,7 +58,9 @@ class Control:
         wanted = [self.names[name] for name in re.findall(f"{OPEN}[0-9]+{CLOSE}", text)]
         control = set(self.names.values()) - {self.unknown}
         if [id for id in ids if id in control] != [id for id in wanted if id in control]:
-            raise InputError("the model's tokenizer changes control tokens, so that a message could write them")
+            raise InputError(
+                "this model's tokenizer cannot keep control tokens apart from text: use `longdraft generate`"
+            )
         return ids
 
 
@@ -73,11 +74,11 @@ def is_control(token: dict[str, Any]) -> bool:
 
 
 def control_of(tokenizer: Any) -> Control:
-    """The control tokens of a tokenizer, kept as long as it is there and has the same tokens. Raises InputError."""
+    """The control tokens of a tokenizer; built once, and again after tokens were added. Raises InputError."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise InputError(
-            "this model's tokenizer has no tokenizer.json, so that a message could write special tokens: use"
+            "this model's tokenizer has no tokenizer.json, so messages could contain control tokens: use"
             " `longdraft generate`"
         )
     now = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
