@@ -17,7 +17,7 @@ from templates import CONTROL, TEMPLATES, TOKENIZERS, Piece, byte_level
 from longdraft import InputError
 from longdraft.models import chat, control, template_process
 from longdraft.models.chat import chat_tokens
-from longdraft.models.loading import token_ids
+from longdraft.models.text import token_ids
 
 # What a client may send ----------------------------------------------------------------------------------------------
 
