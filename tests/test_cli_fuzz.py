@@ -185,7 +185,7 @@ def tried(things, capsys, monkeypatch):
     from longdraft.server import run
 
     monkeypatch.setattr(run.Server, "run", lambda self, sockets=None: [s.close() for s in sockets] and 0)
-    monkeypatch.setattr("longdraft.server.templates.Templates.start", lambda self: None, raising=False)
+    monkeypatch.setattr("longdraft.models.templates.Templates.start", lambda self: None, raising=False)
 
     def unreachable(*_: Any) -> Path:
         raise InputError("the network is not tested here")
