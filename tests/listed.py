@@ -163,6 +163,11 @@ each_sampler = pytest.mark.parametrize("sampler", [case(s, id=n, daily=n in TWO)
 each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 
 
+read_in_any_parts = pytest.mark.skipif(
+    tiny.target("llama").prompt_block > 1, reason="torch reads prompts here, in blocks: test_prompt_blocks.py"
+)
+
+
 def exact(model: str) -> str:
     """The model's name; skips the test where its passes depend on what is computed beside them."""
     if model.endswith("-bf16") and tiny.target(model).backend.name != "native":

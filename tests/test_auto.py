@@ -35,7 +35,7 @@ def test_a_copy_is_tried_first():
     assert isinstance(auto, Auto)
     first, *others = [d.inner for d in auto.drafters]
     assert isinstance(first, SelfDrafter) and first.model is lm.quantised("int8")
-    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm._copies) == ["int8"]
+    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm.copies) == ["int8"]
 
 
 @NATIVE
@@ -57,7 +57,7 @@ def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
         odd = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
         lm = lm_of(**odd if kind == "odd" else {})
         lm.backend = lm.eager if kind == "eager" else lm.backend
-    assert by_a_copy(lm) == [] and not lm._copies
+    assert by_a_copy(lm) == [] and not lm.copies
     assert len(build("auto", lm).drafters) == 3
 
 

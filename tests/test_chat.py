@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 from checks import SAMPLERS, SEED
-from listed import BUILD
+from listed import BUILD, read_in_any_parts
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from longdraft import InputError, Stats, generate
@@ -33,6 +33,7 @@ def user(text: str) -> dict[str, str]:
 # The engine ----------------------------------------------------------------------------------------------------------
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("method", [None, "vegas", "lookup", "longspec", "medusa"])
 @pytest.mark.parametrize("model", ["llama", "llama-kv8", "gpt-oss"])
 def test_every_answer_is_that_of_the_whole_prompt(model, method):
@@ -48,6 +49,7 @@ def test_every_answer_is_that_of_the_whole_prompt(model, method):
         assert talk.known(prompt) == len(prompt) - len(more) - 1  # the last token said has no keys yet
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("cut", [0, 1, 25, 39, 40, 50])
 def test_a_conversation_that_goes_another_way(cut):
     """Only the beginning that both share is kept; also one that is shorter than what the cache holds."""
@@ -60,6 +62,7 @@ def test_a_conversation_that_goes_another_way(cut):
     assert [said] == generate(lm, [prompt], max_new_tokens=8) and sum(read) == len(prompt) - 1 - cut
 
 
+@read_in_any_parts
 def test_an_answer_that_is_left_early_stays_as_far_as_it_came():
     lm = tiny.target("llama")
     talk, [prompt] = Conversation(lm), tiny.prompts(50)
@@ -178,6 +181,7 @@ def say(cli, talker, monkeypatch, kept):
     return call
 
 
+@read_in_any_parts
 def test_it_answers_each_line(say):
     status, out, err = say("hello\n/stats\nand you?\n/stats\n/what\n/quit\nnever read\n", "--system", "Be kind.")
     assert status == 0 and len(out.splitlines()) >= 2

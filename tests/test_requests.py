@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from listed import BUILD, each_method_on, exact
+from listed import BUILD, each_method_on, exact, read_in_any_parts
 
 from longdraft import InputError, Sampler, Session, generate
 from longdraft.core import Tree
@@ -81,6 +81,7 @@ def test_reading_in_parts_changes_nothing(method, chunk):
     assert texts(finish(s)) == {id: alone("llama", i) for i, id in enumerate(ids)}
 
 
+@read_in_any_parts
 def test_a_long_prompt_delays_others_by_a_chunk_at_a_time(monkeypatch):
     lm, read = tiny.target("llama"), []
     prefill = lm.prefill
@@ -105,6 +106,7 @@ def test_a_row_may_leave_while_a_prompt_is_read():
     assert [found[id] for id in ids] == [alone("llama", 4)[:3], alone("llama", 2)[:5], alone("llama", 0)]
 
 
+@read_in_any_parts
 def test_a_request_may_be_cancelled_while_it_is_read():
     s = Session(tiny.target("llama"), Drafter(), 2, SLOTS, chunk=8)
     first = s.submit(**asked(2))
@@ -117,6 +119,7 @@ def test_a_request_may_be_cancelled_while_it_is_read():
     assert len(texts(found)[first]) == NEW - 2 and texts(found)[third] == generate_plain(5)
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("fault", [False, True])
 def test_a_request_may_be_cancelled_while_it_alone_is_read(fault, monkeypatch):
     """From another thread, between two parts of its prompt. The fault: it is noticed only after the whole prompt."""
@@ -257,6 +260,7 @@ def conversation(model: str, method: str, prefixes: PrefixCache | None) -> tuple
     return found, known
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("method", ["vegas", "longspec", "eagle3", "sd", "suffix"])
 @pytest.mark.parametrize("model", ["llama", "llama-bf16", "llama-kv8", "mistral-window"])
 def test_known_prefixes_change_nothing(model, method):
@@ -266,6 +270,7 @@ def test_known_prefixes_change_nothing(model, method):
     assert known == [0, 64, 80]  # whole blocks of the prompt and the answer before: 70, 86 tokens
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("fault", [Forgetful, OneLate])
 def test_a_wrong_prefix_is_noticed(fault):
     assert conversation("llama", "vegas", fault(4000, block=16))[0] != conversation("llama", "vegas", None)[0]
@@ -294,6 +299,7 @@ def test_a_prefix_cache_without_memory_costs_at_most_one_request(verb, monkeypat
     assert texts(finish(s))[id] == generate_plain(0)
 
 
+@read_in_any_parts
 def test_a_prefix_cache_is_bounded_and_forgets_the_oldest():
     lm, prefixes = tiny.target("llama"), PrefixCache(96, block=16)
     s = Session(lm, Drafter(), 1, SLOTS, prefixes=prefixes)

@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from listed import read_in_any_parts
 from served import NEW, TEXT, asked, chunks, client, loaded, said, tokens_of
 
 from longdraft import Sampler
@@ -148,6 +149,7 @@ def test_an_echo_without_new_tokens_has_none(http, more):
         assert scored == (choice["logprobs"] or {"tokens": []})["tokens"]
 
 
+@read_in_any_parts
 def test_a_known_prefix_is_counted_and_changes_nothing(http):
     long = TEXT * 6
     first, second = (http.post("/v1/completions", json=asked(prompt=long)).json() for _ in range(2))

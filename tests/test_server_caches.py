@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from listed import read_in_any_parts
 from served import TEXT, loaded, tokens_of
 
 from longdraft import Session, build
@@ -79,6 +80,7 @@ def unbounded(self: Recent, tokens: list[int]) -> None:
         self.index.extend(token)
 
 
+@read_in_any_parts
 def test_the_prefix_cache_never_has_more_than_its_room():
     """Blocks were added first and dropped afterwards (found here)."""
     lm = loaded()[0]

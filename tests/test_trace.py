@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from listed import BUILD, each_method_on, exact
+from listed import BUILD, each_method_on, exact, read_in_any_parts
 
 from longdraft import Sampler, Session, generate
 from longdraft.drafters import AdaptiveDraft, Drafter
@@ -104,6 +104,7 @@ def race(method: str, prefixes: PrefixCache | None = None, seed: int = 3) -> tup
     return Race(lm, Words(), request, drafters, trace, prefixes, chunk=32), prompt
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("method", ["vegas", "longspec", "sd", "vegas-reuse"])
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_race_has_the_outputs_of_generate(method, cached):
@@ -130,12 +131,13 @@ def test_the_lane_whose_clock_is_behind_takes_the_next_step():
         assert before[lane] == min(before)
 
 
+@read_in_any_parts
 def test_a_race_whose_prompt_was_spoiled_is_not_equal(monkeypatch):
     """A prefix that is counted, but whose keys are not written."""
     load = PrefixCache.load
 
-    def only_count(self, tokens, row):
-        known = load(self, tokens, row)
+    def only_count(self, tokens, row, *more):
+        known = load(self, tokens, row, *more)
         for layer in row.layers:
             for x in row.stored(layer, 0):
                 x[:, :known] = 0
@@ -148,6 +150,7 @@ def test_a_race_whose_prompt_was_spoiled_is_not_equal(monkeypatch):
     assert run.trace.equal is False
 
 
+@read_in_any_parts
 @pytest.mark.parametrize("model", ["llama", "llama-kv8"])
 def test_prefixes_are_loaded_into_a_cache_that_was_never_written(model):
     lm, [prompt], prefixes = tiny.target(model), tiny.prompts(70), PrefixCache(4000, block=16)

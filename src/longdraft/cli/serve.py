@@ -40,7 +40,12 @@ def serve(
     ] = 1 << 15,
     queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
     chunk: Annotated[
-        int, typer.Option(min=16, help="Prompt tokens that are read between two steps of running requests.")
+        int,
+        typer.Option(
+            min=16,
+            help="Prompt tokens that are read between two steps of running requests (where torch reads them, a multiple"
+            " of 1024).",
+        ),
     ] = 256,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of new tokens per answer.")] = 4096,
     queue_seconds: Annotated[
@@ -70,7 +75,8 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's API, with metrics, and a page at / that shows a method at work.
 
-    A request's output is what `longdraft generate` gives for the same sampler and seed, whatever runs beside it.
+    With the CPU kernels, a request's output is what `longdraft generate` gives for the same sampler and seed, whatever
+    runs beside it. On other backends the two can differ where tokens tie within rounding.
     """
     try:
         from longdraft.server.run import Server, Settings, listening

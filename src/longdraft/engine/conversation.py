@@ -16,18 +16,24 @@ from longdraft.models.lm import LM
 class Conversation:
     """Each answer equals `generate` of its whole prompt; only tokens that the cache does not hold yet are prefilled.
 
-    tokens: those whose keys and values the cache holds. One answer at a time.
+    Where the target is not exact, the two can differ at ties within rounding: keys that were decoded are not read
+    again. tokens: those whose keys and values the cache holds. One answer at a time.
     """
 
     def __init__(self, target: LM, sampler: Sampler | None = None, seed: int = 0):
         self.target, self.seed = target, seed
         self.sampler = (sampler or Sampler()).under(target.rules())
         self.cache, self.tokens = target.new_cache(1, 0), list[int]()
+        self._block = target.prompt_block if target.exact else 1  # keys of whole blocks of a prompt are kept
 
     def known(self, prompt: list[int]) -> int:
         """How many of a prompt's first tokens need no prefill."""
         end = min(len(self.tokens), len(prompt) - 1)  # the last one is the root of the first step
-        return next((i for i in range(end) if self.tokens[i] != prompt[i]), end)
+        return self._whole(next((i for i in range(end) if self.tokens[i] != prompt[i]), end))
+
+    def _whole(self, count: int) -> int:
+        """Of so many tokens of a prompt, those in whole blocks."""
+        return count - count % self._block
 
     def answer(
         self,
@@ -48,11 +54,12 @@ class Conversation:
         with torch.inference_mode():
             self.cache.length.fill_(kept)
             states = self.target.prefill(prompt[kept:-1], self.cache, report=report, keep=drafter.prompt_captures())
-        self.tokens = prompt[:-1]
+        self.tokens = prompt[: self._whole(len(prompt) - 1)]
         stats.prefill_s += clock(self.target.device) - begin
         seqs = self.target.sequences([prompt], max_new_tokens, self.cache, self.sampler, self.seed)
         seqs.prompt_states[0] = states
         try:
             yield from decode(self.target, drafter, seqs, match, stats)
         finally:
-            self.tokens = seqs.tokens[0, : int(self.cache.length[0])].tolist()
+            if self._block == 1:
+                self.tokens = seqs.tokens[0, : int(self.cache.length[0])].tolist()

@@ -161,8 +161,9 @@ def stream(
 ) -> Iterator[Step]:
     """Decode a batch of prompts (token ids, of any lengths); yields the tokens of each step.
 
-    Row b draws with row_seed(seed, b), so its output does not depend on the other rows. A row ends at the first token
-    of eos (None: the model's end tokens; (): none). drafter None is plain decoding.
+    Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the target is not exact:
+    except at ties within rounding). A row ends at the first token of eos (None: the model's end tokens; (): none).
+    drafter None is plain decoding.
     Raises InputError for bad arguments before any work.
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()

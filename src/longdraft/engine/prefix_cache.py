@@ -25,8 +25,9 @@ class Block:
 class PrefixCache:
     """Holds at most `tokens` tokens in blocks of `block`; the one that was used longest ago makes room.
 
-    What `load` writes are the bits that were stored, which an exact backend would compute again: outputs are the same
-    with and without it. Tokens are compared themselves, not their hashes. One session, and one thread at a time.
+    What `load` writes are the bits that were stored,
+    which reading the tokens again would compute (see LM.prompt_block): outputs are the same with and without it. Tokens
+    are compared themselves, not their hashes. One session, and one thread at a time.
     """
 
     def __init__(self, tokens: int, block: int = 64):
@@ -43,15 +44,15 @@ class PrefixCache:
         """The share of its room that is in use."""
         return len(self._blocks) / self.most
 
-    def load(self, tokens: list[int], row: KVCache) -> int:
-        """Write what is known of these tokens to an empty cache of one row -> how many tokens that is."""
+    def load(self, tokens: list[int], row: KVCache, multiple: int = 1) -> int:
+        """Write what is known of these tokens to an empty cache of one row -> how many tokens that is, a multiple."""
         blocks = self._known(tokens)
-        known = len(blocks) * self.block
-        row.allocate(self._shapes if blocks else {})
-        for layer in self._shapes if blocks else ():
+        known = len(blocks) * self.block // multiple * multiple
+        row.allocate(self._shapes if known else {})
+        for layer in self._shapes if known else ():
             for i, to in enumerate(row.stored(layer, 0)):
                 # One copy, because a copy of each block costs more.
-                to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)
+                to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)[:, :known]
         row.length.fill_(known)
         self.asked, self.found = self.asked + len(tokens), self.found + known
         return known

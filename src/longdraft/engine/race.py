@@ -66,8 +66,8 @@ class Runner:
 class Race:
     """The lane whose clock is behind takes the next step, so at any time both clocks show about the same.
 
-    Its outputs equal those of `generate`. `step` does little at a time (`chunk` tokens of a prompt, or one decoding
-    step), so that it can be called between the steps of a session.
+    Its outputs equal those of `generate`, as a session's do. `step` does little at a time (`chunk` tokens of a prompt,
+    or one decoding step), so that it can be called between the steps of a session.
     """
 
     def __init__(

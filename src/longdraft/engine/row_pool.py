@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -37,7 +38,9 @@ class Reading:
 class RowPool:
     """Rows [0, n) of one cache run; when a row leaves, the last one moves to its index. Row n is the one being read.
 
-    reads: what is known of the prompts that were read, by request, until someone takes it.
+    A prompt's keys have the bits that `generate` gives them: it is read in whole blocks of LM.prompt_block, and only
+    keys of whole blocks are kept for later prompts. reads: what is known of the prompts that were read, by request,
+    until someone takes it.
     """
 
     def __init__(self, target: LM, batch: int, slots: int, prefixes: PrefixCache | None = None):
@@ -72,18 +75,19 @@ class RowPool:
         row.length.zero_()
         known = 0
         if self.prefixes is not None and not request.prompt_logprobs:
-            known = self.prefixes.load(request.prompt[:-1], row)
+            known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block)
         self.reading = Reading(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
-        """Read at most so many tokens of the prompt -> how many. A row that is read runs.
+        """Read at most so many tokens of the prompt, and the rest of their block -> how many. A row that is read runs.
 
         If this fails, the rows in use are unchanged.
         """
         reading = self.reading
         assert reading is not None
         prompt, row = reading.request.prompt, self._next_row()
-        end = min(len(prompt) - 1, reading.at + most)
+        block = self.target.prompt_block
+        end = min(len(prompt) - 1, -(-(reading.at + most) // block) * block)
         count = end - reading.at
         if reading.request.prompt_logprobs:
             reading.logprobs += self._scored(prompt, reading.at, end, row, reading.request.logprobs or 0)
@@ -101,9 +105,8 @@ class RowPool:
     def leave(self, b: int) -> Request:
         """Free row b -> its request. What it said is kept for later prompts."""
         s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
-        if self.prefixes is not None:
-            n = int(s.cache.length[b])
-            self.prefixes.store(s.tokens[b, :n].tolist(), s.cache.row(b))
+        if self.target.prompt_block == 1:  # elsewhere keys that were decoded are not those of a prompt
+            self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b)
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
@@ -126,21 +129,34 @@ class RowPool:
         s.length[b] = s.prompt[b] = len(prompt)
         s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
         self.samplers[b] = request.sampler
-        if self.prefixes is not None:
-            self.prefixes.store(prompt[:-1], s.cache.row(b))
+        self._keep(prompt[:-1], b)
         logprobs = reading.logprobs if request.prompt_logprobs else None
         self.reads[request.id] = PromptRead(reading.known, logprobs)
         self.requests.append(request)
         self.seqs, self.reading = s.first(len(self.requests)), None
         self.seqs.prompt_states[b] = reading.states
 
+    def _keep(self, tokens: list[int], b: int) -> None:
+        """Keep the keys of row b's first tokens, whole blocks of them, for later prompts."""
+        if self.prefixes is not None:
+            whole = len(tokens) - len(tokens) % self.target.prompt_block
+            self.prefixes.store(tokens[:whole], self.whole.cache.row(b))
+
     def _scored(self, prompt: list[int], at: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
         """Read prompt[at:end] -> the log-probabilities of the tokens after each of these."""
-        found = []
-        for low in range(at, end, SCORED):
-            tokens = prompt[low : min(low + SCORED, end)]
-            logits = self.target(Tree.chain(torch.tensor([tokens], device=self.target.device)), row)
-            row.length += len(tokens)
-            following = torch.tensor(prompt[low + 1 : low + 1 + len(tokens)], device=self.target.device)
-            found += token_logprobs(logits[0], following, top)
+        found, following = [], torch.tensor(prompt[at + 1 : end + 1], device=self.target.device)
+        for logits in self._logits(prompt[at:end], row):
+            found += token_logprobs(logits, following[len(found) : len(found) + len(logits)], top)
         return found
+
+    def _logits(self, tokens: list[int], row: KVCache) -> Iterator[Tensor]:
+        """Read tokens -> the logits after each of them, [n,V] for at most SCORED of them at a time."""
+        if self.target.prompt_block == 1:
+            for part in torch.tensor([tokens], device=self.target.device).split(SCORED, 1):
+                logits = self.target(Tree.chain(part), row)[0]
+                row.length += part.shape[1]
+                yield logits
+            return
+        last = self.target.config.num_hidden_layers  # read as other prompts are, so the logits come from its states
+        states = self.target.prefill(tokens, row, keep=PromptSpec((last,), len(tokens)))[last][0]
+        yield from map(self.target.head, states.split(SCORED))

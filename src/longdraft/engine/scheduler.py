@@ -45,11 +45,12 @@ def serve(
 ) -> Iterator[Finished]:
     """Decode any number of prompts, at most `batch` at once; yields each as it ends.
 
-    Batching never changes a prompt's output: prompt i draws with row_seed(seed, i), like row i of `generate` with this
-    seed, or like the prompt alone with seed=row_seed(seed, i). eos: as for stream. slots: room for the longest prompt
-    and its new tokens. A bad or failing prompt is yielded with its error, and the others continue. Prompts are taken
-    from the iterable as rows become free. While it blocks, the running rows continue; an exception that it raises is
-    raised after they have ended. first: the index of the first prompt, to continue an earlier run.
+    Batching never changes a prompt's output (where the target is not exact: except at ties within rounding): prompt i
+    draws with row_seed(seed, i), like row i of `generate` with this seed, or like the prompt alone with
+    seed=row_seed(seed, i). eos: as for stream. slots: room for the longest prompt and its new tokens. A bad or failing
+    prompt is yielded with its error, and the others continue. Prompts are taken from the iterable as rows become free.
+    While it blocks, the running rows continue; an exception that it raises is raised after they have ended. first: the
+    index of the first prompt, to continue an earlier run.
     """
     check(target, [[0]], max_new_tokens, drafter or Drafter(), verify)
     session = Session(target, drafter, batch, slots, sampler, verify, stats)

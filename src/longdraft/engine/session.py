@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import Self
 
 import torch
 
-from longdraft.core import PAD, Sampler, Verifier, match
+from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.step import StepResult
 from longdraft.engine.generate import Stats, Step, check_pair, step
+from longdraft.engine.newest_step import NewestStep
 from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.requests import Event, Request, make_request
 from longdraft.engine.row_pool import RowPool
-from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
 
@@ -29,13 +29,17 @@ class Session:
     """Every request that `submit` accepts gets exactly one event in which it ends, whatever happens to the others.
 
     At most `batch` requests run at once, each in a row with `slots` slots for its prompt and its new tokens; the others
-    wait in order of submission. Batching never changes a request's output: it equals that of `generate` with the same
-    sampler and seed. `submit` and `cancel` may be called from any thread at any time; `step` from one thread at a time.
+    wait in order of submission. `submit` and `cancel` may be called from any thread at any time; `step` from one thread
+    at a time.
 
-    While requests run, a step reads at most `chunk` tokens of the next prompt, so a long prompt delays them by no more
-    than that at a time. queue: how many requests may wait, the one whose prompt is being read included; None: any
-    number. total: how many slots the running requests may need together; None: batch * slots. prefixes: where the keys
-    and values of earlier requests are kept for later ones.
+    Where the target is exact (LM.exact), a request's output equals that of `generate` with the same sampler and seed,
+    whatever runs beside it and whatever `prefixes` holds. Elsewhere the two can differ at ties within rounding, because
+    a pass over more rows rounds differently; prompts are read alike.
+
+    While requests run, a step reads at most `chunk` tokens of the next prompt, rounded up to whole LM.prompt_blocks, so
+    a long prompt delays them by no more than that at a time. queue: how many requests may wait, the one whose prompt is
+    being read included; None: any number. total: how many slots the running requests may need together; None: batch *
+    slots. prefixes: where the keys and values of earlier requests are kept for later ones.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Session:
         self._eos = target.end_tokens
         self._started = False  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
-        self._drafted, self._logprobs = list[int](), dict[int, list[TokenLogprobs]]()  # by row, of the newest step
+        self._newest = NewestStep()
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
         self._waiting = deque[Request]()
         self._open, self._cancelled = set[int](), set[int]()  # not ended yet; of these, to be ended at the next step
@@ -247,7 +251,8 @@ class Session:
         try:
             if not self._started:
                 self._start()
-            how = self.verify, self.stats, self._captured, self._watch
+            watch = partial(self._newest.take, requests=self._rows.requests)
+            how = self.verify, self.stats, self._captured, watch
             found = step(self.target, self.drafter, self._rows.seqs, *how)
         except BaseException as error:
             self._started = False
@@ -266,22 +271,12 @@ class Session:
                 self._leave(b, events[b])
         self.stats.decode_s += perf_counter() - begin
 
-    def _watch(self, result: StepResult) -> None:
-        """Keep how deep each row's draft was, and log-probabilities for the rows that asked for them."""
-        self._logprobs, verdict, tree = {}, result.verdict, result.tree
-        self._drafted = tree.depth.masked_fill(tree.parent == PAD, 0).amax(1).tolist()
-        for b, request in enumerate(self._rows.requests):
-            if request.logprobs is not None:
-                n = int(result.count[b])
-                nodes, tokens = result.logits[b, verdict.path[b, :n]], verdict.emitted[b, :n]
-                self._logprobs[b] = token_logprobs(nodes, tokens, request.logprobs)
-
     def _event(self, b: int, done: Step, over: bool) -> Event:
         """What a step did for row b."""
-        request, tokens, logprobs = self._rows.requests[b], done.tokens[b], self._logprobs.get(b)
+        request, tokens, logprobs = self._rows.requests[b], done.tokens[b], self._newest.logprobs.get(b)
         prompt = self._rows.reads.pop(request.id, None)
         ended = ("eos" if tokens[-1] in request.eos else "length") if over else None
-        return Event(request.id, tokens, ended, None, self._drafted[b], done.accepted[b], logprobs, prompt)
+        return Event(request.id, tokens, ended, None, self._newest.drafted[b], done.accepted[b], logprobs, prompt)
 
     def _leave(self, b: int, last: Event | None = None, how: str = "", error: BaseException | None = None) -> None:
         """End the request in row b. A drafter that fails at this starts again before the next step."""

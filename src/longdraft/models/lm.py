@@ -29,6 +29,7 @@ from longdraft.models.tensor_parallel import rows_of_all
 from longdraft.ops.packed import Packed
 
 KV_BITS = {"int8": 8}
+PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
 
 class LM:
@@ -67,7 +68,7 @@ class LM:
         self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
         self.note: str | None = None  # what a user should know about how it was loaded
         self.stored: str | None = None  # the digest of its weights before they were quantised, if they were
-        self._copies: dict[str, LM] = {}
+        self.copies: dict[str, LM] = {}  # those that `quantised` has made, by kind
         self.known: dict[str, Any] | None = None  # its fingerprint, once the weights cannot be read any more
 
     @property
@@ -83,6 +84,12 @@ class LM:
         """Whether a node's numbers are the same bits whatever is computed beside it."""
         return self.backend.exact
 
+    @property
+    def prompt_block(self) -> int:
+        """A prompt's keys have the same bits in every run if each call of `prefill` ends at a multiple of this or at
+        the prompt's end. 1: reading is exact; else decoding the tokens would write other bits than reading them."""
+        return 1 if self._backend_for(None, 1).exact else PART
+
     def rules(self) -> Rules:
         """The rules in its generation_config as it is now. Raises InputError for those that cannot be applied."""
         return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
@@ -96,11 +103,11 @@ class LM:
     def quantised(self, kind: str) -> LM:
         """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
         with self.lock:
-            if kind not in self._copies:
+            if kind not in self.copies:
                 copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
                 align_weights(p for p in copy.parameters() if id(p) not in shared)
-                self._copies[kind] = LM(copy, f"{self.name} in {kind}", kv=self.kv, team=self.team)
-            return self._copies[kind]
+                self.copies[kind] = LM(copy, f"{self.name} in {kind}", kv=self.kv, team=self.team)
+            return self.copies[kind]
 
     def saving(self, kind: str) -> float:
         """The share of `nbytes` that a quantised copy does not read; nothing is copied to find out."""
@@ -167,18 +174,20 @@ class LM:
         self,
         tokens: list[int],
         cache: KVCache,
-        chunk: int = 1024,
+        chunk: int | None = None,
         report: Callable[[int], None] | None = None,
         keep: PromptSpec | None = None,
     ) -> dict[int, Tensor]:
         """Run one row's tokens and commit them to a cache of one row, by the backend if it can leave out logits.
 
-        report: called after every chunk with its number of tokens. -> {layer: [1,m,d]}, the states that `keep` requests
-        of the last m of these tokens, at most keep.count; {} for none.
+        chunk: passes end at multiples of this position, wherever the call begins (None: PART). report: called after
+        every pass with its number of tokens. -> {layer: [1,m,d]}, the states that `keep` requests of the last m of
+        these tokens, at most keep.count; {} for none.
         """
         self.check_process()
         keep, left, kept = keep or PromptSpec(), len(tokens), []
-        for part in self._split(torch.tensor([tokens], device=self.device), chunk, 1):
+        given = torch.tensor([tokens], device=self.device)
+        for part in self._split(given, chunk or PART, 1, int(cache.length[0])):
             left -= part.shape[1]
             wanted = left < keep.count
             captured = self._commit(part, cache, Captures(CaptureSpec(hidden=keep.hidden if wanted else ())), 1)
@@ -188,10 +197,12 @@ class LM:
                 report(part.shape[1])
         return {n: torch.cat([states[n] for states in kept], 1)[:, -keep.count :] for n in keep.hidden if kept}
 
-    def _split(self, tokens: Tensor, chunk: int, logits: int) -> list[Tensor]:
-        """Tokens [1,N] in parts of at most `chunk`, each for one call of the backend."""
-        most = self._backend_for(None, logits).max_nodes
-        return [part for part in tokens.split(min(chunk, most), 1) if part.shape[1]]
+    def _split(self, tokens: Tensor, chunk: int, logits: int, begin: int = 0) -> list[Tensor]:
+        """Tokens [1,N] from position `begin` on in parts, each for one call of the backend, that end at multiples of
+        `chunk`, or of the backend's most nodes if these are fewer."""
+        size = min(chunk, self._backend_for(None, logits).max_nodes)
+        first = size - begin % size
+        return [part for part in (tokens[:, :first], *tokens[:, first:].split(size, 1)) if part.shape[1]]
 
     def _backend_for(self, view: KVView | None, logits: int) -> Backend:
         return self.backend if self.backend.supports(view, logits) else self.eager

@@ -1,0 +1,26 @@
+"""What a session's newest step did for each row, beside its tokens."""
+
+from __future__ import annotations
+
+from longdraft.core import PAD
+from longdraft.drafters.step import StepResult
+from longdraft.engine.requests import Request
+from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
+
+
+class NewestStep:
+    """drafted: how deep each row's draft was. logprobs: by row, for the requests that asked for them."""
+
+    def __init__(self) -> None:
+        self.drafted, self.logprobs = list[int](), dict[int, list[TokenLogprobs]]()
+
+    def take(self, result: StepResult, requests: list[Request]) -> None:
+        """Replace what is known by what this step did for these requests, one in each row."""
+        verdict, tree = result.verdict, result.tree
+        self.drafted = tree.depth.masked_fill(tree.parent == PAD, 0).amax(1).tolist()
+        self.logprobs = {}
+        for b, request in enumerate(requests):
+            if request.logprobs is not None:
+                n = int(result.count[b])
+                nodes, tokens = result.logits[b, verdict.path[b, :n]], verdict.emitted[b, :n]
+                self.logprobs[b] = token_logprobs(nodes, tokens, request.logprobs)
