@@ -220,7 +220,7 @@ def test_events_say_what_was_drafted_and_accepted():
 class Forgetful(PrefixCache):
     """Finds a block by its tokens alone, whatever came before them."""
 
-    def _known(self, tokens):
+    def _known(self, tokens, owner):
         anywhere = {key[1]: block for key, block in self._blocks.items()}
         found = []
         for at in range(len(tokens) // self.block):
@@ -234,11 +234,11 @@ class Forgetful(PrefixCache):
 class OneLate(PrefixCache):
     """Keeps keys and values of the tokens one later."""
 
-    def store(self, tokens, row):
+    def store(self, tokens, row, owner=""):
         for layer in row.layers:
             for x in row.stored(layer, 0):
                 x.copy_(x.roll(-1, 1))
-        super().store(tokens, row)
+        super().store(tokens, row, owner)
         for layer in row.layers:
             for x in row.stored(layer, 0):
                 x.copy_(x.roll(1, 1))

@@ -38,6 +38,10 @@ def serve(
     prefix_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens of earlier requests whose keys and values are kept; 0 keeps none.")
     ] = 1 << 15,
+    share_prefixes: Annotated[
+        bool,
+        typer.Option("--share-prefixes", help="Reuse them across API keys: a key can then learn what others sent."),
+    ] = False,
     queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
     chunk: Annotated[
         int,
@@ -125,6 +129,7 @@ def serve(
         most_body=max_body,
         client_requests=client_requests,
         page=page,
+        share_prefixes=share_prefixes,
     )
     server = Server(session, tokenizer, settings, spec.weights)
     if has_template(tokenizer):

@@ -11,7 +11,7 @@ from torch import Tensor
 from longdraft.core import KVCache
 from longdraft.errors import InputError
 
-Key = tuple[int, tuple[int, ...]]  # the number of the block before (0: none), and a block's tokens
+Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the owner of a first one; the tokens
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Block:
 class PrefixCache:
     """Holds at most `tokens` tokens in blocks of `block`; the one that was used longest ago makes room.
 
-    What `load` writes are the bits that were stored,
+    Owners share the room, but none finds what another one stored. What `load` writes are the bits that were stored,
     which reading the tokens again would compute (see LM.prompt_block): outputs are the same with and without it. Tokens
     are compared themselves, not their hashes. One session, and one thread at a time.
     """
@@ -44,9 +44,9 @@ class PrefixCache:
         """The share of its room that is in use."""
         return len(self._blocks) / self.most
 
-    def load(self, tokens: list[int], row: KVCache, multiple: int = 1) -> int:
+    def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """Write what is known of these tokens to an empty cache of one row -> how many tokens that is, a multiple."""
-        blocks = self._known(tokens)
+        blocks = self._known(tokens, owner)
         known = len(blocks) * self.block // multiple * multiple
         row.allocate(self._shapes if known else {})
         for layer in self._shapes if known else ():
@@ -57,19 +57,19 @@ class PrefixCache:
         self.asked, self.found = self.asked + len(tokens), self.found + known
         return known
 
-    def store(self, tokens: list[int], row: KVCache) -> None:
+    def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
         """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole blocks of them.
 
         Where there is no memory for them, everything is forgotten.
         """
         try:
-            self._store(tokens, row)
+            self._store(tokens, row, owner)
         except (MemoryError, RuntimeError):  # torch raises the latter for memory
             self._blocks.clear()
 
-    def _store(self, tokens: list[int], row: KVCache) -> None:
-        known = self._known(tokens)
-        before = known[-1].number if known else 0
+    def _store(self, tokens: list[int], row: KVCache, owner: str) -> None:
+        known = self._known(tokens, owner)
+        before = known[-1].number if known else owner
         self._shapes = row.shapes
         for at in range(len(known), min(len(tokens) // self.block, self.most)):
             while len(self._blocks) >= self.most:  # before it is added, so that there is no moment with too many
@@ -80,12 +80,12 @@ class PrefixCache:
             self._count += 1
             self._blocks[before, tuple(tokens[span])] = Block(self._count, layers)
             before = self._count
-        self._known(tokens)  # a block is used no less recently than those after it
+        self._known(tokens, owner)  # a block is used no less recently than those after it
 
-    def _known(self, tokens: list[int]) -> list[Block]:
+    def _known(self, tokens: list[int], owner: str) -> list[Block]:
         """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""
         found: list[tuple[Key, Block]] = []
-        before = 0
+        before: int | str = owner
         for at in range(len(tokens) // self.block):
             key: Key = before, tuple(tokens[at * self.block : (at + 1) * self.block])
             block = self._blocks.get(key)

@@ -16,7 +16,7 @@ from longdraft.models.lm import LM
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and everything that determines its output."""
+    """A prompt and everything that determines its output. owner: whose earlier prompts it may use (PrefixCache)."""
 
     id: int
     prompt: list[int]
@@ -26,6 +26,7 @@ class Request:
     sampler: Sampler
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    owner: str = ""
 
     @property
     def need(self) -> int:

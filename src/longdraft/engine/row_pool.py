@@ -75,7 +75,7 @@ class RowPool:
         row.length.zero_()
         known = 0
         if self.prefixes is not None and not request.prompt_logprobs:
-            known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block)
+            known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block, request.owner)
         self.reading = Reading(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
@@ -106,7 +106,7 @@ class RowPool:
         """Free row b -> its request. What it said is kept for later prompts."""
         s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
         if self.target.prompt_block == 1:  # elsewhere keys that were decoded are not those of a prompt
-            self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b)
+            self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b, request.owner)
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
@@ -129,18 +129,18 @@ class RowPool:
         s.length[b] = s.prompt[b] = len(prompt)
         s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
         self.samplers[b] = request.sampler
-        self._keep(prompt[:-1], b)
+        self._keep(prompt[:-1], b, request.owner)
         logprobs = reading.logprobs if request.prompt_logprobs else None
         self.reads[request.id] = PromptRead(reading.known, logprobs)
         self.requests.append(request)
         self.seqs, self.reading = s.first(len(self.requests)), None
         self.seqs.prompt_states[b] = reading.states
 
-    def _keep(self, tokens: list[int], b: int) -> None:
-        """Keep the keys of row b's first tokens, whole blocks of them, for later prompts."""
+    def _keep(self, tokens: list[int], b: int, owner: str) -> None:
+        """Keep the keys of row b's first tokens, whole blocks of them, for its owner's later prompts."""
         if self.prefixes is not None:
             whole = len(tokens) - len(tokens) % self.target.prompt_block
-            self.prefixes.store(tokens[:whole], self.whole.cache.row(b))
+            self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner)
 
     def _scored(self, prompt: list[int], at: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
         """Read prompt[at:end] -> the log-probabilities of the tokens after each of these."""

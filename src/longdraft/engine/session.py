@@ -84,11 +84,13 @@ class Session:
         sampler: Sampler | None = None,
         logprobs: int | None = None,
         prompt_logprobs: bool = False,
+        owner: str = "",
     ) -> int:
         """Queue a prompt (token ids) -> the id of its events.
 
         eos None: the model's end tokens. sampler None: the session's. logprobs: the log-probability of every new token
         before the sampler changed it, and as many of the most likely tokens'; prompt_logprobs: also of the prompt's.
+        owner: keys and values are reused among requests of one owner.
         Raises InputError for a request that can never run, and Busy if the queue is full.
         """
         room = min(self.slots, self.total)
@@ -101,7 +103,7 @@ class Session:
                 raise Busy(f"{self.waiting} requests are waiting, and no more may: try again later")
             self._count += 1
             self._open.add(self._count)
-            self._waiting.append(replace(request, id=self._count))
+            self._waiting.append(replace(request, id=self._count, owner=owner))
             return self._count
 
     def cancel(self, id: int) -> bool:

@@ -58,12 +58,14 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/v1/chat/completions", responses=document.answer("chat.completion", "choices"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         work = await service.chat(body)
+        work.owner = _owner(request)
         how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, *_with_usage(body))
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         work = await service.completion(body)
+        work.owner = _owner(request)
         echo = Delta(await service.aside(len(work.prompt), service.text, work.prompt)) if body.echo else None
         head = _head(service, "cmpl")
         how = CompletionFormat(*head, work.logprobs, *_with_usage(body), echo=echo, tokens=work.prompt)
@@ -72,6 +74,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         work = await service.talk(body, body.messages, body.max_output_tokens)
+        work.owner = _owner(request)
         how, answer = ResponseFormat(body, work, service), service.submit(work)
         if body.stream:
             return EventStream(answer, how.events(answer))
@@ -127,8 +130,8 @@ def _add_page(app: FastAPI, tracer: Tracer) -> None:
         return tracer.methods
 
     @app.post("/v1/longdraft/trace", response_class=StreamingResponse, responses=document.events())
-    async def trace(body: TraceRequest) -> Response:
-        recording = await tracer.record(body)
+    async def trace(body: TraceRequest, request: Request) -> Response:
+        recording = await tracer.record(body, _owner(request))
         return EventStream(recording, _trace_events(recording))
 
 
@@ -136,6 +139,11 @@ async def _trace_events(recording: Recording) -> AsyncIterator[bytes]:
     async for event in recording.events():
         yield sse(event)
     yield DONE
+
+
+def _owner(request: Request) -> str:
+    """Whose cached prompts a request may use (Guard)."""
+    return request.state.owner
 
 
 def _head(service: Service, kind: str) -> tuple[str, int, str, Callable[[int], str]]:

@@ -21,7 +21,8 @@ class Guard:
 
     hosts: the names that a Host header may have, so that a web page elsewhere cannot reach a server on this machine by
     a name of its own; None: any. most_body, most_headers: bytes, whether or not a body comes in chunks. most_requests:
-    how many of a client's requests may be open at once.
+    how many of a client's requests may be open at once. shared: whether requests with different keys may use each
+    other's cached prompts. The state of a request has its `owner`: a name for its key, or "" where all are one.
     """
 
     app: ASGIApp
@@ -30,6 +31,7 @@ class Guard:
     most_body: int = 4 << 20
     most_headers: int = 16 << 10
     most_requests: int = 64
+    shared: bool = False
     open: Counter[str] = field(default_factory=Counter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,6 +44,7 @@ class Guard:
         if problem is not None:
             await problem.response()(scope, receive, send)
             return
+        scope.setdefault("state", {})["owner"] = self._owner(scope)
         self.open[client] += 1
         try:
             await self._bounded(scope, receive, send)
@@ -56,7 +59,7 @@ class Guard:
         host = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if self.hosts is not None and host not in self.hosts:
             return Problem(421, "this host name is not served here: use the address that the server is bound to")
-        if self.keys and scope["path"] not in OPEN and not self._known(headers.get(b"authorization", b"")):
+        if self.keys and scope["path"] not in OPEN and not any(self._matches(headers)):
             return Problem(
                 401, "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
             )
@@ -73,10 +76,15 @@ class Guard:
             return Problem(429, f"{self.most_requests} requests of this client are open: wait for one", retry_s=1)
         return None
 
-    def _known(self, header: bytes) -> bool:
-        scheme, _, key = header.partition(b" ")
+    def _matches(self, headers: dict[bytes, bytes]) -> list[bool]:
+        """Which of the keys a request has."""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         matches = [hmac.compare_digest(key.strip(), k) for k in self.keys]  # all are compared, whichever is right
-        return scheme.lower() == b"bearer" and any(matches)
+        return [scheme.lower() == b"bearer" and match for match in matches]
+
+    def _owner(self, scope: Scope) -> str:
+        matches = [] if self.shared else self._matches(dict(reversed(scope["headers"])))
+        return f"key {matches.index(True)}" if True in matches else ""
 
     def _too_large(self) -> Problem:
         return Problem(413, f"the body is larger than {self.most_body} bytes: send less")

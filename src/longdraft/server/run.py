@@ -34,8 +34,8 @@ CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
 class Settings:
     """hosts: names that a Host header may have; None: any. Times are in seconds, most_body in bytes.
 
-    page: whether there is a page at /, with traces for it. client_s: how long a client may take to send a request, or
-    to read what was sent.
+    page: whether there is a page at /, with traces for it. share_prefixes: see Guard.shared. client_s: how long a
+    client may take to send a request, or to read what was sent.
     """
 
     model: str
@@ -52,6 +52,7 @@ class Settings:
     most_body: int = 4 << 20
     client_requests: int = 64
     page: bool = True
+    share_prefixes: bool = False
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -79,6 +80,7 @@ class Server(uvicorn.Server):
             hosts=settings.hosts,
             most_body=settings.most_body,
             most_requests=settings.client_requests,
+            shared=settings.share_prefixes,
         )
         super().__init__(
             uvicorn.Config(

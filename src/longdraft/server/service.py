@@ -40,7 +40,10 @@ class Times:
 
 @dataclass
 class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too; silent: no new tokens."""
+    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too; silent: no new tokens.
+
+    owner: see Session.submit.
+    """
 
     prompt: list[int]
     limit: int
@@ -52,6 +55,7 @@ class Work:
     logprobs: int | None
     prompt_logprobs: bool = False
     silent: bool = False
+    owner: str = ""
 
 
 @dataclass
@@ -216,6 +220,7 @@ class Service:
                     sampler=work.sampler,
                     logprobs=work.logprobs,
                     prompt_logprobs=work.prompt_logprobs and i == 0,
+                    owner=work.owner,
                 )
                 streams.append(stream)
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from time import monotonic
 from typing import Annotated, Any
 
@@ -133,8 +134,8 @@ class Tracer:
             "default": default,
         }
 
-    async def record(self, body: TraceRequest) -> Recording:
-        """Begin a trace. Raises Problem."""
+    async def record(self, body: TraceRequest, owner: str = "") -> Recording:
+        """Begin a trace. owner: see Session.submit. Raises Problem."""
         service = self.service
         if not service.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
@@ -146,7 +147,7 @@ class Tracer:
             spec = MethodSpec(body.method, body.method, dict(body.options), self.weights)
             ends = service.target.end_tokens
             request = make_request(service.target, service.room, prompt, limit, seed, ends, sampler, None, False)
-            race = await service.aside(0, self._race, spec, request)
+            race = await service.aside(0, self._race, spec, replace(request, owner=owner))
             recording = Recording(race, service.times.request_s)
             service.engine.alternate(recording)
         except Busy as error:
