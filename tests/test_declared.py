@@ -11,6 +11,10 @@ from listed import BUILD, each_method
 from longdraft import Sampler
 from longdraft.drafters.step import speculative_step
 from longdraft.engine.generate import prefill
+from longdraft.methods import METHODS
+from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.spec import MethodSpec
+from longdraft.models.lm import LM
 
 
 @each_method
@@ -47,3 +51,15 @@ def test_drafts_are_as_declared(method):
 def test_what_is_declared(method, depth, chain):
     drafter = BUILD[method](tiny.target("llama"))
     assert (drafter.max_depth, drafter.is_chain) == (depth, chain)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_copies_that_are_declared_are_those_that_are_made(name):
+    words = ["same", "int8", "int4"] if "draft_weights" in METHODS[name].options.model_fields else []
+    for given in ({}, *({"draft_weights": word} for word in words)):
+        lm = LM(tiny.stock("llama"))
+        spec = MethodSpec(name, name, given, DrafterWeights(random=True))
+        stated = spec.copies(lm)
+        assert not lm.copies
+        spec.build(lm)
+        assert set(lm.copies) == stated, given

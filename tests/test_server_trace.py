@@ -15,6 +15,7 @@ from longdraft import Sampler, generate
 from longdraft.engine.trace import Round, Trace
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of, token_ids
+from longdraft.ops import native
 from longdraft.server.run import Server
 
 ASKED = {"document": TEXT * 3, "prompt": "What is this?", "method": "vegas", "max_tokens": 16, "seed": 3}
@@ -22,6 +23,8 @@ ASKED = {"document": TEXT * 3, "prompt": "What is this?", "method": "vegas", "ma
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
+    if native.library() is not None:
+        loaded()[0].quantised("int8")  # as a server has that runs `auto`
     with serving("lookup", session={"slots": 2048}) as found:
         yield found
 
@@ -116,6 +119,27 @@ def test_one_trace_at_a_time_and_none_after_its_reader_has_left(http, server):
 def test_what_cannot_be_traced_is_refused(http, fields, status, said):
     found = http.post("/v1/longdraft/trace", json=ASKED | fields)
     assert found.status_code == status and said in found.json()["error"]["message"], found.text
+
+
+NEEDS_COPY = [("vegas", {"draft_weights": "int4"}), ("quantspec", {}), ("auto", {})]
+
+
+@pytest.mark.skipif(native.library() is None, reason="without the native kernels, auto drafts by no copy")
+@pytest.mark.parametrize(("method", "options"), NEEDS_COPY)
+def test_no_copy_of_the_model_is_made_for_a_trace(http, method, options, monkeypatch):
+    """It would be made under the model's lock, and stay. One that is there already is used."""
+    lm = loaded()[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(lm, "copies", {})
+        found = http.post("/v1/longdraft/trace", json=ASKED | {"method": method, "options": options})
+        listed = {m["name"] for m in http.get("/v1/longdraft/methods").json()["methods"]}
+        assert found.status_code == 400 and not lm.copies and "vegas" in listed
+        said = found.json()["error"]["message"]
+        assert f"{method} with these options drafts by a copy of the model in int" in said and "\n" not in said
+        assert not {"auto", "quantspec"} & listed
+    before = set(lm.copies)
+    assert trace_of(events_of(http, method="vegas", options={"draft_weights": "int8"})).equal is True
+    assert set(lm.copies) == before
 
 
 def test_a_step_that_fails_ends_the_trace_alone(http, server, monkeypatch):

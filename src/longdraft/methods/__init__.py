@@ -13,6 +13,7 @@ from longdraft.methods.drafter_weights import DrafterWeights, packaged
 from longdraft.methods.method import ANY, Method
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
 from longdraft.methods.self_speculative import (
+    kind_of_copy,
     magicdec_quest,
     magicdec_snapkv,
     magicdec_stream,
@@ -65,7 +66,7 @@ METHODS = {
     "longspec": Method(longspec, LONGSPEC, needs="glide"),
     "longspec-chain": Method(longspec_chain, LONGSPEC, needs="glide"),
     "longspec-guided": Method(longspec_guided, f"ours: {LONGSPEC} under a view as in Vegas", needs="glide"),
-    "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY, adaptive=False),
+    "auto": Method(auto, "ours: whichever of the others measures best", needs=ANY, adaptive=False, copy=kind_of_copy),
 }
 # Methods that read as many cache slots as vegas, selected without looking at attention.
 CONTROLS = {"random-picks": Method(random_picks, "control"), "recents": Method(recents, "control")}

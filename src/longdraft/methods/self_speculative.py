@@ -124,15 +124,22 @@ def vegas_reuse(
     return Sequential(drafter, Reuse(n, topk))
 
 
+def kind_of_copy(target: LM) -> str | None:
+    """The kind of the copy by which `auto` drafts.
+
+    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log.md), unless the target has 8
+    bits itself. None where a copy saves too little or the kernels that read packed weights do not compute the target.
+    """
+    kinds = ("int8", "int4") if target.backend.name == "native" else ()
+    return next((k for k in kinds if target.saving(k) >= WORTH), None)
+
+
 def by_a_copy(target: LM) -> list[Drafter]:
     """Drafts by a quantised copy for `auto`: at most one drafter, because a copy takes memory.
 
-    In 8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log.md), unless the target has
-    8 bits itself. No drafter where a copy saves too little or the kernels that read packed weights do not compute the
-    target. Where the keys are few against the copy's weights it reads all of them, and beyond that the best ones.
+    Where the keys are few against the copy's weights it reads all of them, and beyond that the best ones.
     """
-    kinds = ("int8", "int4") if target.backend.name == "native" else ()
-    kind = next((k for k in kinds if target.saving(k) >= WORTH), None)
+    kind = kind_of_copy(target)
     if kind is None:
         return []
     copy = target.quantised(kind)

@@ -47,6 +47,12 @@ class MethodSpec:
         """Every option of the method with its value, as in JSON."""
         return self._read.model_dump(exclude={"pace"})
 
+    def copies(self, target: LM) -> set[str]:
+        """The kinds of quantised copies of the target by which it drafts; `build` makes those that are not there."""
+        own = methods.find(self.name).copy
+        kinds = self.options.get("draft_weights", "same"), own(target) if own else None
+        return {kind for kind in kinds if kind not in (None, "same")}
+
     def build(self, target: LM) -> Drafter:
         """A new drafter that drafts as its options say; the drafter weights are loaded once in a run."""
         given = {k: v for k, v in self._read if k != "pace"}

@@ -111,7 +111,8 @@ class Tracer:
     @property
     def methods(self) -> Json:
         """The methods that can be watched, with their options."""
-        found = [describe(name, method, self.weights) for name, method in METHODS.items() if name != "plain"]
+        specs = [MethodSpec(name, name, {}, self.weights) for name in METHODS if name != "plain"]
+        found = [describe(s.name, METHODS[s.name], self.weights) for s in specs if not self._missing(s)]
         shown = [
             {
                 "name": entry["name"],
@@ -145,6 +146,12 @@ class Tracer:
         sampler = Sampler(body.temperature, top_k=body.top_k, top_p=body.top_p)
         try:
             spec = MethodSpec(body.method, body.method, dict(body.options), self.weights)
+            if missing := self._missing(spec):
+                raise InputError(
+                    f"{spec.name} with these options drafts by a copy of the model in {' and '.join(sorted(missing))},"
+                    " which this server does not have: give draft_weights=same, choose another method, or start the"
+                    " server with this one"
+                )
             ends = service.target.end_tokens
             request = make_request(service.target, service.room, prompt, limit, seed, ends, sampler, None, False)
             race = await service.aside(0, self._race, spec, replace(request, owner=owner))
@@ -155,6 +162,11 @@ class Tracer:
         except InputError as error:
             raise Problem(400, str(error)) from None
         return recording
+
+    def _missing(self, spec: MethodSpec) -> set[str]:
+        """The copies of the model that a method would make: for a trace none is made, since it would stay."""
+        target = self.service.target
+        return spec.copies(target) - target.copies.keys()
 
     async def _prompt(self, body: TraceRequest) -> list[int]:
         text = f"{body.document.strip()}\n\n{body.prompt}" if body.document.strip() else body.prompt
