@@ -126,7 +126,7 @@ class Tracer:
             if entry["available"]
         ]
         chat = has_template(self.service.tokenizer)
-        default = self.method if self.method != "plain" else "vegas"
+        default = self.method if any(self.method == method["name"] for method in shown) else "vegas"
         return {
             "model": self.service.model,
             "context": self.service.room,

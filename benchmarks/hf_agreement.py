@@ -1,0 +1,161 @@
+"""How often greedy hf_generate says what Transformers' generate says: python benchmarks/hf_agreement.py -m FOLDER
+
+FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes, or `bundled`. The prompts are
+code of Python's standard library. Every token of Transformers' output is compared: after a difference, both continue
+from Transformers' text. The control is Transformers beside itself with another attention implementation, which adds the
+same numbers in another order. The exit status is 1 if a difference is no tie (longdraft/audit/ties.py), or if there are
+too many ties beside the control's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import longdraft
+from longdraft.audit.ties import TOLERANCE, most_ties
+from longdraft.bench.inputs import stdlib_prompt
+from longdraft.core.provenance import relative
+from longdraft.engine.record_file import RecordFile
+from longdraft.engine.records import provenance
+from longdraft.errors import InputError
+from longdraft.hf.wrapped import lm_of
+from longdraft.models.loading import BUNDLED, quiet
+
+ATTENTION, OTHER = "sdpa", "eager"  # of Transformers' output, and of the control
+CONTROL = f"transformers, {OTHER} attention"
+Run = Callable[[list[int], int], list[int]]  # (text, how many tokens) -> the next tokens
+
+
+@dataclass
+class Agreement:
+    """The differences of an engine from Transformers' outputs of `tokens` tokens in all: output, position, gap.
+
+    gap: how much better Transformers scored its own token than the engine's.
+    """
+
+    tokens: int = 0
+    outputs: int = 0
+    found: list[tuple[int, int, float]] = field(default_factory=list)
+
+    @property
+    def equal(self) -> int:
+        """Outputs without a difference."""
+        return self.outputs - len({output for output, _, _ in self.found})
+
+    @property
+    def largest(self) -> float:
+        return max((gap for *_, gap in self.found), default=0.0)
+
+    def add(self, prompt: list[int], said: list[int], logits: Tensor, run: Run) -> None:
+        """Compare one output, with its logits [N,V]."""
+        at = 0
+        while at < len(said):
+            ours = run(prompt + said[:at], len(said) - at)
+            at += next((i for i, (x, y) in enumerate(zip(said[at:], ours, strict=True)) if x != y), len(ours))
+            if at < len(said):
+                other = ours[at - len(said)]
+                self.found.append((self.outputs, at, float(logits[at, said[at]] - logits[at, other])))
+                at += 1
+        self.outputs, self.tokens = self.outputs + 1, self.tokens + len(said)
+
+    def fault(self, control: Agreement, tolerance: float) -> str | None:
+        """Why this is not rounding, in words."""
+        if self.largest > tolerance:
+            return f"a token scored {self.largest:.3g} below Transformers' own: no tie"
+        most = most_ties(self.tokens, len(control.found), control.tokens)
+        if len(self.found) > most:
+            return f"{len(self.found)} ties in {self.tokens} tokens: {most} at most, beside the control's"
+        return None
+
+
+def greedy(model: Any, text: list[int], new: int, **settings: Any) -> Any:
+    """What `generate` returns, with every token of the text read."""
+    ids = torch.tensor([text])
+    return model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0, **settings
+    )
+
+
+def reference(model: Any, prompt: list[int], new: int) -> tuple[list[int], Tensor]:
+    """Transformers' output, and its logits [N,V] in float32."""
+    found = greedy(model, prompt, new, return_dict_in_generate=True, output_logits=True)
+    return found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits).float()
+
+
+def other_attention(model: Any) -> Run:
+    def run(text: list[int], count: int) -> list[int]:
+        model.set_attn_implementation(OTHER)
+        try:
+            return greedy(model, text, count)[0, len(text) :].tolist()
+        finally:
+            model.set_attn_implementation(ATTENTION)
+
+    return run
+
+
+def longdraft_by(model: Any, method: str, **options: Any) -> Run:
+    given = {"custom_generate": longdraft.hf_generate, "method": method} | options
+    return lambda text, count: greedy(model, text, count, **given)[0, len(text) :].tolist()
+
+
+def compare(model: Any, prompts: list[list[int]], new: int, runs: dict[str, Run]) -> dict[str, Agreement]:
+    """Of the control and of each engine."""
+    model.set_attn_implementation(ATTENTION)
+    found = {name: Agreement() for name in (CONTROL, *runs)}
+    for prompt in prompts:
+        said, logits = reference(model, prompt, new)
+        for name, run in {CONTROL: other_attention(model), **runs}.items():
+            found[name].add(prompt, said, logits, run)
+    return found
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("-m", "--model", required=True, help="a folder of safetensors, or bundled")
+    parser.add_argument("--dtype", default="bfloat16", choices=sorted(TOLERANCE))
+    parser.add_argument("--methods", default="plain,vegas")
+    parser.add_argument("--outputs", type=int, default=32)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each output")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, help="append the records to this file, as JSON lines")
+    given = parser.parse_args(words)
+    quiet(given.threads)
+    folder = BUNDLED if given.model == "bundled" else Path(given.model)
+    try:
+        log, tokenizer = RecordFile(given.out), AutoTokenizer.from_pretrained(folder)
+        ids, _ = stdlib_prompt(tokenizer, given.context * given.outputs)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, given.dtype)).eval()
+        model.generation_config.eos_token_id = None  # every output has the same number of tokens
+        prompts = [ids[i * given.context :][: given.context] for i in range(given.outputs)]
+        runs = {f"longdraft, {method}": longdraft_by(model, method) for method in given.methods.split(",")}
+        found = compare(model, prompts, given.tokens, runs)
+        command = shlex.join(["python", "benchmarks/hf_agreement.py", *(relative(w) for w in words or sys.argv[1:])])
+        shared = provenance(lm_of(model), 0) | {"task": "hf_agreement", "command": command, "context": given.context}
+        shared |= {"attention": ATTENTION, "new_tokens": given.tokens}
+        for name, agreed in found.items():
+            log.append(
+                shared | {"engine": name, "equal": agreed.equal, "outputs": agreed.outputs, "found": agreed.found}
+            )
+    except (InputError, OSError) as error:
+        print(f"hf_agreement.py: {error}", file=sys.stderr)
+        return 2
+    faults = {name: a.fault(found[CONTROL], TOLERANCE[given.dtype]) for name, a in found.items() if name != CONTROL}
+    for name, agreed in found.items():
+        rate = f"{len(agreed.found)} ties in {agreed.tokens} tokens, largest gap {agreed.largest:.3g}"
+        print(f"{name}: {agreed.equal} of {agreed.outputs} outputs are equal; {faults.get(name) or rate}")
+    return int(any(faults.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
