@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from longdraft.engine.requests import Event
 from longdraft.models import text
+from longdraft.models.gguf import tokenizer as gguf_tokenizer
+from longdraft.models.gguf.file import GGUF
 from longdraft.models.text import Detokenizer, text_of
+from longdraft.server.reply import Reply
 
 WORDS = ["a", "b", "x", " ", "▁", "▁the", "▁x", "中", "é", "\ufffd", "##s", "end</w>", ".", "'s", "n't"]
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
@@ -35,12 +41,29 @@ def llama(space: bool) -> PreTrainedTokenizerFast:
     return made(bpe(WORDS + BYTES, byte_fallback=True), decoders.Sequence(steps))
 
 
+def of_gguf() -> PreTrainedTokenizerFast:
+    """The SentencePiece tokenizer of a GGUF file."""
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *WORDS]
+    metadata = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": np.zeros(len(tokens), np.float32),
+        "token_type": np.array([2, 3, 3] + [6] * len(BYTES) + [1] * len(WORDS), np.int32),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    key = gguf_tokenizer.KEY
+    return gguf_tokenizer.build(GGUF(Path("model.gguf"), {key + k: v for k, v in metadata.items()}, {}))
+
+
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 KINDS = {
     "byte level": made(bpe([*ALPHABET, "Ġthe", "ä¸Ń", "ä¸", "中"]), decoders.ByteLevel()),
     "byte level in a sequence": made(bpe([*ALPHABET, "Ġthe", "ä¸"]), decoders.Sequence([decoders.ByteLevel()])),
     "byte fallback (Llama 2)": llama(space=True),
     "byte fallback (Gemma)": llama(space=False),
+    "GGUF": of_gguf(),
     "unigram": made(models.Unigram([(word, -1.0) for word in ["<unk>", *WORDS]], 0), decoders.Metaspace()),
     "word pieces": made(models.WordPiece({w: i for i, w in enumerate(WORDS)}, unk_token="a"), decoders.WordPiece()),
     "BPE with ends of words": made(bpe(WORDS), decoders.BPEDecoder(suffix="</w>")),
@@ -50,6 +73,10 @@ KINDS = {
 
 def ids(tokenizer, names: list[str]) -> list[int]:
     return [tokenizer.backend_tokenizer.token_to_id(name) for name in names]
+
+
+def fallback(tokenizer) -> bool:
+    return tokenizer.backend_tokenizer.token_to_id(BYTES[0]) is not None
 
 
 def in_pieces(tokenizer, tokens: list[int]) -> list[str]:
@@ -89,6 +116,48 @@ def test_a_broken_variant_is_caught(monkeypatch):
     tokenizer = KINDS["byte fallback (Llama 2)"]
     tokens = ids(tokenizer, ["x", "<0xE4>", "<0xB8>", "<0xAD>", "<0xE4>", "a"])
     assert "".join(in_pieces(tokenizer, tokens)) != text_of(tokenizer, tokens)
+
+
+def replied(tokenizer, tokens: list[int], stops: list[str]) -> tuple[str, int, str | None]:
+    """A reply's text, how many tokens count, and why it ended, if the tokens come one at a time."""
+    reply, said = Reply(tokenizer, stops), ""
+    for i, token in enumerate(tokens):
+        said += reply.take(Event(1, [token], "length" if i == len(tokens) - 1 else None)).text
+    return said, reply.tokens, reply.finish
+
+
+def expected(tokenizer, tokens: list[int], stops: list[str]) -> tuple[str, int, str | None]:
+    """The same from the decoded text of the first k tokens, for each k."""
+    for k in range(1, len(tokens) + 1):
+        said = text_of(tokenizer, tokens[:k])
+        cuts = [said.index(stop) for stop in stops if stop in said]
+        if cuts:
+            return said[: min(cuts)], k, "stop"
+    return text_of(tokenizer, tokens), len(tokens), "length" if tokens else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_a_reply_ends_at_the_token_that_completes_a_stop_string(kind, data):
+    tokenizer = KINDS[kind]
+    common = (
+        st.sampled_from(ids(tokenizer, BYTES[9:14] + BYTES[0xC3:0xC4] + BYTES[0xA9:0xAA]))
+        if fallback(tokenizer)
+        else None
+    )
+    any_token = st.integers(0, len(tokenizer) - 1)
+    tokens = data.draw(st.lists(any_token if common is None else any_token | common, max_size=20))
+    stops = data.draw(st.lists(st.text(st.sampled_from("ab \n\té中xt"), min_size=1, max_size=3), max_size=3))
+    assert replied(tokenizer, tokens, stops) == expected(tokenizer, tokens, stops)
+
+
+def test_a_stop_string_of_bytes_is_not_waited_for(monkeypatch):
+    """Llama 2 writes a new line as a byte. Without `open`, the reply ends one token later than it has to."""
+    tokenizer = KINDS["byte fallback (Llama 2)"]
+    tokens = ids(tokenizer, ["x", "<0x0A>", "▁the", "a"])
+    assert replied(tokenizer, tokens, ["\n"]) == ("x", 2, "stop")
+    monkeypatch.setattr(Detokenizer, "open", "")
+    assert replied(tokenizer, tokens, ["\n"]) == ("x", 3, "stop")
 
 
 def test_the_table_of_bytes_is_the_published_one():

@@ -6,12 +6,14 @@ import codecs
 import json
 import re
 from copy import deepcopy
+from functools import lru_cache
 from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token of one byte, where a vocabulary falls back to bytes
 KEPT = 4  # tokens before a piece with which it is decoded: decoders treat the first token of a text in another way
+OPEN = 1 << 10  # tokens: longer rows of bytes have no `open` text, which is decoded anew for each token
 
 
 def token_ids(tokenizer: Any, text: str, control: bool = False, **options: Any) -> list[int]:
@@ -60,8 +62,13 @@ class Detokenizer:
         self.ids: list[int] = []
         self.shown = 0  # characters
         if self.backend is not None:
-            self._skipped = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+            self._skipped = _special(tokenizer, len(tokenizer))
             self._pieces = _pieces(self.backend)
+
+    @property
+    def open(self) -> str:
+        """The complete characters that are held back: what the text would end with if no token followed."""
+        return "" if self.backend is None else self._pieces.open
 
     def push(self, tokens: list[int]) -> str:
         self.ids += tokens
@@ -79,7 +86,18 @@ class Detokenizer:
         return rest
 
 
+@lru_cache(4)
+def _special(tokenizer: Any, size: int) -> frozenset[int]:
+    """The special tokens of a tokenizer with this many tokens. Some have thousands: kept, not listed for each reply."""
+    return frozenset(i for i, token in tokenizer.backend_tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
 class _Pieces(Protocol):
+    @property
+    def open(self) -> str:
+        """See Detokenizer."""
+        ...
+
     def push(self, token: int, name: str) -> str:
         """The text that is settled now. name: the token as the vocabulary has it."""
         ...
@@ -105,6 +123,8 @@ def _kinds(decoder: Any) -> set[str]:
 class _ByteLevel:
     """Tokens are bytes, each written as one character: the text is their UTF-8, however tokens divide it."""
 
+    open = ""
+
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -122,17 +142,26 @@ class _Window:
         self._ids: list[int] = []
         self._settled = 0  # of these tokens, whose text was given out
 
+    @property
+    def open(self) -> str:
+        count = len(self._ids) - self._settled
+        text = self._new() if 0 < count <= OPEN else ""
+        return "" if "\ufffd" in text else text
+
     def push(self, token: int, name: str) -> str:
         self._ids.append(token)
         if "ByteFallback" in self._kinds and BYTE.fullmatch(name):
             return ""
-        text = self._decode(self._ids, skip_special_tokens=False)
-        if "ByteLevel" in self._kinds and text.endswith("\ufffd"):
+        new = self._new()
+        if "ByteLevel" in self._kinds and new.endswith("\ufffd"):
             return ""
-        new = text[len(self._decode(self._ids[: self._settled], skip_special_tokens=False)) :]
         del self._ids[:-KEPT]
         self._settled = len(self._ids)
         return new
+
+    def _new(self) -> str:
+        settled = self._decode(self._ids[: self._settled], skip_special_tokens=False)
+        return self._decode(self._ids, skip_special_tokens=False)[len(settled) :]
 
 
 def _characters() -> dict[str, int]:

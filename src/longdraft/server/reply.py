@@ -29,6 +29,7 @@ class Reply:
     def __init__(self, tokenizer: Any, stops: list[str]):
         self.text = Detokenizer(tokenizer)
         self.stops, self.held = stops, ""  # text that may begin a stop string
+        self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
         self.entries = deque[tuple[int, TokenLogprobs]]()  # of tokens whose text is held back, with where it begins
         self.tokens = self.drafted = self.accepted = self.steps = self.known = 0
@@ -44,11 +45,13 @@ class Reply:
             self.known = event.prompt.known
         for i, token in enumerate(event.tokens):
             if event.logprobs is not None:
-                self.entries.append((self.end + len(self.held), event.logprobs[i]))
+                self.entries.append((self.end + len(self.held) + len(self.open), event.logprobs[i]))
             self.tokens += 1
             last = event.ended == "eos" and i == len(event.tokens) - 1
             self.held += "" if last else self.text.push([token])  # an end token has no text
-            if (cut := self._found()) is not None:
+            self.open = self.text.open if self.stops else ""
+            if (cut := self._found(self.open)) is not None:
+                self.held += self.open
                 return self._out(cut, "stop")
         if event.ended is None:
             return self._out(len(self.held) - self._possible())
@@ -57,9 +60,9 @@ class Reply:
         finish = "stop" if cut is not None or event.ended == "eos" else "length"
         return self._out(len(self.held) if cut is None else cut, finish)
 
-    def _found(self) -> int | None:
-        """Where in the held text the first stop string begins."""
-        return min((at for stop in self.stops if (at := self.held.find(stop)) >= 0), default=None)
+    def _found(self, more: str = "") -> int | None:
+        """Where in the held text, with more text after it, the first stop string begins."""
+        return min((at for stop in self.stops if (at := (self.held + more).find(stop)) >= 0), default=None)
 
     def _possible(self) -> int:
         """How many of the held text's last characters may begin a stop string."""
