@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from listed import read_in_any_parts
-from served import NEW, TEXT, asked, chunks, client, loaded, said, tokens_of
+from served import NEW, TEXT, asked, chunks, client, loaded, quiet, said, tokens_of
 
 from longdraft import Sampler
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of
 from longdraft.ops import row_seed
+from longdraft.server.service import Answer
 
 
 @pytest.mark.parametrize(
@@ -129,10 +131,10 @@ def test_echo_with_logprobs_scores_a_text(http):
     )
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 2, "logprobs": 0}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"n": 3, "logprobs": 0}], ids=str)
 def test_an_echo_without_new_tokens_has_none(http, more):
     """With and without a stream: the prompt, its log-probabilities if asked for, and a usage of nothing new."""
-    body = asked(echo=True, max_tokens=0, **more)
+    body, before = asked(echo=True, max_tokens=0, **more), counted(http)
     whole = http.post("/v1/completions", json=body).json()
     with http.stream(
         "POST", "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
@@ -144,9 +146,40 @@ def test_an_echo_without_new_tokens_has_none(http, more):
         mine = [p["choices"][0] for p in parts if p["choices"][0]["index"] == choice["index"]]
         assert "".join(p["text"] for p in mine) == choice["text"] == TEXT
         assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
-        scored = [x for p in mine for x in (p["logprobs"] or {"tokens": []})["tokens"]]
-        assert len(scored) == (len(tokens_of(TEXT)) if "logprobs" in more else 0)
-        assert scored == (choice["logprobs"] or {"tokens": []})["tokens"]
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            scored = [x for p in mine for x in (p["logprobs"] or {key: []})[key]]
+            assert len(scored) == (len(tokens_of(TEXT)) if "logprobs" in more else 0)
+            assert scored == (choice["logprobs"] or {key: []})[key]
+        assert choice["logprobs"] == whole["choices"][0]["logprobs"]
+    assert counted(http) == before
+
+
+def counted(http) -> list[str]:
+    """What the metrics say of new tokens."""
+    return [line for line in http.get("/metrics").text.splitlines() if line.startswith("vllm:generation_tokens_total")]
+
+
+async def hasty(self, i, stream, queue, came) -> None:
+    """A choice that does not wait for the first one."""
+    async for event in stream:
+        queue.put_nowait((i, event))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_every_choice_of_a_stream_echoes_the_log_probabilities(server, http, monkeypatch, broken):
+    """The first choice has them, and choices that end in the same step end in any order."""
+    assert quiet(server)
+    time.sleep(0.05)  # until the decoding thread waits
+    wake = server.engine._work.set
+    monkeypatch.setattr(server.engine._work, "set", lambda: wake() if server.engine.open == 3 else None)  # all at once
+    if broken:
+        monkeypatch.setattr(Answer, "_read", hasty)
+    with http.stream("POST", "/v1/completions", json=asked(echo=True, logprobs=1, max_tokens=0, n=3, stream=True)) as r:
+        parts = chunks(r)
+    scored = [0] * 3
+    for choice in (p["choices"][0] for p in parts):
+        scored[choice["index"]] += len((choice["logprobs"] or {"top_logprobs": []})["top_logprobs"])
+    assert (scored == [len(tokens_of(TEXT))] * 3) != broken
 
 
 @read_in_any_parts

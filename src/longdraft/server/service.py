@@ -76,14 +76,16 @@ class Answer:
     async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, delta) as they come, until all choices have finished. Raises Problem."""
         queue = asyncio.Queue[tuple[int, Event]]()
-        readers = [asyncio.ensure_future(self._read(i, s, queue)) for i, s in enumerate(self.streams)]
+        first_came = asyncio.Event()
+        readers = [asyncio.ensure_future(self._read(i, s, queue, first_came)) for i, s in enumerate(self.streams)]
         open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
         how = "error"
         try:
             while open_:
                 i, event = await self._next(queue, all(first))
                 now = monotonic()
-                self.service.metrics.took(event, now - last[i], first[i])
+                if not self.work.silent:
+                    self.service.metrics.took(event, now - last[i], first[i])
                 last[i], first[i] = now, first[i] and not event.tokens
                 if event.prompt is not None and event.prompt.logprobs is not None:
                     self.prompt_logprobs = event.prompt.logprobs
@@ -116,9 +118,13 @@ class Answer:
             limit = times.queue_s if waiting else times.request_s
             raise Problem(503, f"this request did not {what} within {limit:g} s: try again later", retry_s=5) from None
 
-    async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]]) -> None:
+    async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: asyncio.Event) -> None:
+        """came: set with the first choice's first event; it has the prompt's log-probabilities, which all echo."""
         async for event in stream:
+            if i and self.work.prompt_logprobs:
+                await came.wait()
             queue.put_nowait((i, event))
+            came.set()
 
     def _ended(self, event: Event) -> Problem:
         if event.ended == "cancelled":
@@ -168,8 +174,8 @@ class Service:
 
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""
-        tokens = work.limit * work.n + (len(work.prompt) if work.prompt_logprobs else 0)
-        count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
+        tokens = work.limit + (len(work.prompt) if work.prompt_logprobs else 0)  # of each choice: all echo the prompt
+        count = 0 if work.logprobs is None else work.n * tokens * (work.logprobs + 1)
         if count > MOST_LOGPROBS:
             what = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
             raise Problem(400, f"{what}: ask for fewer tokens, choices or alternatives", "logprobs")
