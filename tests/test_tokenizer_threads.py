@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
 from transformers import AutoTokenizer
 
+from longdraft.models import text as reading
+from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import BUNDLED
 from longdraft.models.text import token_ids
 
@@ -40,6 +44,52 @@ def test_six_threads_read_special_tokens_and_plain_text(tokenizer):
 
 def test_the_broken_variant_is_caught(tokenizer):
     assert any(wrong(shared_flag, tokenizer) for _ in range(50))
+
+
+CHAT = "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
+
+
+def chats_and_completions(tokenizer) -> int:
+    """How many of 360 conversations and prompts (as text, and with special tokens) differ in 6 threads."""
+    tokenizer.chat_template = CHAT
+
+    def read(i: int) -> list[int]:
+        kind, text = i % 3, TEXTS[i // 3 % len(TEXTS)]
+        if kind == 2:
+            return chat_tokens(tokenizer, [{"role": "user", "content": text}])
+        return token_ids(tokenizer, text, control=bool(kind))
+
+    alone = [read(i) for i in range(3 * len(TEXTS))]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(read, range(360)))
+    return sum(one != alone[i % len(alone)] for i, one in enumerate(found))
+
+
+def test_chats_and_completions_in_six_threads(tokenizer, monkeypatch):
+    assert chats_and_completions(tokenizer) == 0
+    monkeypatch.setattr(reading, "_reader", lambda tokenizer, control: tokenizer)
+    assert any(chats_and_completions(tokenizer) for _ in range(50))  # the broken variant is caught
+
+
+def longest_wait(call: Callable[[], object]) -> float:
+    """The longest time that another thread did not run while a call did, as a share of the call's time."""
+    with ThreadPoolExecutor(1) as pool:
+        begin = last = time.perf_counter()
+        longest, running = 0.0, pool.submit(call)
+        while not running.done():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        return longest / (last - begin)
+
+
+def test_a_long_text_does_not_stop_other_threads(tokenizer):
+    """The event loop is one. `encode` of the Rust tokenizer keeps the interpreter's lock; `encode_batch` does not."""
+    tokenizer.chat_template, text = CHAT, "import os\n\ndef walk(path): for name in path\n" * 5000
+    chat_tokens(tokenizer, [{"role": "user", "content": "x"}])
+    assert longest_wait(lambda: token_ids(tokenizer, text)) < 0.5
+    assert longest_wait(lambda: chat_tokens(tokenizer, [{"role": "user", "content": text}])) < 0.5
+    assert longest_wait(lambda: tokenizer.backend_tokenizer.encode(text)) > 0.5
 
 
 def test_tokens_that_are_added_later_are_read(tokenizer):
