@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -95,6 +96,7 @@ def serve(
     from longdraft.methods.spec import MethodSpec
     from longdraft.models.chat import has_template
     from longdraft.models.control import control_of
+    from longdraft.models.text import token_ids
 
     keys, place = read_keys(api_key_file), listening(host, port)
     if host not in LOCAL and not keys:
@@ -136,7 +138,12 @@ def serve(
         server.service.templates.start()
         with suppress(InputError):  # chats say it, and completions do without
             control_of(tokenizer)  # takes a second or two with a large vocabulary: not while the first chat waits
-    status = server.run([place])
+    token_ids(tokenizer, "")  # copies the vocabulary, in a second if it is large: not while the first prompt waits
+    gc.freeze()  # what is loaded stays: garbage collections that read it would delay all answers by 0.1 s and more
+    try:
+        status = server.run([place])
+    finally:
+        gc.unfreeze()
     if status:
         raise typer.Exit(status)
 

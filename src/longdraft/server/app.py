@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ from longdraft.server import document, problems
 from longdraft.server.events import DONE, EventStream, sse
 from longdraft.server.formats import ChatFormat, CompletionFormat, usage
 from longdraft.server.page import page
+from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta
 from longdraft.server.responses import ResponseFormat, ResponsesRequest
@@ -178,21 +180,26 @@ async def _whole(answer: Answer, how: Format) -> Response:
     if isinstance(how, CompletionFormat) and how.echo is not None:
         how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
     counted = usage(len(answer.work.prompt), answer.replies)
-    size = how.log_probabilities(len(answer.prompt_logprobs or []) + counted["completion_tokens"])
-    return await answer.service.aside(size, lambda: JSONResponse(how.whole(found, counted)))
+    tokens = len(found) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
+    count = how.log_probabilities(tokens)
+    body = await answer.service.formatted(count, lambda write: write(how.whole(found, counted)).encode())
+    return Response(body, media_type="application/json")
 
 
 async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
     """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
     begun = [False] * len(answer.streams)
 
-    def event(part: dict[str, Any]) -> bytes:
+    def event(part: dict[str, Any], write: Writer) -> bytes:
         now = {"usage": usage(len(answer.work.prompt), answer.replies)} if how.in_parts else {}
-        return sse(part | now)
+        return sse(part | now, write=write)
 
-    def begin(i: int) -> bytes | None:
+    def begin(i: int, write: Writer) -> bytes:
         part = how.first(i)
-        return None if part is None else event(part)
+        return b"" if part is None else event(part, write)
+
+    def go_on(i: int, delta: Delta, write: Writer) -> bytes:
+        return event(how.part(i, delta), write)
 
     try:
         async for i, delta in answer.parts():
@@ -200,12 +207,12 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 begun[i] = True
                 if isinstance(how, CompletionFormat) and how.echo is not None:
                     how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-                size = how.log_probabilities(len(answer.prompt_logprobs or []))
-                first = await answer.service.aside(size, begin, i)
-                if first is not None:
+                count = how.log_probabilities(len(answer.prompt_logprobs or []))
+                if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
             if delta.text or delta.logprobs or delta.finish:
-                yield event(how.part(i, delta))
+                count = how.log_probabilities(len(delta.logprobs))
+                yield await answer.service.formatted(count, partial(go_on, i, delta))
         if how.with_usage:
             yield sse(how.last(usage(len(answer.work.prompt), answer.replies)))
     except Problem as problem:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
+from longdraft.server.pieces import Writer, at_once
+
 DONE = format_sse_event(data_str="[DONE]")
 
 
-def sse(content: dict[str, Any], kind: str | None = None) -> bytes:
+def sse(content: dict[str, Any], kind: str | None = None, write: Writer = at_once) -> bytes:
     """An object as one event. kind: the event's name, if it has one."""
-    return format_sse_event(data_str=json.dumps(content, ensure_ascii=False, separators=(",", ":")), event=kind)
+    return format_sse_event(data_str=write(content), event=kind)
 
 
 class Closable(Protocol):

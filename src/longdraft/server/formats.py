@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from longdraft.engine.token_logprobs import TokenLogprobs
@@ -96,8 +97,13 @@ class ChatFormat(Format):
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]] | None = None) -> Json:
         text = self.word(token)
-        entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        entry = {"token": text, "logprob": logprob, "bytes": _bytes(text)}
         return entry if top is None else entry | {"top_logprobs": [self._entry(t, p) for t, p in top]}
+
+
+@lru_cache(1 << 16)
+def _bytes(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
 
 
 class CompletionFormat(Format):

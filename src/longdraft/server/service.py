@@ -21,6 +21,7 @@ from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
+from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
@@ -28,6 +29,7 @@ from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
 T = TypeVar("T")
 LONG = 1 << 16  # characters, tokens or log-probabilities
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
+FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,10 @@ class Service:
         )
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
+
+    async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
+        """What a call makes with a writer of JSON; of many log-probabilities outside the event loop's thread."""
+        return call(at_once) if count <= FEW_LOGPROBS else await self.aside(count, call, in_pieces)
 
     async def aside(self, size: int, call: Callable[..., T], *arguments: Any) -> T:
         """The result of a call on so much (see LONG), outside the event loop's thread. InputError becomes a Problem."""
