@@ -118,9 +118,10 @@ def test_the_most_log_probabilities_do_not_hold_up_others(frozen, monkeypatch, s
         monkeypatch.setattr(server.service, "submit", submit)
         monkeypatch.setattr(server.service, "room", 1 << 16)
         body = asked(prompt=prompt, echo=True, logprobs=20, max_tokens=0, n=2, stream=stream)
-        assert slowest_health(server, body) < 0.5
+        slowest = slowest_health(server, body)
+        assert slowest < 0.5
         monkeypatch.setattr(service, "in_pieces", at_once)
-        assert slowest_health(server, body) > 0.5
+        assert slowest_health(server, body) > 2 * slowest
         with client(server) as http:
             assert http.post("/v1/completions", json=body | {"n": 3}).status_code == 400
 

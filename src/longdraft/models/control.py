@@ -45,7 +45,7 @@ class Control:
 
     def found(self, text: str) -> Iterator[tuple[int, int]]:
         """Where a text spells a control token: begin and end of each place, in characters."""
-        encoded = self._finder.encode(text, add_special_tokens=False)
+        encoded = self._finder.encode_batch([text], add_special_tokens=False)[0]
         return (span for id, span in zip(encoded.ids, encoded.offsets, strict=True) if id)
 
     def _respell(self, text: str) -> str:
@@ -54,7 +54,7 @@ class Control:
 
     def read(self, text: str) -> list[int]:
         """The ids of a text in which control tokens are respelled. Raises InputError if others would appear."""
-        ids = self._reader.encode(text, add_special_tokens=False).ids
+        ids = self._reader.encode_batch([text], add_special_tokens=False)[0].ids
         wanted = [self.names[name] for name in re.findall(f"{OPEN}[0-9]+{CLOSE}", text)]
         control = set(self.names.values()) - {self.unknown}
         if [id for id in ids if id in control] != [id for id in wanted if id in control]:
