@@ -2,9 +2,9 @@
 
 FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes, or `bundled`. The prompts are
 code of Python's standard library. Every token of Transformers' output is compared: after a difference, both continue
-from Transformers' text. The control is Transformers beside itself with another attention implementation, which adds the
-same numbers in another order. The exit status is 1 if a difference is no tie (longdraft/audit/ties.py), or if there are
-too many ties beside the control's.
+from Transformers' text. The control is Transformers itself with the same weights in float32, which rounds nothing to
+bfloat16; Transformers with another attention implementation is measured too. The exit status is 1 if a difference is no
+tie (longdraft/audit/ties.py), or if there are too many ties beside the control's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from longdraft.errors import InputError
 from longdraft.hf.wrapped import lm_of
 from longdraft.models.loading import BUNDLED, quiet
 
-ATTENTION, OTHER = "sdpa", "eager"  # of Transformers' output, and of the control
-CONTROL = f"transformers, {OTHER} attention"
+ATTENTION, OTHER = "sdpa", "eager"  # of Transformers' output, and the other one
+CONTROL = "transformers in float32"
 Run = Callable[[list[int], int], list[int]]  # (text, how many tokens) -> the next tokens
 
 
@@ -92,15 +93,8 @@ def reference(model: Any, prompt: list[int], new: int) -> tuple[list[int], Tenso
     return found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits).float()
 
 
-def other_attention(model: Any) -> Run:
-    def run(text: list[int], count: int) -> list[int]:
-        model.set_attn_implementation(OTHER)
-        try:
-            return greedy(model, text, count)[0, len(text) :].tolist()
-        finally:
-            model.set_attn_implementation(ATTENTION)
-
-    return run
+def transformers_by(model: Any) -> Run:
+    return lambda text, count: greedy(model, text, count)[0, len(text) :].tolist()
 
 
 def longdraft_by(model: Any, method: str, **options: Any) -> Run:
@@ -111,10 +105,11 @@ def longdraft_by(model: Any, method: str, **options: Any) -> Run:
 def compare(model: Any, prompts: list[list[int]], new: int, runs: dict[str, Run]) -> dict[str, Agreement]:
     """Of the control and of each engine."""
     model.set_attn_implementation(ATTENTION)
-    found = {name: Agreement() for name in (CONTROL, *runs)}
+    runs = {CONTROL: transformers_by(deepcopy(model).float()), **runs}
+    found = {name: Agreement() for name in runs}
     for prompt in prompts:
         said, logits = reference(model, prompt, new)
-        for name, run in {CONTROL: other_attention(model), **runs}.items():
+        for name, run in runs.items():
             found[name].add(prompt, said, logits, run)
     return found
 
@@ -138,7 +133,10 @@ def main(words: list[str] | None = None) -> int:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, given.dtype)).eval()
         model.generation_config.eos_token_id = None  # every output has the same number of tokens
         prompts = [ids[i * given.context :][: given.context] for i in range(given.outputs)]
-        runs = {f"longdraft, {method}": longdraft_by(model, method) for method in given.methods.split(",")}
+        other = deepcopy(model)
+        other.set_attn_implementation(OTHER)
+        runs = {f"transformers, {OTHER} attention": transformers_by(other)}
+        runs |= {f"longdraft, {method}": longdraft_by(model, method) for method in given.methods.split(",")}
         found = compare(model, prompts, given.tokens, runs)
         command = shlex.join(["python", "benchmarks/hf_agreement.py", *(relative(w) for w in words or sys.argv[1:])])
         shared = provenance(lm_of(model), 0) | {"task": "hf_agreement", "command": command, "context": given.context}
@@ -150,7 +148,8 @@ def main(words: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         print(f"hf_agreement.py: {error}", file=sys.stderr)
         return 2
-    faults = {name: a.fault(found[CONTROL], TOLERANCE[given.dtype]) for name, a in found.items() if name != CONTROL}
+    longdrafts = {name: agreed for name, agreed in found.items() if name.startswith("longdraft")}
+    faults = {name: agreed.fault(found[CONTROL], TOLERANCE[given.dtype]) for name, agreed in longdrafts.items()}
     for name, agreed in found.items():
         rate = f"{len(agreed.found)} ties in {agreed.tokens} tokens, largest gap {agreed.largest:.3g}"
         print(f"{name}: {agreed.equal} of {agreed.outputs} outputs are equal; {faults.get(name) or rate}")

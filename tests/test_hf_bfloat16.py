@@ -1,4 +1,4 @@
-"""hf_generate in bfloat16: it differs from Transformers' generate where tokens tie, as often as Transformers itself."""
+"""hf_generate in bfloat16: it differs from Transformers' generate at ties, as often as Transformers does in float32."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fault(agreed: dict[str, Agreement], method: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.full) for n in ("llama-mha", "qwen3"))])
-def test_differences_are_ties_as_rare_as_transformers_own(name):
+def test_differences_are_ties_as_rare_as_those_of_float32(name):
     agreed = found(name, "plain", "vegas")
     assert fault(agreed, "plain") == fault(agreed, "vegas") == ""
 

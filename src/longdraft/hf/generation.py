@@ -51,10 +51,11 @@ def hf_generate(
 ) -> Any:
     """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
 
-    Greedy output equals that of plain `generate`; sampled output equals that of longdraft.generate with the same seed
-    (None: one is drawn from torch's generator): row b draws with row_seed(seed, b), also where num_return_sequences
-    repeats a prompt. method, drafter, adaptive, any_target and the method's options are
-    those of `build`. The model is not changed. Raises InputError for what it would have to ignore.
+    In float32, greedy output equals that of plain `generate`. In bfloat16 the two round in different places, so they
+    can diverge where two tokens tie within rounding. Sampled output equals that of longdraft.generate with the same
+    seed (None: one is drawn from torch's generator): row b draws with row_seed(seed, b), also where
+    num_return_sequences repeats a prompt. method, drafter, adaptive, any_target and the method's options are those of
+    `build`. The model is not changed. Raises InputError for what it would have to ignore.
     """
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
     hidden = kept_back()
