@@ -176,6 +176,7 @@ def test_variables_that_torchrun_sets_are_all_there(monkeypatch):
             patch.setenv(name, value)
             with pytest.raises(InputError, match=name):
                 launch.world()
+                launch.check_meeting()
     monkeypatch.setenv("LOCAL_RANK", "x")
     with pytest.raises(InputError, match="LOCAL_RANK"):
         launch.local_rank()

@@ -9,20 +9,29 @@ from longdraft.errors import InputError
 RIGHT = "start several processes with torchrun, or unset WORLD_SIZE to run in one"
 
 
+def size() -> int:
+    """The number of processes; 1 without torchrun. Raises InputError."""
+    return _number("WORLD_SIZE", 1, 1)
+
+
 def world() -> tuple[int, int]:
     """(this process's rank, number of processes); (0, 1) without torchrun. Raises InputError for variables that
     torchrun would not set.
     """
-    size = _number("WORLD_SIZE", 1, 1)
-    if size == 1:
+    count = size()
+    if count == 1:
         return 0, 1
     rank = _number("RANK", None, 0)
-    if rank >= size:
-        raise InputError(f"RANK is {rank}, and WORLD_SIZE is {size}: {RIGHT}")
+    if rank >= count:
+        raise InputError(f"RANK is {rank}, and WORLD_SIZE is {count}: {RIGHT}")
+    return rank, count
+
+
+def check_meeting() -> None:
+    """Raises InputError without the place at which several processes meet."""
     _number("MASTER_PORT", None, 0)
     if not os.environ.get("MASTER_ADDR"):
-        raise InputError(f"WORLD_SIZE is {size}, and MASTER_ADDR is not set: {RIGHT}")
-    return rank, size
+        raise InputError(f"WORLD_SIZE is {size()}, and MASTER_ADDR is not set: {RIGHT}")
 
 
 def local_rank() -> int:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from longdraft.errors import InputError
-from longdraft.launch import world
+from longdraft.launch import size, world
 
 DIVIDE = ("generate", "bench", "audit")  # a model's heads among processes; `train` shares the work in its own way
 SPOKEN = timedelta(seconds=10)  # how long a process waits for the one that reports an error
@@ -18,7 +18,7 @@ SPOKEN = timedelta(seconds=10)  # how long a process waits for the one that repo
 
 def count() -> int:
     """How many processes torchrun has started; 1 without it. Raises InputError."""
-    return world()[1]
+    return size()
 
 
 def check(command: str) -> None:

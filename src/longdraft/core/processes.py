@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.launch import local_rank, world
+from longdraft.launch import check_meeting, local_rank, world
 
 _interrupted = threading.Event()  # by a keyboard interrupt that `Team.agree` has not told the other processes yet
 
@@ -104,6 +104,7 @@ def joined(seconds: float | None = None) -> Team:
     if size == 1:
         return ALONE
     if not dist.is_initialized():
+        check_meeting()
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
