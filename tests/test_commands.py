@@ -152,7 +152,7 @@ def test_commands_are_found():
         ("longdraft train glid --out my/glide", "glid"),
         ("longdraft train glide|hats --out my/glide", "hats"),
         ("longdraft import DIR --out DRAFTER --modle TARGET  # a comment", "modle"),
-        ("LONGDRAFT_NATIVE=avx2 longdraft bench --task steps && longdraft report", "'files'"),
+        ("LONGDRAFT_NATIVE=avx2 longdraft bench --task steps && longdraft report", "Missing argument"),
         ("torchrun --nproc-per-node 8 -m longdraft train glide -m TARGET", "--out"),
         ("torchrun --nproc-per-node 8 -m longdraft.train glide -m TARGET --out g", "there is no longdraft.train"),
         ("$run --method", "--method"),
