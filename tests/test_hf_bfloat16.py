@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import tiny
 import torch
@@ -10,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longdraft.audit.ties import TOLERANCE
 from longdraft.bench.inputs import stdlib_prompt
+from longdraft.bench.records import read_records
 from longdraft.core import Rows, Sampler, Tree, Verdict, match
 from longdraft.hf import wrapped
 from longdraft.models.loading import BUNDLED
@@ -75,3 +78,15 @@ def test_other_numbers_would_be_noticed(monkeypatch):
     lm_of = wrapped.lm_of
     monkeypatch.setattr("longdraft.hf.generation.lm_of", lambda model: lm_of(model).quantised("int4"))
     assert fault(found("llama", "plain"), "plain")
+
+
+def test_the_page_has_the_measured_rate():
+    root = Path(__file__).resolve().parent.parent
+    found = [r for _, r in read_records(root / "benchmarks" / "records" / "2026-11-24-hf-agreement.jsonl.gz")]
+    equal = {r["engine"]: r["equal"] for r in found}
+    page = (root / "docs" / "lossless.md").read_text(encoding="utf-8")
+    wanted = "{} of {} outputs of `hf_generate` equal those of `generate` to the last token, {} of Transformers' own"
+    assert all(r["git_dirty"] is False for r in found)
+    assert equal["longdraft, plain"] == equal["longdraft, vegas"]
+    figures = equal["longdraft, plain"], found[0]["outputs"], equal["transformers in float32"]
+    assert wanted.format(*figures) in page and wanted.format(figures[0] + 1, *figures[1:]) not in page
