@@ -293,6 +293,32 @@ def test_a_spread_target_is_held_once_and_says_the_same(cli, place, tmp_path):
     assert status == 2 and "torchrun" in err
 
 
+ENDS = """
+import atexit, sys
+from pathlib import Path
+
+from longdraft.cli import main
+
+said = sys.argv.pop(1)
+atexit.register(Path(said + "-exit").touch)
+main(sys.argv[1:])
+Path(said + "-after").touch()
+"""
+
+
+@pytest.mark.full
+def test_a_process_of_several_ends_without_finalization(place, tmp_path):
+    """A thread of torch that drops a tensor while the interpreter is finalized aborts one run in five of --spread."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    line = ["generate", "-m", "tiny", "a b c", "--max-new-tokens", "2", "--dtype", "float32"]
+    for start, after in ((ALONE[:1], True), (in_two(), False)):
+        left = tmp_path / ("several" if len(start) > 1 else "alone")
+        said = subprocess.run([*start, str(tmp_path / "ends.py"), str(left), *line], capture_output=True, timeout=120)
+        assert said.returncode == 0, said.stderr.decode()[-2000:]
+        assert left.with_name(left.name + "-exit").exists()
+        assert left.with_name(left.name + "-after").exists() == after
+
+
 def test_parts_that_cannot_be_shared_out_are_refused():
     assert [list(Team(rank, 2).share(4)) for rank in (0, 1)] == [[0, 2], [1, 3]]
     with pytest.raises(InputError, match="--accumulate 2"):

@@ -112,6 +112,10 @@ def explain(error: Any) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line -> exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 broken pipe."""
+    return processes.leave(_main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"

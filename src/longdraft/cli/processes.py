@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -45,13 +46,33 @@ def as_one() -> Iterator[None]:
 
 
 def _end() -> None:
-    if "longdraft.core.processes" in sys.modules:
-        from torch import distributed
-
+    if _joined():
         from longdraft.core.processes import joined
 
-        if distributed.is_initialized():
-            joined().agree("the end")
+        joined().agree("the end")
+
+
+def _joined() -> bool:
+    """Whether this process computes together with others."""
+    if "longdraft.core.processes" not in sys.modules:
+        return False
+    from torch import distributed
+
+    return distributed.is_initialized()
+
+
+def leave(status: int) -> int:
+    """The status; a process that computes together with others ends here with it.
+
+    A model that is divided for training keeps torch's group and its threads alive, and a thread that drops a tensor
+    while the interpreter is being finalized aborts the process. So everything but the finalization is done.
+    """
+    if _joined():
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        atexit._run_exitfuncs()
+        os._exit(status)
+    return status
 
 
 @contextmanager
