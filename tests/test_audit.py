@@ -96,7 +96,9 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.parametrize(  # test_broken.py has all of them in `make test`
+    "fault", [pytest.param(name, marks=[pytest.mark.full] if i % 3 else []) for i, name in enumerate(PLANTED)]
+)
 def test_a_planted_fault_is_flagged(fault, monkeypatch):
     plant, make, model = PLANTED[fault]
     plant(monkeypatch)
@@ -327,7 +329,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    "where", [pytest.param(name, marks=[pytest.mark.full] if "torch" in name else []) for name in PLACES]
+)
 def test_the_command_fails_on_a_verifier_that_accepts_what_is_near_the_best(place, capsys, monkeypatch, where):
     """At default settings, in float32 and in bfloat16, by the native step and by torch."""
     if "torch" in where:

@@ -57,7 +57,10 @@ def best_chunks(score: list[float], budget: int, recent: int, length: int, chunk
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("score", SCORERS)
-@pytest.mark.parametrize(("budget", "chunk"), [(96, 8), (90, 8), (40, 8), (60, 5)])
+@pytest.mark.parametrize(
+    ("budget", "chunk"),
+    [*(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((96, 8), (90, 8), (40, 8))), (60, 5)],
+)
 def test_chunks_are_the_best_ones(model, score, budget, chunk):
     lm = tiny.target(model)
     tokens, cache = filled(lm, LENGTHS)

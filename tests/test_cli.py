@@ -65,6 +65,7 @@ def test_shells_complete_commands_and_options(typed, offered):
     assert offered in done.stdout.decode().split()
 
 
+@pytest.mark.full
 def test_a_seed_gives_one_text_in_every_process(place):
     """Off the native step, in bfloat16, at its own pace, whatever Python's hashes are; prompts are UTF-8 everywhere."""
     source, found = str(Path(longdraft.__path__[0]).parent), []

@@ -219,6 +219,7 @@ def test_a_pass_of_many_rows_over_a_long_text_is_within_bounds():
     assert torch.equal(alone[0], together[3])
 
 
+@pytest.mark.full
 @torch.inference_mode()
 def test_what_a_wide_pass_took_is_given_back():
     lm = LM(tiny.stock("llama"), "llama")

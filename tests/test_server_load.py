@@ -225,6 +225,7 @@ def test_a_look_at_a_row_that_begins_to_run_cannot_fail():
     assert Beginning().entering is not None
 
 
+@pytest.mark.full
 def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
     """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the full counts."""
     with ServerProcess(tmp_path, "--grace-seconds", "0.5", "--max-new-tokens", "1900") as server:

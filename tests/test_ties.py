@@ -63,6 +63,7 @@ def test_ties_by_rounding_are_as_many_as_the_controls():
     assert "would be too many" in sentences(found, 0.25)[-2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["drafts are favoured by a little", "drafts near the best are accepted"])
 def test_what_hides_behind_ties_is_given_away_by_their_number(fault, monkeypatch):
     """All of it lies within the tolerance. (That a lenient verifier accepts what its own pass did not choose is not
