@@ -25,6 +25,7 @@ from longdraft.models.gguf.blocks import TYPES
 from longdraft.models.lm import digest, fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.models.text import token_ids
+from longdraft.ops import native
 from longdraft.ops.packed import Packed
 from longdraft.ops.scales import PlainScales
 
@@ -137,6 +138,30 @@ def test_quantised_matrices_stay_packed(tmp_path, kind, tied):
     assert lm.nbytes() == sum(p.nbytes for p in lm.hf.parameters()) - table.nbytes
     if tied:
         assert torch.equal(lm.hf.lm_head.weight.bfloat16(), table)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+@pytest.mark.parametrize("kind", files.QUANTISED)
+@torch.inference_mode()
+def test_the_kernels_compute_with_the_packed_weights(tmp_path, kind):
+    """Numbers are those of the dequantised matrices, and a row alone has the bits that it has among others."""
+    hf = stock(**WIDE) if files.SIZES[kind][0] == 256 else stock()
+    path = str(saved(tmp_path, hf=hf, quantised=kind))
+    lm = load_lm(path, "float32")
+    assert lm.backend.name == "native"
+    computed = [backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))]
+    torch.testing.assert_close(*computed, rtol=1e-3, atol=1e-3)
+    lm = load_lm(path, "bfloat16")
+    wide, alone = forward(Tree.chain(IDS), lm), forward(Tree.root(IDS[:, 0]), lm)
+    assert torch.equal(wide[:, :1], alone)
+
+
+def forward(tree: Tree, lm, eager: bool = False) -> torch.Tensor:
+    backend = lm.backend
+    lm.backend = lm.eager if eager else backend
+    logits = lm(tree, lm.new_cache(1, 256))
+    lm.backend = backend
+    return logits
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q5_0"])

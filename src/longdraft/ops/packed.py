@@ -12,6 +12,7 @@ from longdraft.ops.scales import PlainScales, Scales
 
 GROUP = 32  # inputs that share a scale, unless a file's format has smaller groups
 BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
+ROWS = 1 << 12  # outputs that are dequantised at a time, in double precision
 LEAST = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
 LOW, HIGH = {4: 32, 5: 32, 6: 32, 8: 64}, {4: 0, 5: 8, 6: 16, 8: 0}  # bytes of a block: lowest bits, other bits
 GROUPS = {4: (32,), 5: (32,), 6: (16,), 8: (16, 32)}  # that the kernels know
@@ -77,6 +78,8 @@ class Packed:
 
     def dequantised(self) -> Tensor:
         """float32 [outputs,inputs]: the specification of what the kernels compute with."""
+        if len(self.low) > ROWS:
+            return torch.cat([self.rows(slice(i, i + ROWS)).dequantised() for i in range(0, len(self.low), ROWS)])
         scale, offset = (None if x is None else x.double()[..., None] for x in self.scales.numbers())
         assert scale is not None
         codes = self.codes().view(*scale.shape[:2], self.group).double()

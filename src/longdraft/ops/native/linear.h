@@ -67,8 +67,7 @@ struct VectorLinear {
     int64_t T, in;    // in: of packed weights, whole blocks
     Input* x;         // [T,in], in the blocks of rows that are computed together: see add_sixteen
     float* unpacked;  // what Weights needs
-    Input* weights;   // [16,INPUTS], converted, where there are many rows
-    vec* total;       // [T,16], where there are many rows
+    Input* panel;     // [16,INPUTS], or of several blocks of rows [16,in]: converted weights
     VectorLinear(const float* from, int64_t T, int64_t inputs, Arena arena) : VectorLinear(T, inputs) {
         memory(arena, inputs);
         blocks([&](auto rows, int64_t t) {
@@ -105,12 +104,12 @@ struct VectorLinear {
    private:
     VectorLinear(int64_t T, int64_t inputs) : T(T), in(Weights::UNPACKED ? whole_blocks(inputs) : inputs) {}
     bool many() const { return T > (Weights::UNPACKED ? 1 : Weights::FEW); }
+    bool several() const { return T > TALLEST; }  // blocks of rows
 
     void memory(Arena& arena, int64_t inputs) {
         x = arena.array<Input>(T * in);
         unpacked = arena.array<float>(Weights::unpacked(inputs));
-        weights = arena.array<Input>(many() ? 16 * INPUTS : 0);
-        total = arena.array<vec>(many() ? T * 16 : 0);
+        panel = arena.array<Input>(many() ? 16 * (several() ? in : INPUTS) : 0);
     }
 
     template <typename Block>
@@ -140,30 +139,33 @@ struct VectorLinear {
         finish(all, 0, sink);
     }
 
-    // Weights are converted once for all blocks, as many as stay in the first-level cache while all rows use them.
+    // Weights are converted once for all blocks. Those of INPUTS inputs stay in the first-level cache with a block of rows.
     template <typename Sink>
     void many_rows(Weights& from, Sink sink) {
-        std::fill(total, total + T * 16, splat(0));
-        for (int64_t i = 0; i < in; i += INPUTS) {
-            const int64_t n = std::min(INPUTS, in - i);
-            convert(from, i, n);
-            const Converted panel(weights, INPUTS);
-            blocks([&](auto rows, int64_t t) {
-                constexpr int RB = decltype(rows)::value;
-                add_sixteen<RB>(x + t * in + i * RB, panel, 0, n, total + t * 16);
-            });
-        }
-        for (int64_t t = 0; t < T; t++) finish(total + t * 16, t, sink);
+        if (several())
+            for (int64_t i = 0; i < in; i += INPUTS) convert(from, i, std::min(INPUTS, in - i), panel + i, in);
+        blocks([&](auto rows, int64_t t) {
+            constexpr int RB = decltype(rows)::value;
+            vec all[RB * 16] = {};
+            for (int64_t i = 0; i < in; i += INPUTS) {
+                const int64_t n = std::min(INPUTS, in - i);
+                if (!several()) convert(from, i, n, panel, INPUTS);
+                const Converted part = several() ? Converted(panel + i, in) : Converted(panel, INPUTS);
+                add_sixteen<RB>(x + t * in + i * RB, part, 0, n, all);
+            }
+            for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
+        });
     }
 
-    ONE_COPY void convert(Weights& from, int64_t begin, int64_t n) {
+    // Inputs [begin, begin + n) of sixteen rows of weights -> to, with `pitch` numbers from one row to the next.
+    ONE_COPY void convert(Weights& from, int64_t begin, int64_t n, Input* to, int64_t pitch) const {
         if constexpr (Weights::UNPACKED) from.open(0, 16, begin, n);
         const int64_t first = Weights::UNPACKED ? 0 : begin;
         for (int64_t o = 0; o < 16; o++)
             for (int64_t e = 0; e < n; e += Weights::STEP) {
                 from.prefetch(o, first + e);
                 each<Weights::STEP / Weights::WIDE>([&](int s) {
-                    store(weights + o * INPUTS + e + s * Weights::WIDE, from.at(o, first + e, s * Weights::WIDE));
+                    store(to + o * pitch + e + s * Weights::WIDE, from.at(o, first + e, s * Weights::WIDE));
                 });
             }
     }
@@ -248,11 +250,17 @@ static void outputs(const Linear& f, Products& products, float* y, bool add) {
         const auto from = [&](int64_t begin) {
             const int64_t first = std::min(begin, out - 16);
             return [=, &f](int64_t t, const float* sums) {
-                float* to = y + t * out + first;
-                for (int64_t j = begin - first; j < 16; j++) {
-                    const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
-                    to[j] = add ? to[j] + sum : sum;
-                }
+                float* const to = y + t * out + first;
+                if (begin == first)
+                    for (int j = 0; j < 16; j += V) {
+                        const vec sum = f.bias ? load(sums + j) + load(f.bias + first + j) : load(sums + j);
+                        store(to + j, add ? load(to + j) + sum : sum);
+                    }
+                else
+                    for (int64_t j = begin - first; j < 16; j++) {
+                        const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
+                        to[j] = add ? to[j] + sum : sum;
+                    }
             };
         };
         const int64_t begin = unit * OUTPUTS, second = begin + 16;
