@@ -169,7 +169,7 @@ static void each_row_alone(const Linear& f, const std::vector<float>& x, const s
         for (int64_t o = 0; o < outputs; o++) {
             double exact = (add ? before[t * outputs + o] : 0) + (f.bias ? double(f.bias[o]) : 0);
             for (int64_t i = 0; i < in; i++) exact += double(x[t * in + i]) * weight(o, i);
-            require(std::fabs(y[t * outputs + o] - exact) <= 1e-6 * in * (f.bits ? 128 : 1), "outputs", t, o, in);
+            require(std::fabs(y[t * outputs + o] - exact) <= 1e-6 * in * (f.format ? 128 : 1), "outputs", t, o, in);
         }
     }
 }
@@ -179,7 +179,7 @@ static void linear_outputs(int64_t T, int64_t in, int64_t outputs, bool add) {
     const auto x = coarse(T * in);
     const auto bias = numbers<float>(outputs), before = numbers<float>(T * outputs);
     const auto w = numbers<E>(outputs * in);
-    const Linear f = {w.data(), bias.data(), outputs, in, 0, 0, nullptr, nullptr, 0};
+    const Linear f = {w.data(), bias.data(), outputs, in, NUMBERS, FLOATS, nullptr, nullptr, nullptr, nullptr};
     each_row_alone<E>(f, x, before, T, add, [&](int64_t o, int64_t i) { return double(value(w[o * in + i])); });
 }
 
@@ -212,6 +212,79 @@ static half as_half(float x) {
     return {static_cast<uint16_t>(w >> 16 & 0x8000 | ((w >> 13 & 0x3ffff) - (112 << 10)) & 0x7fff)};
 }
 
+// A layer of random packed weights. Every form of scales; tails of rows that are not whole blocks have other bits than zeros.
+struct PackedLayer {
+    int64_t outputs, in, blocks, groups, bits, group;
+    bool has_offset;
+    std::vector<uint8_t> low, high, bytes;
+    std::vector<float> scale, offset, float_scale, float_offset;
+    std::vector<half> half_scale, half_offset, unit;
+    Linear f;
+
+    PackedLayer(Format format, ScaleForm form, bool has_offset, int64_t outputs, int64_t in, const float* bias)
+        : outputs(outputs), in(in), blocks((in + 63) / 64), has_offset(has_offset) {
+        bits = format == BITS_8_OF_16 ? 8 : 3 + format + (format == BITS_8), group = format == BITS_6 || format == BITS_8_OF_16 ? 16 : 32;
+        groups = blocks * 64 / group;
+        low.resize(outputs * blocks * (bits == 8 ? 64 : 32)), high.resize(outputs * blocks * (bits == 5 ? 8 : bits == 6 ? 16 : 0));
+        for (uint8_t& c : low) c = randomness();
+        for (uint8_t& c : high) c = randomness();
+        f = {low.data(), bias, outputs, in, format, form, high.empty() ? nullptr : high.data(), nullptr, nullptr, nullptr};
+        if (form == SIX_BITS || form == EIGHT_BITS)
+            codes_of_scales(form);
+        else
+            numbers_of_scales(form);
+    }
+
+    void numbers_of_scales(ScaleForm form) {
+        for (int64_t i = 0; i < outputs * groups; i++) {
+            const float a = any(), b = any();
+            scale.push_back(rounded(a + std::copysign(0.01f, a))), offset.push_back(i % 7 ? rounded(b + std::copysign(0.01f, b)) : 0);
+            if (form == FLOATS) scale[i] += 1e-6f, offset[i] += 1e-6f;
+            half_scale.push_back(as_half(scale[i])), half_offset.push_back(offset[i] == 0 ? half{0} : as_half(offset[i]));
+        }
+        float_scale = scale, float_offset = offset;
+        f.scale = form == HALVES ? (void*)half_scale.data() : float_scale.data();
+        if (has_offset) f.offset = form == HALVES ? (void*)half_offset.data() : float_offset.data();
+    }
+
+    // As ggml reads them, one after another.
+    void codes_of_scales(ScaleForm form) {
+        const int64_t per = form == SIX_BITS ? 8 : 16, units = outputs * groups / per;
+        bytes.resize(units * (form == SIX_BITS ? 12 : 16));
+        for (uint8_t& c : bytes) c = randomness();
+        std::vector<float> by;
+        for (int64_t i = 0; i < units * (form == SIX_BITS ? 2 : 1); i++) {
+            const float a = any();
+            by.push_back(rounded(a + std::copysign(0.01f, a))), unit.push_back(as_half(by[i]));
+        }
+        for (int64_t g = 0; g < outputs * groups; g++) {
+            const int64_t u = g / per, j = g % per;
+            const uint8_t* q = &bytes[u * (form == SIX_BITS ? 12 : 16)];
+            if (form == EIGHT_BITS) {
+                scale.push_back(by[u] * static_cast<int8_t>(q[j])), offset.push_back(0);
+                continue;
+            }
+            const int s = j < 4 ? q[j] & 63 : (q[j + 4] & 15) | (q[j - 4] >> 6) << 4;
+            const int m = j < 4 ? q[j + 4] & 63 : q[j + 4] >> 4 | (q[j] >> 6) << 4;
+            scale.push_back(by[2 * u] * s), offset.push_back(-(by[2 * u + 1] * m));
+        }
+        f.scale = bytes.data(), f.unit = unit.data();
+    }
+
+    int code(int64_t o, int64_t i) const {
+        const int64_t block = o * blocks + i / 64, at = i % 64;
+        if (bits == 8) return static_cast<int8_t>(low[block * 64 + at]);
+        int code = low[block * 32 + at % 32] >> (at < 32 ? 0 : 4) & 15;
+        if (bits == 5) code |= (high[block * 8 + at / 8] >> at % 8 & 1) << 4;
+        if (bits == 6) code |= (high[block * 16 + at % 16] >> at / 16 * 2 & 3) << 4;
+        return has_offset ? code : code - (1 << (bits - 1));
+    }
+    double weight(int64_t o, int64_t i) const {
+        const int64_t g = o * groups + i / group;
+        return static_cast<float>(double(code(o, i)) * scale[g] + (has_offset ? double(offset[g]) : 0));
+    }
+};
+
 // What a kernel for numbers E makes of a weight in a row of so many.
 template <typename E>
 static double held(float w, int64_t in) {
@@ -223,64 +296,51 @@ static double held(float w, int64_t in) {
     return w;
 }
 
+struct Kind {
+    Format format;
+    ScaleForm form;
+    bool has_offset;
+};
+static const Kind kinds[] = {
+    {BITS_4, FLOATS, true},   {BITS_4, HALVES, true}, {BITS_4, HALVES, false}, {BITS_4, SIX_BITS, true},  {BITS_5, HALVES, true},
+    {BITS_5, HALVES, false},  {BITS_5, FLOATS, false}, {BITS_5, SIX_BITS, true}, {BITS_6, HALVES, false}, {BITS_6, EIGHT_BITS, false},
+    {BITS_8, HALVES, false},  {BITS_8, FLOATS, false}, {BITS_8_OF_16, HALVES, true}, {BITS_8_OF_16, FLOATS, true},
+};
+
 template <typename E>
-static void packed_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits, int64_t group, bool halves) {
+static void packed_outputs(const Kind& kind, int64_t T, int64_t in, int64_t outputs) {
     const auto x = coarse(T * in), before = numbers<float>(T * outputs);
-    auto scale = numbers<float>(outputs * in / group), offset = numbers<float>(outputs * in / group);
-    std::vector<half> half_scale, half_offset;
-    for (size_t i = 0; halves && i < scale.size(); i++) {
-        scale[i] = rounded(scale[i] + std::copysign(0.01f, scale[i])), offset[i] = i % 7 ? rounded(offset[i]) : 0;
-        if (std::fabs(offset[i]) < 0x1p-14f) offset[i] = 0;
-        half_scale.push_back(as_half(scale[i])), half_offset.push_back(offset[i] == 0 ? half{0} : as_half(offset[i]));
-    }
-    std::vector<uint8_t> codes(outputs * in * bits / 8);
-    for (uint8_t& c : codes) c = randomness();
-    const Linear f = {codes.data(), nullptr, outputs, in, bits, group, halves ? (void*)half_scale.data() : scale.data(),
-                      halves ? (void*)half_offset.data() : offset.data(), halves};
-    each_row_alone<E>(f, x, before, T, false, [&](int64_t o, int64_t i) {
-        const int64_t g = (o * in + i) / group, at = i % group;
-        const uint8_t* from = &codes[g * group * bits / 8];
-        const int code = bits == 8 ? static_cast<int8_t>(from[at]) : at < 16 ? from[at] & 15 : from[at - 16] >> 4;
-        return held<E>(static_cast<float>(double(code) * scale[g] + offset[g]), in);
-    });
+    const PackedLayer layer(kind.format, kind.form, kind.has_offset, outputs, in, nullptr);
+    require(packed_fits(layer.f), "a layer that fits", kind.format, kind.form, in);
+    each_row_alone<E>(layer.f, x, before, T, false, [&](int64_t o, int64_t i) { return held<E>(layer.weight(o, i), in); });
 }
 
 #ifdef INTEGER_PRODUCTS
 // Inputs of a group are rounded to 127 steps of its largest, so each is at most half a step off; rows with zeros and outliers.
-static void integer_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits, bool halves) {
+static void integer_outputs(const Kind& kind, int64_t T, int64_t in, int64_t outputs) {
     auto x = numbers<float>(T * in);
     for (int64_t i = 0; i < T * in; i += 5) x[i] *= i % 3 ? 0 : 100;
     std::fill(x.begin(), x.begin() + 32, 0.0f);
     const auto before = numbers<float>(T * outputs), bias = numbers<float>(outputs);
-    auto scale = numbers<float>(outputs * in / 32), offset = numbers<float>(outputs * in / 32);
-    std::vector<half> half_scale, half_offset;
-    for (size_t i = 0; halves && i < scale.size(); i++) {
-        scale[i] = rounded(scale[i] + std::copysign(0.01f, scale[i])), offset[i] = rounded(offset[i] + std::copysign(0.01f, offset[i]));
-        half_scale.push_back(as_half(scale[i])), half_offset.push_back(as_half(offset[i]));
-    }
-    std::vector<uint8_t> codes(outputs * in * bits / 8);
-    for (uint8_t& c : codes) c = randomness();
-    const Linear f = {codes.data(), bias.data(), outputs, in, bits, 32, halves ? (void*)half_scale.data() : scale.data(),
-                      halves ? (void*)half_offset.data() : offset.data(), halves};
-    require(in_integers(f, T) == (T <= 4), "which products are in integers", T, in, bits);
-    if (!in_integers(f, T)) return;
+    const PackedLayer layer(kind.format, kind.form, kind.has_offset, outputs, in, bias.data());
+    require(in_integers(layer.f, T) == (T <= 4 && kind.format != BITS_8_OF_16), "which products are in integers", T, in, kind.format);
+    if (!in_integers(layer.f, T)) return;
     Buffer<char> own;
-    own.reserve(IntegerLinear<8>::bytes(T, in));
+    own.reserve(integer_bytes(T, in));
     auto y = before;
-    with_integers(f, x.data(), T, Arena(own.data()), [&](auto&& products) { ::outputs(f, products, y.data(), true); });
+    with_integers(layer.f, x.data(), T, Arena(own.data()), [&](auto&& products) { ::outputs(layer.f, products, y.data(), true); });
     for (int64_t t = 0; t < T; t++)
         for (int64_t o = 0; o < outputs; o++) {
             double exact = before[t * outputs + o] + bias[o], most = 1e-4 * (1 + std::fabs(exact));
             for (int64_t g = 0; g < in / 32; g++) {
-                const float *const from = &x[t * in + g * 32], s = scale[o * (in / 32) + g];
-                const uint8_t* const c = &codes[(o * in + g * 32) * bits / 8];
                 double top = 0, sizes = 0;
-                for (int64_t i = 0; i < 32; i++) {
-                    const int code = bits == 8 ? static_cast<int8_t>(c[i]) : i < 16 ? c[i] & 15 : c[i - 16] >> 4;
-                    exact += double(from[i]) * (double(code) * s + offset[o * (in / 32) + g]);
-                    top = std::max<double>(top, std::fabs(from[i])), sizes += std::abs(code);
+                for (int64_t i = g * 32; i < g * 32 + 32; i++) {
+                    exact += double(x[t * in + i]) * layer.weight(o, i);
+                    const double scale = layer.scale[o * layer.groups + i / layer.group];
+                    const int code = layer.bits < 6 && !layer.has_offset ? layer.code(o, i) + (1 << (layer.bits - 1)) : layer.code(o, i);
+                    top = std::max<double>(top, std::fabs(x[t * in + i])), sizes += std::fabs(code * scale);
                 }
-                most += (0.5 / 127 + 1e-5) * top * sizes * std::fabs(s) + 1e-5 * top * 32;
+                most += (0.5 / 127 + 1e-5) * top * sizes + 1e-4 * top * 32;
             }
             require(std::fabs(y[t * outputs + o] - exact) <= most, "outputs in integers", t, o, in);
         }
@@ -288,9 +348,9 @@ static void integer_outputs(int64_t T, int64_t in, int64_t outputs, int64_t bits
 
 static void each_integer() {
     for (int64_t T = 1; T <= 5; T++)
-        for (const bool halves : {false, true})
-            for (const int64_t in : {32, 96, 256, 288, 576})
-                for (const int64_t bits : {4, 8}) integer_outputs(T, in, 49, bits, halves);
+        for (const Kind& kind : kinds)
+            for (const int64_t in : {32, 96, 256, 288, 576, 768})
+                if (kind.form < SIX_BITS || in % 256 == 0) integer_outputs(kind, T, in, 49);
 }
 #endif
 
@@ -322,14 +382,11 @@ static void each_type() {
 template <typename E>
 static void each_packed() {
     for (const int64_t T : {1, 2, 3, 8, 13, 40})
-        for (const bool halves : {false, true}) {
-            for (const int64_t in : {32, 96, 288}) {
-                packed_outputs<E>(T, in, 49, 4, 32, halves);
-                packed_outputs<E>(T, in, 49, 8, 32, halves);
-                packed_outputs<E>(T, in, 49, 8, 16, halves);
-            }
-            packed_outputs<E>(T, 48, 49, 8, 16, halves);
-        }
+        for (const Kind& kind : kinds)
+            for (const int64_t in : {32, 96, 288, 256, 768})
+                if (kind.form < SIX_BITS || in % 256 == 0) packed_outputs<E>(kind, T, in, 49);
+    for (const Kind& kind : kinds)
+        if (kind.format == BITS_8_OF_16) packed_outputs<E>(kind, 3, 48, 49);
 }
 
 int main() {

@@ -25,7 +25,9 @@ from longdraft.models.gguf.blocks import TYPES
 from longdraft.models.lm import digest, fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.models.text import token_ids
+from longdraft.ops import native
 from longdraft.ops.packed import Packed
+from longdraft.ops.scales import PlainScales
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
@@ -35,12 +37,14 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 @pytest.mark.parametrize("kind", files.QUANTISED)
 def test_blocks_are_what_ggml_computes(kind):
-    """Bit for bit, and packed: nothing is rounded."""
+    """Bit for bit, and packed: nothing is rounded. Types of 4, 5, 6 and 8 bits take the bytes that they take in the file."""
     entries, size = files.SIZES[kind]
     data = files.blocks(kind, (3, 2 * entries), scale=0.1)
     made = TYPES[files.NUMBER[kind]].unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, 2, size))
-    assert isinstance(made, Packed) and made.bits == (4 if kind.startswith("Q4") else 8)
+    own = kind[:2] in ("Q4", "Q5", "Q6", "Q8")
+    assert isinstance(made, Packed) and made.bits == (int(kind[1]) if own else 8)
     assert made.group == (16 if kind in ("Q2_K", "Q3_K", "Q6_K") else 32)
+    assert made.nbytes == len(data) if own else made.nbytes > len(data)
     wanted = [files.decoded(kind, data[i : i + size]) for i in range(0, len(data), size)]
     assert torch.equal(made.dequantised(), torch.tensor(np.array(wanted)).view(3, -1))
 
@@ -78,12 +82,28 @@ def test_blocks_equal_the_gguf_package(kind):
     assert np.array_equal(found.numpy(), wanted)
 
 
-@pytest.mark.parametrize(("number", "dtype"), [(2, "float16"), (3, "float16"), (8, "float16"), (12, "float32")])
+@pytest.mark.parametrize(("number", "dtype"), [(2, "float16"), (3, "float16"), (8, "float16"), (10, "float32")])
 def test_scales_are_halves_only_where_that_changes_nothing(number, dtype):
     kind = TYPES[number]
     data = torch.frombuffer(bytearray(files.blocks(kind.name, (3, 2 * kind.entries))), dtype=torch.uint8)
     packed = kind.unpack(data.view(3, 2, kind.size))
-    assert isinstance(packed, Packed) and packed.scale.dtype == packed.offset.dtype == getattr(torch, dtype)
+    assert isinstance(packed, Packed) and isinstance(packed.scales, PlainScales)
+    assert packed.scales.scale.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("kind", [name for name in files.QUANTISED if files.SIZES[name][0] == 32])
+def test_rows_that_are_no_whole_blocks(kind):
+    """Rows of 96 entries: what fills their last block is no part of the matrix."""
+    _, size = files.SIZES[kind]
+    data = files.blocks(kind, (5, 96), scale=0.1)
+    made = TYPES[files.NUMBER[kind]].unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(5, 3, size))
+    assert isinstance(made, Packed) and made.shape == (5, 96)
+    wanted = [files.decoded(kind, data[i : i + size]) for i in range(0, len(data), size)]
+    values = torch.tensor(np.array(wanted)).view(5, -1)
+    assert torch.equal(made.dequantised(), values)
+    assert torch.equal(made.at(torch.arange(480)), values.flatten())
+    order = torch.tensor([3, 0, 4])
+    assert torch.equal(made.rows(order).dequantised(), values[order])
 
 
 # Models --------------------------------------------------------------------------------------------------------------
@@ -118,6 +138,30 @@ def test_quantised_matrices_stay_packed(tmp_path, kind, tied):
     assert lm.nbytes() == sum(p.nbytes for p in lm.hf.parameters()) - table.nbytes
     if tied:
         assert torch.equal(lm.hf.lm_head.weight.bfloat16(), table)
+
+
+@pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+@pytest.mark.parametrize("kind", files.QUANTISED)
+@torch.inference_mode()
+def test_the_kernels_compute_with_the_packed_weights(tmp_path, kind):
+    """Numbers are those of the dequantised matrices, and a row alone has the bits that it has among others."""
+    hf = stock(**WIDE) if files.SIZES[kind][0] == 256 else stock()
+    path = str(saved(tmp_path, hf=hf, quantised=kind))
+    lm = load_lm(path, "float32")
+    assert lm.backend.name == "native"
+    computed = [backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))]
+    torch.testing.assert_close(*computed, rtol=1e-3, atol=1e-3)
+    lm = load_lm(path, "bfloat16")
+    wide, alone = forward(Tree.chain(IDS), lm), forward(Tree.root(IDS[:, 0]), lm)
+    assert torch.equal(wide[:, :1], alone)
+
+
+def forward(tree: Tree, lm, eager: bool = False) -> torch.Tensor:
+    backend = lm.backend
+    lm.backend = lm.eager if eager else backend
+    logits = lm(tree, lm.new_cache(1, 256))
+    lm.backend = backend
+    return logits
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q5_0"])

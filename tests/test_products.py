@@ -74,7 +74,38 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "scores",
     ),
     "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
-    "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
+    "an offset of 4 or 5 bits is left out": (
+        "packed_weights.h",
+        "return fused(code, size, splat(offset[group]));\n        }",
+        "return code * size;\n        }",
+        "outputs",
+    ),
+    "an offset of 8 bits is left out": (
+        "packed_weights.h",
+        "if constexpr (OFFSET) return fused(code, size, splat(offset[group]));",
+        "",
+        "outputs",
+    ),
+    "halves of a byte are swapped": (
+        "packed_weights.h",
+        "nibbles(codes + step % 32, step < 32)",
+        "nibbles(codes + step % 32, step >= 32)",
+        "outputs",
+    ),
+    "fifth bits are of the other half": ("packed_weights.h", "high + step / 32 * 4,", "high + 4 - step / 32 * 4,", "outputs"),
+    "sixth bits are of the next group": ("packed_weights.h", "k = step / 16;", "k = (step / 16 + 1) % 4;", "outputs"),
+    "a code of 6 bits has no sign": ("packed_weights.h", "(two & 48)) - 32)", "(two & 48)))", "outputs"),
+    "a code of 5 bits without offset has no sign": ("scales.h", "(-(1 << (Form::BITS - 1)))", "(0)", "outputs"),
+    "a scale of 6 bits loses its high bits": ("scales.h", "| (w[0] >> 2 & two)", "", "outputs"),
+    "a minimum of 6 bits is added": ("scales.h", "-units[1]", "units[1]", "outputs"),
+    "a scale of 8 bits is that of the group after": ("scales.h", "eight_signed(codes + 8), by)", "eight_signed(codes), by)", "outputs"),
+    "a row's scales are those of the row before": ("packed_weights.h", "offset + i * stride);", "offset);", "outputs"),
+    "a row alone adds in another order": (
+        "linear.h",
+        "sum[i] = fused(Weights::input(x + in + step), weights.at(i, in, step), sum[i]);",
+        "sum[i] += fused(Weights::input(x + in + step), weights.at(i, in, step), splat(0));",
+        "a row's outputs alone",
+    ),
     "a code is written to the other half of its byte": (
         "coded_keys.h",
         "low | nearest_integers(x[i + 16 / V] - offset, inverse, 0, 15) << 4",
@@ -93,7 +124,7 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "scale_in(block), splat(0))",
         "values of codes",
     ),
-    "the halves of a byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "outputs"),
+    "the halves of a key's byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "scores of codes"),
     "the last of an odd number of values is paired with what lies after it": (
         "pair_products.h",
         "slot + 1 < n ? half(slot + 1) : _mm256_setzero_si256()",
@@ -112,16 +143,26 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "input",
         "outputs in integers",
     ),
-    "both halves of a vector are of one group": ("weights.h", "16 - again", "0", "outputs"),
+    "fifth bits of weights in integers are of the other half": (
+        "integer_products.h",
+        "high + 4 * half,",
+        "high + 4 - 4 * half,",
+        "outputs in integers",
+    ),
+    "in pairs, halves of a byte are swapped": ("packed_weights.h", "step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary", "!step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary", "outputs"),
+    "in pairs, both groups have the scale of the first": ("packed_weights.h", "rounded(weights(group + 1, 0)", "rounded(weights(group, 0)", "outputs"),
+    "in pairs, fifth bits are of the other half": ("packed_weights.h", "+ block * 8 + step / 8,", "+ block * 8 + 4 - step / 8,", "outputs"),
+    "in pairs, sixth bits are of the next group": ("codes.h", "_mm512_set_epi64(62, 62, 0, 0, 2, 2, 4, 4)", "_mm512_set_epi64(4, 4, 62, 62, 0, 0, 2, 2)", "outputs"),
+    "in pairs, both halves of a vector are of one group": ("packed_weights.h", "floats.at(row, input, step + 16))", "floats.at(row, input, step))", "outputs"),
 }
-PAIRED = {"pair_products.h", "weights.h"}  # planted in a build with the instructions for pairs of bf16
+PAIRED = "pair"  # in a fault's file or name: it is planted in a build with the instructions for pairs of bf16
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", PLANTED)
 def test_it_finds_planted_faults(fault, tmp_path):
     name, right, wrong, found = PLANTED[fault]
-    kind = "_avx512bf16" if name in PAIRED else "_avx2"
+    kind = "_avx512bf16" if PAIRED in name or PAIRED in fault else "_avx2"
     needs("g++", kind)
     for header in SOURCES.glob("*.h"):
         shutil.copy(header, tmp_path)

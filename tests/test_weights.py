@@ -252,7 +252,7 @@ def test_weights_of_any_size_are_quantised_to_the_nearest_code(bits, size):
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(bits)) * size
     weight[0, :32] = 0
     packed = quantised(weight, bits)
-    assert packed.scale.dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
-    step = packed.scale.float().repeat_interleave(32, 1)
+    assert packed.scales.parts["scale"].dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
+    step = packed.scales.numbers()[0].repeat_interleave(32, 1)
     assert ((packed.dequantised() - weight).abs() <= 0.51 * step).all()
     assert torch.equal(packed.dequantised()[0, :32], weight[0, :32])

@@ -14,7 +14,7 @@ from longdraft.errors import InputError
 from longdraft.ops.packed import GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
-SCALES = 4  # bytes of a group's scale and offset, as halves
+SCALES = {8: 2, 4: 4}  # bytes of a group's scale, and of its offset if it has one, as halves
 
 
 class PackedLinear(nn.Module):
@@ -22,17 +22,21 @@ class PackedLinear(nn.Module):
 
     def __init__(self, packed: Packed, bias: Tensor | None = None):
         super().__init__()
-        self.bits, self.group = packed.bits, packed.group
+        self.bits, self._kind = packed.bits, packed.rows(slice(0, 0))
         self.out_features, self.in_features = packed.shape
-        self.codes = nn.Parameter(packed.codes, requires_grad=False)
-        self.scale = nn.Parameter(packed.scale, requires_grad=False)
-        self.offset = nn.Parameter(packed.offset, requires_grad=False)
+        for name, part in packed.parts.items():
+            self.register_parameter(name, nn.Parameter(part, requires_grad=False))
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._unpacked: Tensor | None = None
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parameters that hold the packed weights."""
+        return tuple(self._kind.parts)
+
+    @property
     def packed(self) -> Packed:
-        return Packed(self.bits, self.codes.data, self.scale.data, self.offset.data, self.group)
+        return self._kind.of({name: getattr(self, name).data for name in self.parts})
 
     @property
     def weight(self) -> Tensor:
@@ -56,8 +60,7 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
     """A linear layer, packed or not, with these outputs of another."""
     bias = None if layer.bias is None else layer.bias.detach()[rows]
     if isinstance(layer, PackedLinear):
-        p = layer.packed
-        return PackedLinear(Packed(p.bits, p.codes[rows], p.scale[rows], p.offset[rows], p.group), bias)
+        return PackedLinear(layer.packed.rows(rows), bias)
     some = nn.Linear(layer.weight.shape[1], len(rows), bias is not None, device="meta")
     some.weight = nn.Parameter(layer.weight.detach()[rows], requires_grad=False)
     if bias is not None:
@@ -96,7 +99,7 @@ def bytes_saved(hf: Any, kind: str) -> float:
     """How many bytes of weights fewer a step reads after `quantise_linears`; computed from shapes."""
     layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
     now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
-    return now - sum(m.in_features * m.out_features / GROUP * (GROUP * bits / 8 + SCALES) for m, bits in layers)
+    return now - sum(m.in_features * m.out_features / GROUP * (GROUP * bits / 8 + SCALES[bits]) for m, bits in layers)
 
 
 def _finer(hf: Any, kind: str) -> dict[str, int]:

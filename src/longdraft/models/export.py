@@ -47,7 +47,7 @@ def _plain(lm: LM) -> Any:
     weights = {name: x.detach() for name, x in lm.hf.state_dict().items()}
     for name, module in lm.hf.named_modules():
         if isinstance(module, PackedLinear):
-            for key in ("codes", "scale", "offset"):
+            for key in module.parts:
                 del weights[f"{name}.{key}"]
             weights[f"{name}.weight"] = module.weight.to(lm.dtype)
     config = type(lm.hf.config).from_dict(lm.hf.config.to_dict())

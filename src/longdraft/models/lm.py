@@ -281,17 +281,17 @@ def digest(hf: Any) -> str:
 
 
 def _weights(hf: Any) -> Iterator[tuple[str, Tensor | Packed]]:
-    packed = {name: m.packed for name, m in hf.named_modules() if isinstance(m, PackedLinear)}
-    parts = {f"{name}.{leaf}" for name in packed for leaf in ("codes", "scale", "offset")}
+    packed = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear)}
+    parts = {f"{name}.{leaf}" for name, m in packed.items() for leaf in m.parts}
     yield from ((name, p) for name, p in hf.named_parameters() if name not in parts)
-    yield from ((f"{name}.weight", p) for name, p in packed.items())
+    yield from ((f"{name}.weight", m.packed) for name, m in packed.items())
 
 
 def _sample(weight: Tensor | Packed) -> tuple[list[int], Tensor]:
     """The shape, and some numbers as the bits of bfloat16."""
     step = max(1, prod(weight.shape) // SAMPLE)
     if isinstance(weight, Packed):
-        some = weight.at(torch.arange(0, prod(weight.shape), step, device=weight.codes.device))
+        some = weight.at(torch.arange(0, prod(weight.shape), step, device=weight.low.device))
     else:
         full = weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
         some = full.reshape(-1)[::step]

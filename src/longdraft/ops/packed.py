@@ -1,4 +1,4 @@
-"""Weight matrices of 4 or 8 bits: groups of consecutive inputs share a scale and an offset."""
+"""Weight matrices of 4, 5, 6 or 8 bits: groups of consecutive inputs share a scale and perhaps an offset."""
 
 from __future__ import annotations
 
@@ -6,66 +6,137 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from longdraft.ops.scales import PlainScales, Scales
 
 GROUP = 32  # inputs that share a scale, unless a file's format has smaller groups
+BLOCK = 64  # inputs whose codes lie together; a row has whole blocks
+ROWS = 1 << 12  # outputs that are dequantised at a time, in double precision
 LEAST = 2.0**-20  # as a half, a smaller scale would have fewer than five bits
+LOW, HIGH = {4: 32, 5: 32, 6: 32, 8: 64}, {4: 0, 5: 8, 6: 16, 8: 0}  # bytes of a block: lowest bits, other bits
+GROUPS = {4: (32,), 5: (32,), 6: (16,), 8: (16, 32)}  # that the kernels know
 
 
 @dataclass(frozen=True)
 class Packed:
     """A matrix [outputs,inputs] whose entries are code * scale + offset, computed in float32 with one rounding.
 
-    codes: of 8 bits int8 [outputs,inputs]; of 4 bits uint8 [outputs,inputs/2], where byte i of the 16 bytes of a group
-    holds entry i in its low and entry i+16 in its high half. scale, offset: [outputs,inputs/group], both float32 or
-    both float16.
+    Without offsets an entry is (code - 2^(bits-1)) * scale. Codes of 8 bits are signed in either case.
+
+    low: of 8 bits int8 [outputs,room], where room is inputs rounded up to whole blocks of 64; else uint8
+    [outputs,room/2], where byte i of the 32 bytes of a block holds the lowest 4 bits of entry i in its low and of
+    entry i+32 in its high half. high: of 5 bits uint8 [outputs,room/8], where bit i of a block's 64 is of entry i; of 6
+    bits uint8 [outputs,room/4], where byte i of a block's 16 holds two bits each of entries i, i+16, i+32 and i+48,
+    from the lowest on; else None. scales: of [outputs,room/group] groups.
     """
 
     bits: int
-    codes: Tensor
-    scale: Tensor
-    offset: Tensor
+    inputs: int
+    low: Tensor
+    high: Tensor | None
+    scales: Scales
     group: int = GROUP
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8) or self.group not in (16, 32) or (self.bits == 4 and self.group != 32):
-            raise ValueError(f"{self.bits} bits in groups of {self.group}: choose 4 bits in 32, or 8 in 16 or 32")
-        outputs, groups = self.scale.shape
-        if (self.offset.shape, self.offset.dtype) != (self.scale.shape, self.scale.dtype) or self.codes.shape != (
-            outputs,
-            groups * self.group * self.bits // 8,
-        ):
-            raise ValueError(f"codes {tuple(self.codes.shape)} do not fit scales {tuple(self.scale.shape)}")
+        if self.group not in GROUPS.get(self.bits, ()) or self.inputs % 16 or (self.bits < 8 and self.inputs % 32):
+            raise ValueError(f"{self.bits} bits in groups of {self.group}, {self.inputs} inputs: no kernel knows this")
+        if self.bits == 8 and (self.group == 16) != self.scales.has_offset:
+            raise ValueError(f"8 bits in groups of {self.group}: those of 16 have an offset, those of 32 have none")
+        if self.bits == 6 and self.scales.has_offset:
+            raise ValueError("6 bits have no offset")
+        outputs, blocks = len(self.low), -(-self.inputs // BLOCK)
+        if self.scales.shape != (outputs, blocks * BLOCK // self.group):
+            raise ValueError(f"scales {self.scales.shape} do not fit {outputs} outputs of {self.inputs} inputs")
+        for part, size in ((self.low, LOW[self.bits]), (self.high, HIGH[self.bits])):
+            if (None if part is None else part.shape) != ((outputs, blocks * size) if size else None):
+                raise ValueError(f"codes of {self.bits} bits do not fit {outputs} outputs of {self.inputs} inputs")
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
-        return self.scale.shape[0], self.scale.shape[1] * self.group
+        return len(self.low), self.inputs
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """All tensors that it consists of, by name."""
+        codes = {"low": self.low} if self.high is None else {"low": self.low, "high": self.high}
+        return codes | self.scales.parts
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.parts.values())
+
+    def of(self, parts: dict[str, Tensor], inputs: int | None = None) -> Packed:
+        """The same kind of matrix, of other tensors and perhaps of another number of inputs."""
+        rest = {name: x for name, x in parts.items() if name not in ("low", "high")}
+        return Packed(self.bits, inputs or self.inputs, parts["low"], parts.get("high"), self.scales.of(rest), self.group)
+
+    def rows(self, which: Tensor | slice) -> Packed:
+        """The matrix of these outputs."""
+        return self.of({name: x[which] for name, x in self.parts.items()})
 
     def dequantised(self) -> Tensor:
         """float32 [outputs,inputs]: the specification of what the kernels compute with."""
-        codes = self.codes.view(*self.scale.shape, -1)
-        if self.bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], -1)
-        exact = codes.double() * self.scale.double()[..., None] + self.offset.double()[..., None]
-        return exact.float().view(self.shape)
+        if len(self.low) > ROWS:
+            return torch.cat([self.rows(slice(i, i + ROWS)).dequantised() for i in range(0, len(self.low), ROWS)])
+        scale, offset = (None if x is None else x.double()[..., None] for x in self.scales.numbers())
+        assert scale is not None
+        codes = self.codes().view(*scale.shape[:2], self.group).double()
+        exact = codes * scale if offset is None else codes * scale + offset
+        return exact.float().view(len(self.low), -1)[:, : self.inputs]
+
+    def codes(self) -> Tensor:
+        """int8 [outputs,room]: what scales are multiplied with, so of fewer than 8 bits signed without offsets."""
+        if self.bits == 8:
+            return self.low
+        low = self.low.unflatten(-1, (-1, 32))
+        codes = torch.cat([low & 15, low >> 4], -1)
+        if self.high is not None:
+            width = self.bits - 4  # bits of an entry
+            size, shifts = HIGH[self.bits], torch.arange(0, 8, width, dtype=torch.uint8, device=low.device)
+            bits = self.high.unflatten(-1, (-1, size))[..., None] >> shifts & (1 << width) - 1
+            order = bits if self.bits == 5 else bits.transpose(-1, -2)
+            codes = codes | order.flatten(-2) << 4
+        signed = codes.flatten(-2).view(torch.int8)
+        return signed if self.scales.has_offset else signed - (1 << self.bits - 1)
 
     def at(self, places: Tensor) -> Tensor:
         """float32: the entries at these places of the matrix, counted row by row."""
-        row, column = places // self.shape[1], places % self.shape[1]
-        group, i = column // self.group, column % self.group
-        if self.bits == 8:
-            codes = self.codes[row, column]
-        else:
-            both = self.codes[row, 16 * group + i % 16]
-            codes = torch.where(i < 16, both & 15, both >> 4)
-        return (codes.double() * self.scale[row, group].double() + self.offset[row, group].double()).float()
+        row, column = places // self.inputs, places % self.inputs
+        size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a matrix of its own
+        which = column // size
+        parts = {name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which] for name, x in self.parts.items()}
+        return self.of(parts, size).dequantised().gather(1, (column % size)[:, None]).squeeze(1)
+
+    @property
+    def _room(self) -> int:
+        """Inputs, rounded up to whole blocks."""
+        return -(-self.inputs // BLOCK) * BLOCK
 
 
-def in_halves(scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as float16 where that changes no number, else both as float32."""
-    halves = scale.half(), offset.half()
-    same = all(torch.equal(h.float(), x) for h, x in zip(halves, (scale, offset), strict=True))
-    return halves if same else (scale.float(), offset.float())
+def pack(bits: int, codes: Tensor, scales: Scales, group: int = GROUP) -> Packed:
+    """Codes uint8 or int8 [outputs,inputs], in the order of the entries, as a Packed with these scales.
+
+    Codes of fewer than 8 bits are unsigned. The scales are those of the inputs; a last block is filled with zeros.
+    """
+    outputs, inputs = codes.shape
+    missing = -inputs % BLOCK
+    if missing:
+        codes = F.pad(codes, (0, missing))
+        scales = scales.of({name: F.pad(x, (0, missing // group)) for name, x in scales.parts.items()})
+    if bits == 8:
+        return Packed(8, inputs, codes.view(torch.int8).contiguous(), None, scales, group)
+    blocks = codes.view(torch.uint8).view(outputs, -1, BLOCK)
+    low = (blocks[..., :32] & 15 | blocks[..., 32:] << 4).flatten(1)
+    high = None
+    if bits > 4:
+        width = bits - 4
+        shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
+        over = blocks >> 4
+        parts = over.unflatten(-1, (8, 8)) if bits == 5 else over.unflatten(-1, (4, 16)).transpose(-1, -2)
+        high = (parts << shifts).sum(-1, dtype=torch.uint8).flatten(1).contiguous()
+    return Packed(bits, inputs, low.contiguous(), high, scales, group)
 
 
 def quantised(weight: Tensor, bits: int) -> Packed:
@@ -78,13 +149,13 @@ def quantised(weight: Tensor, bits: int) -> Packed:
     groups = w.reshape(len(w), -1, GROUP)
     if bits == 8:
         scale = groups.abs().amax(-1) / 127
-        scale, offset = _rounded(scale, torch.zeros_like(scale))
+        scale, _ = _rounded(scale, torch.zeros_like(scale))
         codes = (groups / _divisor(scale)).round().clamp(-127, 127).to(torch.int8).view(w.shape)
-        return Packed(8, codes, scale, offset)
+        return pack(8, codes, PlainScales(scale, None))
     low, high = groups.amin(-1), groups.amax(-1)
     scale, low = _rounded((high - low) / 15, low)
     q = ((groups - low.float()[..., None]) / _divisor(scale)).round().clamp(0, 15).to(torch.uint8)
-    return Packed(4, (q[..., :16] | q[..., 16:] << 4).reshape(len(w), -1), scale, low.contiguous())
+    return pack(4, q.view(w.shape), PlainScales(scale, low.contiguous()))
 
 
 def _rounded(scale: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,11 @@ from longdraft.backends.packed_linear import PackedLinear
 from longdraft.backends.stock import projections
 from longdraft.core import Captures, ChainDraws, KVCache, Tree
 from longdraft.ops import coded, native
+from longdraft.ops.packed import Packed
+from longdraft.ops.scales import EightBitScales, SixBitScales
+
+FORMATS = {(4, 32): "BITS_4", (5, 32): "BITS_5", (6, 16): "BITS_6", (8, 32): "BITS_8", (8, 16): "BITS_8_OF_16"}
+FORMS = {SixBitScales: "SIX_BITS", EightBitScales: "EIGHT_BITS"}
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
@@ -39,12 +44,18 @@ class Pins:
 
     def linear(self, module: Any) -> native.Linear:
         if isinstance(module, PackedLinear):
-            p, bias = module.packed, self.float(module.bias)
-            return native.Linear(
-                self.raw(p.codes), bias, *p.shape, p.bits, p.group, self.raw(p.scale), self.raw(p.offset),
-                p.scale.dtype == torch.float16,
-            )  # fmt: skip
+            return self.packed(module.packed, self.float(module.bias))
         return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
+
+
+    def packed(self, p: Packed, bias: int | None) -> native.Linear:
+        parts = {name: self.raw(part) for name, part in p.parts.items()}
+        scale = p.scales.parts["scale"]
+        form = native.ScaleForm[FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")]
+        layer = native.Linear(parts["low"], bias, *p.shape, native.Format[FORMATS[p.bits, p.group]], form)
+        layer.high, layer.scale = parts.get("high"), parts["scale"]
+        layer.offset, layer.unit = parts.get("offset"), parts.get("unit")
+        return layer
 
 
 class NativeStep:

@@ -1,7 +1,8 @@
 """The tensor types of GGUF files: how many bytes a block of entries takes, and what its bits mean.
 
 Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing is rounded. Types
-of 2, 3, 5 and 6 bits take 8 bits per entry in memory, and so do IQ4_NL and IQ4_XS, whose 4 bits select from a table.
+of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and 3 bits take 8 bits per entry, and so do
+IQ4_NL and IQ4_XS, whose 4 bits select from a table.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longdraft.ops.packed import Packed, in_halves
+from longdraft.ops.packed import Packed, pack
+from longdraft.ops.scales import EightBitScales, PlainScales, Scales, SixBitScales
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -38,11 +40,11 @@ def _half(field: Tensor) -> Tensor:
 
 
 def _packed(bits: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, group: int = 32) -> Packed:
-    """codes [rows,...] with entries in order, or of 4 bits in Packed's order; scale, offset [rows,...]."""
+    """codes [rows,...] with entries in order; scale, offset [rows,...], a number for each group."""
     rows = len(codes)
-    scale = scale.reshape(rows, -1).contiguous()
-    offset = torch.zeros_like(scale) if offset is None else offset.reshape(rows, -1).contiguous()
-    return Packed(bits, codes.reshape(rows, -1).contiguous(), *in_halves(scale, offset), group)
+    offset = None if offset is None else offset.reshape(rows, -1).contiguous()
+    scales = PlainScales(scale.reshape(rows, -1).contiguous(), offset)
+    return pack(bits, codes.reshape(rows, -1).contiguous(), scales.in_halves(), group)
 
 
 def _plain(kind: torch.dtype) -> Callable[[Tensor], Tensor]:
@@ -51,13 +53,12 @@ def _plain(kind: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 def _q4_0(blocks: Tensor) -> Packed:
     d, codes = _parts(blocks, 2, 16)
-    scale = _half(d)
-    return _packed(4, codes, scale, -8 * scale)
+    return _packed(4, _nibbles(codes), _half(d))
 
 
 def _q4_1(blocks: Tensor) -> Packed:
     d, m, codes = _parts(blocks, 2, 2, 16)
-    return _packed(4, codes, _half(d), _half(m))
+    return _packed(4, _nibbles(codes), _half(d), _half(m))
 
 
 def _nibbles(codes: Tensor) -> Tensor:
@@ -73,12 +74,12 @@ def _fifth(high: Tensor) -> Tensor:
 
 def _q5_0(blocks: Tensor) -> Packed:
     d, high, low = _parts(blocks, 2, 4, 16)
-    return _packed(8, (_nibbles(low) | _fifth(high)).view(torch.int8) - 16, _half(d))
+    return _packed(5, _nibbles(low) | _fifth(high), _half(d))
 
 
 def _q5_1(blocks: Tensor) -> Packed:
     d, m, high, low = _parts(blocks, 2, 2, 4, 16)
-    return _packed(8, (_nibbles(low) | _fifth(high)).view(torch.int8), _half(d), _half(m))
+    return _packed(5, _nibbles(low) | _fifth(high), _half(d), _half(m))
 
 
 def _q8_0(blocks: Tensor) -> Packed:
@@ -119,15 +120,14 @@ def _q3_k(blocks: Tensor) -> Packed:
     codes = (_pairs(codes.unflatten(-1, (2, 32))).flatten(-3, -2) | third).view(torch.int8) - 4
     low, upper = scales.split((8, 4), -1)  # a scale has 4 low bits and 2 high ones
     scale = (_nibbles(low) | _pairs(upper).flatten(-2) << 4).view(torch.int8) - 32
-    return _packed(8, codes, _half(d)[..., None] * scale, group=16)
+    scale = _half(d)[..., None] * scale
+    return _packed(8, codes, scale, torch.zeros_like(scale), 16)
 
 
-def _k_scales(d: Tensor, dmin: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and offset [rows,blocks,8] of Q4_K and Q5_K, whose 12 bytes hold 8 scales and 8 minima of 6 bits."""
-    a, b, c = scales.split(4, -1)
-    scale = torch.cat([a & 63, c & 15 | a >> 2 & 48], -1)
-    least = torch.cat([b & 63, c >> 4 | b >> 2 & 48], -1)
-    return _half(d)[..., None] * scale, -_half(dmin)[..., None] * least
+def _k_scales(d: Tensor, dmin: Tensor, scales: Tensor) -> Scales:
+    """Of Q4_K and Q5_K."""
+    unit = torch.cat([d, dmin], -1).view(torch.float16)
+    return SixBitScales(scales.flatten(1), unit.flatten(1).contiguous())
 
 
 def _halves(codes: Tensor) -> Tensor:
@@ -137,22 +137,22 @@ def _halves(codes: Tensor) -> Tensor:
 
 def _q4_k(blocks: Tensor) -> Packed:
     d, dmin, scales, codes = _parts(blocks, 2, 2, 12, 128)
-    groups = _halves(codes)
-    return _packed(4, groups[..., :16] | groups[..., 16:] << 4, *_k_scales(d, dmin, scales))
+    return pack(4, _halves(codes).flatten(1), _k_scales(d, dmin, scales))
 
 
 def _q5_k(blocks: Tensor) -> Packed:
     d, dmin, scales, high, low = _parts(blocks, 2, 2, 12, 32, 128)
     fifth = (high[..., None, :] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4  # bit g is of group g
-    return _packed(8, (_halves(low) | fifth).view(torch.int8), *_k_scales(d, dmin, scales))
+    return pack(5, (_halves(low) | fifth).flatten(1), _k_scales(d, dmin, scales))
 
 
 def _q6_k(blocks: Tensor) -> Packed:
     low, high, scales, d = _parts(blocks, 128, 64, 16, 2)
     low = _nibbles(low.unflatten(-1, (2, 64)))  # of each half of the block, 128 entries
     high = _pairs(high.unflatten(-1, (2, 32)))  # byte i is of entries i, i+32, i+64 and i+96
-    codes = (low | high.flatten(-2) << 4).view(torch.int8) - 32
-    return _packed(8, codes, _half(d)[..., None] * scales.view(torch.int8), group=16)
+    codes = low | high.flatten(-2) << 4
+    units = d.view(torch.float16).flatten(1)
+    return pack(6, codes.flatten(1), EightBitScales(scales.view(torch.int8).flatten(1), units.contiguous()), 16)
 
 
 TYPES = {

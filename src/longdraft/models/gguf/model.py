@@ -239,10 +239,7 @@ def order_of(rows: int, heads: int) -> Tensor:
 
 
 def permuted(weights: Packed | Tensor, order: Tensor) -> Packed | Tensor:
-    if not isinstance(weights, Packed):
-        return weights[order]
-    codes, scale, offset = weights.codes[order], weights.scale[order], weights.offset[order]
-    return Packed(weights.bits, codes, scale, offset, weights.group)
+    return weights.rows(order) if isinstance(weights, Packed) else weights[order]
 
 
 def dequantised(weights: Packed, dtype: torch.dtype) -> Tensor:
@@ -250,6 +247,5 @@ def dequantised(weights: Packed, dtype: torch.dtype) -> Tensor:
     made = torch.empty(weights.shape, dtype=dtype)
     for begin in range(0, len(made), ROWS):
         rows = slice(begin, begin + ROWS)
-        part = Packed(weights.bits, weights.codes[rows], weights.scale[rows], weights.offset[rows], weights.group)
-        made[rows] = part.dequantised()
+        made[rows] = weights.rows(rows).dequantised()
     return made

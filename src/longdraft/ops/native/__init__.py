@@ -30,7 +30,7 @@ Pass = STRUCTS["Pass"]
 Warpers = STRUCTS["Warpers"]
 Chain = STRUCTS["Chain"]
 Copy = STRUCTS["Copy"]
-Code, LayerKind = ENUMS["Code"], ENUMS["LayerKind"]
+Code, LayerKind, Format, ScaleForm = (ENUMS[name] for name in ("Code", "LayerKind", "Format", "ScaleForm"))
 WRONG = {
     "BAD_MODEL": "the model's shapes contradict each other",
     "BAD_NODES": "nodes, positions or lengths are not those of a tree over this cache",

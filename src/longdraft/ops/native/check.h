@@ -5,11 +5,11 @@
 
 #include "draw.h"
 #include "guard.h"
+#include "scales.h"
 
 static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
     if (!f.weight || f.outputs != outputs || f.inputs != inputs) return false;
-    const bool codes = f.group == 32 ? f.bits == 4 || f.bits == 8 : f.group == 16 && f.bits == 8;
-    return !f.bits || (codes && f.scale && f.offset && inputs % f.group == 0);
+    return f.format == NUMBERS || packed_fits(f);
 }
 
 static bool fits(const Layer& f, const Model& m) {

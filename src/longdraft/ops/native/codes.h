@@ -33,6 +33,41 @@ static inline vec nibbles(const uint8_t* p, bool low) {
 #endif
 }
 
+// V bytes as integers.
+static inline ivec unsigned_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return (ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    typedef uint8_t bytes __attribute__((vector_size(V)));
+    bytes b;
+    std::memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, ivec);
+#endif
+}
+
+static inline vec to_floats(ivec x) { return __builtin_convertvector(x, vec); }
+
+// 0, 1, ..., V - 1.
+static inline uvec lanes() {
+    uvec x{};
+    for (int i = 0; i < V; i++) x[i] = i;
+    return x;
+}
+
+#ifdef __AVX512F__
+// The codes of a block of 64 weights of 6 bits (ops/packed.py) as signed bytes.
+static inline __m512i six_bit_codes(const uint8_t* low, const uint8_t* high) {
+    const __m512i four = _mm512_srlv_epi64(_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)low)),
+                                           _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0));
+    const __m512i two = _mm512_rolv_epi64(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)high)),
+                                          _mm512_set_epi64(62, 62, 0, 0, 2, 2, 4, 4));
+    const __m512i both = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), four, two, 0xca);  // where 15 has a bit: four
+    return _mm512_sub_epi8(_mm512_and_si512(both, _mm512_set1_epi8(63)), _mm512_set1_epi8(32));
+}
+#endif
+
 // Number step..step+V of a group of 32 codes.
 template <int BITS>
 static inline vec codes_at(const uint8_t* group, int step) {

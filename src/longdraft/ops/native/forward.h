@@ -40,7 +40,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     for (const int64_t in : {m.width, H * D, m.mlp}) {
         t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
 #ifdef INTEGER_PRODUCTS
-        if (p.approximate) t.own_bytes = std::max(t.own_bytes, IntegerLinear<8>::bytes(T, in));
+        if (p.approximate) t.own_bytes = std::max(t.own_bytes, integer_bytes(T, in));
 #endif
     }
     t.own.reserve(threads * t.own_bytes);

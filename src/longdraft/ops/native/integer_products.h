@@ -20,64 +20,90 @@ static inline eight dot(__m256i unsigned_bytes, __m256i signed_bytes) {
     return __builtin_convertvector((eight_integers)all, eight);
 }
 
-// A group of 32 weights, multiplied with as many inputs.
+// Thirty-two weights, half a block from `half` on, multiplied with as many inputs.
 template <int BITS>
-struct GroupCodes;
-template <>
-struct GroupCodes<4> {
+struct UnsignedCodes {
     __m256i codes;
-    explicit GroupCodes(const uint8_t* from) {
-        const __m128i both = _mm_loadu_si128((const __m128i*)from);
-        const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(both), _mm_srli_epi16(both, 4), 1);
-        codes = _mm256_and_si256(all, _mm256_set1_epi8(15));
+    UnsignedCodes(const uint8_t* low, const uint8_t* high, int half) {
+        const __m256i both = _mm256_loadu_si256((const __m256i*)low);
+        codes = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+        if (BITS == 5) {  // each bit in a byte of its own
+            const __m128i bytes = _mm_set_epi64x(0x0303030303030303, 0x0202020202020202);
+            const __m256i which = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set_epi64x(0x0101010101010101, 0)), bytes, 1);
+            uint32_t word;
+            std::memcpy(&word, high + 4 * half, sizeof word);
+            const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+            const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(word), which);
+            const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+            codes = _mm256_or_si256(codes, _mm256_and_si256(is_set, _mm256_set1_epi8(16)));
+        }
     }
     eight times(__m256i input) const { return dot(codes, input); }
 };
-template <>
-struct GroupCodes<8> {
+template <int BITS>
+struct SignedCodes {
     __m256i codes, sizes;
-    explicit GroupCodes(const uint8_t* from)
-        : codes(_mm256_loadu_si256((const __m256i*)from)), sizes(_mm256_abs_epi8(codes)) {}
+    SignedCodes(const uint8_t* low, const uint8_t* high, int half) {
+        if (BITS == 8) {
+            codes = _mm256_loadu_si256((const __m256i*)(low + 32 * half));
+        } else {
+            const __m256i both = _mm256_loadu_si256((const __m256i*)low);
+            const __m256i four = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+            const __m128i bits = _mm_loadu_si128((const __m128i*)high);
+            const __m128i first = half ? bits : _mm_slli_epi16(bits, 4), second = half ? _mm_srli_epi16(bits, 2) : _mm_slli_epi16(bits, 2);
+            const __m256i two = _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1);
+            codes = _mm256_sub_epi8(_mm256_or_si256(four, _mm256_and_si256(two, _mm256_set1_epi8(48))), _mm256_set1_epi8(32));
+        }
+        sizes = _mm256_abs_epi8(codes);
+    }
     eight times(__m256i input) const { return dot(sizes, _mm256_sign_epi8(input, codes)); }
 };
 
 // Rows of inputs in 8 bits: an input is code * scale.
 struct RoundedInputs {
     int64_t groups, wide;  // wide: groups, and zeros up to a whole vector
-    int8_t* codes;         // [T,in]
-    float *scale, *total;  // [T,16,groups], the same sixteen times; and [T,wide]: sums of a group's inputs
+    int8_t* codes;         // [T,32 groups], zeros beyond the inputs
+    float *scale, *total;  // [T,groups]; and [T,wide]: sums of a group's inputs
     RoundedInputs(int64_t T, int64_t in, Arena& arena)
-        : groups(in / 32), wide((groups + 7) / 8 * 8), codes(arena.array<int8_t>(T * in)), scale(arena.array<float>(T * 16 * groups)),
-          total(arena.array<float>(T * wide)) {}
-    void round(const float* x, int64_t T) {
+        : groups(whole_blocks(in) / 32), wide((groups + 7) / 8 * 8), codes(arena.array<int8_t>(T * groups * 32)),
+          scale(arena.array<float>(T * groups)), total(arena.array<float>(T * wide)) {}
+    void round(const float* x, int64_t T, int64_t in) {
         std::fill(total, total + T * wide, 0.0f);
-        for (int64_t t = 0; t < T; t++) {
-            for (int64_t g = 0; g < groups; g++, x += 32) {
+        std::fill(codes, codes + T * groups * 32, int8_t{0});
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t g = 0; g < groups; g++) {
+                scale[t * groups + g] = 0;
+                if (g * 32 >= in) continue;
+                const float* const from = x + t * in + g * 32;
                 vec top = splat(0), all = splat(0);
-                for (int i = 0; i < 32; i += V) top = vmax(top, vmax(load(x + i), -load(x + i))), all += load(x + i);
+                for (int i = 0; i < 32; i += V) top = vmax(top, vmax(load(from + i), -load(from + i))), all += load(from + i);
                 const float size = std::max(greatest(top), 1e-30f) / 127;
-                scale[t * 16 * groups + g] = size, total[t * wide + g] = sum(all);
+                scale[t * groups + g] = size, total[t * wide + g] = sum(all);
                 for (int i = 0; i < 32; i += V) {
                     uint8_t* const to = reinterpret_cast<uint8_t*>(codes + (t * groups + g) * 32 + i);
-                    store_bytes(to, nearest_integers(load(x + i), 1 / size, -127, 127));
+                    store_bytes(to, nearest_integers(load(from + i), 1 / size, -127, 127));
                 }
             }
-            float* const all = scale + t * 16 * groups;
-            for (int64_t r = 1; r < 16; r++) std::copy(all, all + groups, all + r * groups);
-        }
     }
 };
 
 // As VectorLinear, for at most FEW rows.
-template <int BITS>
-struct IntegerLinear {
-    static constexpr int64_t FEW = 4;
-    const int64_t T, in, groups = in / 32;
+template <Format F>
+struct IntegerLinear : Form<F> {
+    using Form<F>::BITS;
+    using Form<F>::GROUP;
+    using Form<F>::LOW;
+    using Form<F>::HIGH;
+    using Form<F>::OFFSET;
+    using Half = std::conditional_t<(BITS == 4 || BITS == 5), UnsignedCodes<BITS>, SignedCodes<BITS>>;
+    static constexpr int64_t FEW = 4, PER = 32 / GROUP;  // groups of 32 inputs
+    const int64_t T, in, blocks = whole_blocks(in) / BLOCK_INPUTS, groups = blocks * BLOCK_INPUTS / GROUP;
+    const int64_t room = (groups + 15) / 16 * 16;
     RoundedInputs x;
-    float *scale, *offset;  // of sixteen rows of weights [16,groups]; scale is multiplied with that of a row of inputs
+    float *scale, *offset;  // of four rows of weights [4,room]
     IntegerLinear(const float* from, int64_t T, int64_t in, Arena arena) : IntegerLinear(T, in, arena) {
-        x.round(from, T);
-        std::fill(offset + 16 * groups, offset + 16 * groups + 8, 0.0f);  // read after the last row, and multiplied with 0
+        x.round(from, T, in);
+        if (OFFSET) std::fill(offset, offset + 4 * room, 0.0f);  // those after the last group are multiplied with 0
     }
     static int64_t bytes(int64_t T, int64_t in) {
         Arena arena;
@@ -87,51 +113,53 @@ struct IntegerLinear {
 
     template <typename Sink>
     void outputs(const Linear& f, int64_t first, Sink sink) {
-        const uint8_t* const codes = static_cast<const uint8_t*>(f.weight) + first * in * BITS / 8;
-        unpack(f.offset, f.halves, first * groups, nullptr, offset);
-        for (int64_t t = 0; t < T; t++) {
-            alignas(64) float y[16];
-            unpack(f.scale, f.halves, first * groups, x.scale + t * 16 * groups, scale);
-            for (int o = 0; o < 16; o += 4) add_four(codes, o, t, y + o);
-            sink(t, y);
+        alignas(64) float y[FEW][16];
+        for (int o = 0; o < 16; o += 4) {
+            for (int64_t i = 0; i < 4; i++)
+                unpack_scales<Form<F>>(f, groups, first + o + i, 0, groups, scale + i * room, offset + i * room);
+            for (int64_t t = 0; t < T; t++) add_four(f, first + o, t, y[t] + o);
         }
+        for (int64_t t = 0; t < T; t++) sink(t, y[t]);
     }
 
    private:
     IntegerLinear(int64_t T, int64_t in, Arena& arena)
-        : T(T), in(in), x(T, in, arena), scale(arena.array<float>(16 * groups)), offset(arena.array<float>(16 * groups + 8)) {}
+        : T(T), in(in), x(T, in, arena), scale(arena.array<float>(4 * room)), offset(arena.array<float>(OFFSET ? 4 * room : 0)) {}
 
-    // Numbers of sixteen rows as floats, multiplied with `times` if there are any.
-    void unpack(const void* from, int64_t halves, int64_t first, const float* times, float* to) const {
-        for (int64_t i = 0; i < 16 * groups; i += V) {
-            if (halves && i % 32 == 0) __builtin_prefetch(static_cast<const half*>(from) + first + i + 16 * groups, 0, 2);
-            const vec numbers = halves ? load(static_cast<const half*>(from) + first + i) : load(static_cast<const float*>(from) + first + i);
-            store(to + i, times ? numbers * load(times + i) : numbers);
-        }
-    }
-
-    // Four outputs of row t.
-    ONE_COPY void add_four(const uint8_t* codes, int o, int64_t t, float* y) const {
+    // Outputs [row, row + 4) of row t of the inputs.
+    ONE_COPY void add_four(const Linear& f, int64_t row, int64_t t, float* y) const {
+        const uint8_t* const low = static_cast<const uint8_t*>(f.weight) + row * blocks * LOW;
+        const uint8_t* const high = static_cast<const uint8_t*>(f.high) + row * blocks * HIGH;
         eight sum[4];
-        const int8_t* const inputs = x.codes + t * in;
         each<4>([&](int i) {
             sum[i] = eight{};
-            for (int64_t g = 0; g < groups; g += 8) {
-                eight a, b;
-                std::memcpy(&a, offset + (o + i) * groups + g, sizeof a);
-                std::memcpy(&b, x.total + t * x.wide + g, sizeof b);
-                sum[i] += a * b;
-            }
-            for (int64_t line = 0; line < in * BITS / 8; line += 64) prefetch_after(codes + (o + i) * (in * BITS / 8) + line);
+            if constexpr (OFFSET && PER == 1)
+                for (int64_t g = 0; g < groups; g += 8) {
+                    eight a, b;
+                    std::memcpy(&a, offset + i * room + g, sizeof a);
+                    std::memcpy(&b, x.total + t * x.wide + g, sizeof b);
+                    sum[i] += a * b;
+                }
+            for (int64_t line = 0; t == 0 && line < blocks * LOW; line += 64) prefetch_after(low + i * blocks * LOW + line);
+            for (int64_t line = 0; t == 0 && line < blocks * HIGH; line += 64) prefetch_after(high + i * blocks * HIGH + line);
         });
-        for (int64_t g = 0; g < groups; g++) {
-            const __m256i input = _mm256_loadu_si256((const __m256i*)(inputs + g * 32));
-            each<4>([&](int i) {
-                const int64_t at = (o + i) * groups + g;
-                sum[i] += GroupCodes<BITS>(codes + at * (4 * BITS)).times(input) * all_of(scale[at]);
+        for (int64_t b = 0; b < blocks; b++)
+            each<2>([&](int half) {
+                const int64_t g = 2 * b + half;
+                const __m256i input = _mm256_loadu_si256((const __m256i*)(x.codes + (t * x.groups + g) * 32));
+                const eight size = all_of(x.scale[t * x.groups + g]);
+                each<4>([&](int i) {
+                    const Half codes(low + (i * blocks + b) * LOW, high + (i * blocks + b) * HIGH, half);
+                    sum[i] += codes.times(input) * (scales_of(scale + i * room + g * PER) * size);
+                });
             });
-        }
         _mm_storeu_ps(y, four(sum));
+    }
+
+    // The scale of each sum of four products.
+    static eight scales_of(const float* scale) {
+        if (PER == 1) return all_of(*scale);
+        return (eight)_mm256_set_m128(_mm_set1_ps(scale[1]), _mm_set1_ps(scale[0]));
     }
 
     // The sums of four vectors.
@@ -143,11 +171,20 @@ struct IntegerLinear {
 };
 
 // Whether the products of so many rows with these weights can be computed so.
-static inline bool in_integers(const Linear& f, int64_t rows) { return f.bits && f.group == 32 && rows <= IntegerLinear<4>::FEW; }
+static inline bool in_integers(const Linear& f, int64_t rows) {
+    return f.format != NUMBERS && f.format != BITS_8_OF_16 && rows <= IntegerLinear<BITS_4>::FEW;
+}
 
 template <typename Take>
 static void with_integers(const Linear& f, const float* x, int64_t T, const Arena& arena, Take take) {
-    if (f.bits == 4) return take(IntegerLinear<4>(x, T, f.inputs, arena));
-    take(IntegerLinear<8>(x, T, f.inputs, arena));
+    switch (f.format) {
+        case BITS_4: return take(IntegerLinear<BITS_4>(x, T, f.inputs, arena));
+        case BITS_5: return take(IntegerLinear<BITS_5>(x, T, f.inputs, arena));
+        case BITS_6: return take(IntegerLinear<BITS_6>(x, T, f.inputs, arena));
+        default: return take(IntegerLinear<BITS_8>(x, T, f.inputs, arena));
+    }
+}
+static int64_t integer_bytes(int64_t T, int64_t in) {
+    return std::max(IntegerLinear<BITS_4>::bytes(T, in), IntegerLinear<BITS_6>::bytes(T, in));
 }
 #endif

@@ -28,15 +28,24 @@ enum Code : int {
 // those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1).
 enum LayerKind : int64_t { DECODER, RING, CROSS };
 
+// How the weights of a linear layer lie in memory: as numbers E, or as codes of so many bits in groups of 32 or 16 inputs
+// (ops/packed.py).
+enum Format : int64_t { NUMBERS, BITS_4, BITS_5, BITS_6, BITS_8, BITS_8_OF_16 };
+
+// How the scales of groups, and their offsets, lie in memory (ops/scales.py).
+enum ScaleForm : int64_t { FLOATS, HALVES, SIX_BITS, EIGHT_BITS };
+
+// Groups of inputs are counted in rows of whole blocks of 64 inputs.
 struct Linear {
-    const void* weight;  // E [outputs,inputs], or codes; null where the layer has none
+    const void* weight;  // E [outputs,inputs], or the low bits of codes; null where the layer has none
     const float* bias;   // [outputs], or null
     int64_t outputs, inputs;
-    int64_t bits;          // of a code, 4 or 8 (ops/packed.py); 0: the weights are E
-    int64_t group;         // inputs that share a scale: 32, or 16 of 8 bits
-    const void* scale;     // float [outputs,inputs/group]; or IEEE halves, where `halves` is 1
-    const void* offset;    // as scale
-    int64_t halves;
+    Format format;
+    ScaleForm scales;
+    const void* high;    // the other bits of codes of 5 or 6 bits
+    const void* scale;   // [outputs,groups] floats or IEEE halves; or codes
+    const void* offset;  // [outputs,groups] as scale; null where the format has none, and of codes
+    const void* unit;    // IEEE halves by which codes of scales are multiplied; else null
 };
 
 struct Layer {

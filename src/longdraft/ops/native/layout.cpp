@@ -35,10 +35,12 @@ static constexpr Entry table[] = {
     VALUE(DONE), VALUE(NO_MEMORY), VALUE(BAD_MODEL), VALUE(BAD_NODES), VALUE(BAD_TOKEN), VALUE(BAD_SLOTS),
     VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY),
     VALUE(DECODER), VALUE(RING), VALUE(CROSS),
+    VALUE(NUMBERS), VALUE(BITS_4), VALUE(BITS_5), VALUE(BITS_6), VALUE(BITS_8), VALUE(BITS_8_OF_16),
+    VALUE(FLOATS), VALUE(HALVES), VALUE(SIX_BITS), VALUE(EIGHT_BITS),
 
     STRUCT(Linear), FIELD(Linear, weight), FIELD(Linear, bias), FIELD(Linear, outputs), FIELD(Linear, inputs),
-    FIELD(Linear, bits), FIELD(Linear, group), FIELD(Linear, scale), FIELD(Linear, offset),
-    FIELD(Linear, halves),
+    FIELD(Linear, format), FIELD(Linear, scales), FIELD(Linear, high), FIELD(Linear, scale), FIELD(Linear, offset),
+    FIELD(Linear, unit),
 
     STRUCT(Layer), FIELD(Layer, q), FIELD(Layer, k), FIELD(Layer, v), FIELD(Layer, o), FIELD(Layer, gate),
     FIELD(Layer, up), FIELD(Layer, down), FIELD(Layer, input_norm), FIELD(Layer, mlp_norm), FIELD(Layer, q_norm),

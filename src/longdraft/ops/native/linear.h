@@ -5,8 +5,8 @@
 #include "blocks.h"
 #include "interface.h"
 #include "memory.h"
+#include "packed_weights.h"
 #include "tiles.h"
-#include "weights.h"
 
 static void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
     vec total = splat(0);
@@ -20,22 +20,34 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
 // e, e + V, ...
 template <int RB, typename Weights>
 ONE_COPY static void add_sixteen(const typename Weights::Input* x, const Weights& weights, int64_t begin, int64_t n, vec* total) {
-    // Codes are unpacked in registers of their own. More than four rows of weights at once are read more slowly.
-    constexpr int N = vectors_beside(RB, 16, Weights::UNPACKED && RB > 1 && SUMS < 16 ? 2 : 4);
+    constexpr int N = vectors_beside(RB, 16, 4);  // more than four rows of weights at once are read more slowly
     for (int o = 0; o < 16; o += N) {
         vec sum[RB][N];
         each<RB>([&](int r) { each<N>([&](int i) { sum[r][i] = total[r * 16 + o + i]; }); });
         for (int64_t in = 0; in < n; in += Weights::STEP) {
             if (in % Weights::LINE == 0)
                 for (int i = 0; i < N; i++) weights.prefetch(o + i, begin + in);
-#pragma GCC unroll 8
-            for (int step = 0; step < Weights::STEP; step += Weights::WIDE)
-                add_products(
-                    sum, [&](int r) { return Weights::input(x + (in + step) * RB + r * Weights::WIDE); },
-                    [&](int i) { return weights.at(o + i, begin + in, step); });
+            add_products(
+                sum, [&](int r) { return Weights::input(x + in * RB + r * Weights::WIDE); },
+                [&](int i) { return weights.at(o + i, begin + in, 0); });
         }
         each<RB>([&](int r) { each<N>([&](int i) { total[r * 16 + o + i] = sum[r][i]; }); });
     }
+}
+
+// total [FEW_ROWS] = products of one row of x [n] with the rows of a window of packed weights, added in the order of add_sixteen.
+template <typename Weights>
+ONE_COPY static void add_window(const typename Weights::Input* x, const Weights& weights, int64_t n, vec* total) {
+    vec sum[FEW_ROWS] = {};
+    for (int64_t in = 0; in < n; in += Weights::STEP)
+        each<FEW_ROWS>([&](int i) {
+            weights.prefetch(i, in);
+            each<Weights::STEP / Weights::WIDE>([&](int s) {
+                const int step = s * Weights::WIDE;
+                sum[i] = fused(Weights::input(x + in + step), weights.at(i, in, step), sum[i]);
+            });
+        });
+    each<FEW_ROWS>([&](int i) { total[i] = sum[i]; });
 }
 
 // sink(t, y) takes the sixteen outputs of row t, whose vectors are added up.
@@ -49,57 +61,63 @@ static void finish(const vec* all, int64_t t, Sink sink) {
 // Sixteen outputs of every row: x [T,in] times sixteen rows of weights. sink(t, y) takes those of row t.
 template <typename Weights>
 struct VectorLinear {
-    static constexpr int64_t INPUTS = 256;  // whose weights stay in the first-level cache while all of many rows use them
     using Input = typename Weights::Input;
     using Converted = typename Weights::Converted;
-    int64_t T, in;
+    static constexpr int64_t INPUTS = PANEL * 2 / sizeof(Input);
+    int64_t T, in;    // in: of packed weights, whole blocks
     Input* x;         // [T,in], in the blocks of rows that are computed together: see add_sixteen
     float* unpacked;  // what Weights needs
-    Input* weights;   // [16,INPUTS], converted, where there are many rows
-    vec* total;       // [T,16], where there are many rows
-    VectorLinear(const float* from, int64_t T, int64_t in, Arena arena) : T(T), in(in) {
-        memory(arena);
+    Input* panel;     // [16,INPUTS], or of several blocks of rows [16,in]: converted weights
+    VectorLinear(const float* from, int64_t T, int64_t inputs, Arena arena) : VectorLinear(T, inputs) {
+        memory(arena, inputs);
         blocks([&](auto rows, int64_t t) {
             constexpr int64_t RB = decltype(rows)::value, WIDE = Weights::WIDE;
             for (int64_t i = 0; i < in; i += WIDE)
-                for (int64_t r = 0; r < RB; r++) Weights::put(x + t * in + i * RB + r * WIDE, from + (t + r) * in + i);
+                for (int64_t r = 0; r < RB; r++) {
+                    Input* const to = x + t * in + i * RB + r * WIDE;
+                    if (i < inputs)
+                        Weights::put(to, from + (t + r) * inputs + i);
+                    else
+                        std::fill(to, to + WIDE, Input());
+                }
         });
     }
 
     // Bytes that an object needs.
-    static int64_t bytes(int64_t T, int64_t in) {
+    static int64_t bytes(int64_t T, int64_t inputs) {
         Arena arena;
-        VectorLinear(T, in).memory(arena);
+        VectorLinear(T, inputs).memory(arena, inputs);
         return arena.bytes();
     }
 
     template <typename Sink>
     void outputs(const Linear& f, int64_t first, Sink sink) {
-        const Weights weights(f, first, unpacked);
+        Weights from(f, first, unpacked);
         if (many())
-            many_rows(weights, sink);
+            many_rows(from, sink);
+        else if constexpr (Weights::UNPACKED)
+            one_row(from, sink);
         else
-            few_rows(weights, sink);
+            few_rows(from, sink);
     }
 
    private:
-    VectorLinear(int64_t T, int64_t in) : T(T), in(in) {}
-    bool many() const { return T > Weights::FEW; }
+    VectorLinear(int64_t T, int64_t inputs) : T(T), in(Weights::UNPACKED ? whole_blocks(inputs) : inputs) {}
+    bool many() const { return T > (Weights::UNPACKED ? 1 : Weights::FEW); }
+    bool several() const { return T > TALLEST; }  // blocks of rows
 
-    void memory(Arena& arena) {
+    void memory(Arena& arena, int64_t inputs) {
         x = arena.array<Input>(T * in);
-        unpacked = arena.array<float>(Weights::unpacked(in));
-        weights = arena.array<Input>(many() ? 16 * INPUTS : 0);
-        total = arena.array<vec>(many() ? T * 16 : 0);
+        unpacked = arena.array<float>(Weights::unpacked(inputs));
+        panel = arena.array<Input>(many() ? 16 * (several() ? in : INPUTS) : 0);
     }
 
     template <typename Block>
     void blocks(Block block) const {
-        if (Weights::UNPACKED && SUMS < 16 && !many()) return in_blocks<TALLEST - 1>(T, block);
         in_blocks(T, block);
     }
 
-    // Weights are unpacked anew for every block of rows.
+    // Numbers of weights are read anew for every block of rows.
     template <typename Sink>
     void few_rows(const Weights& from, Sink sink) {
         blocks([&](auto rows, int64_t t) {
@@ -110,26 +128,46 @@ struct VectorLinear {
         });
     }
 
-    // Weights are converted once for all blocks.
+    // Codes are unpacked in registers, a few rows of weights at a time, so that memory is read in few streams.
     template <typename Sink>
-    void many_rows(const Weights& from, Sink sink) {
-        std::fill(total, total + T * 16, splat(0));
-        for (int64_t i = 0; i < in; i += INPUTS) {
-            const int64_t n = std::min(INPUTS, in - i);
-            for (int64_t o = 0; o < 16; o++)
-                for (int64_t e = 0; e < n; e += Weights::STEP) {
-                    if (e % Weights::LINE == 0) from.prefetch(o, i + e);
-#pragma GCC unroll 8
-                    for (int step = 0; step < Weights::STEP; step += Weights::WIDE)
-                        store(weights + o * INPUTS + e + step, from.at(o, i + e, step));
-                }
-            const Converted panel(weights, INPUTS);
-            blocks([&](auto rows, int64_t t) {
-                constexpr int RB = decltype(rows)::value;
-                add_sixteen<RB>(x + t * in + i * RB, panel, 0, n, total + t * 16);
-            });
+    void one_row(Weights& from, Sink sink) {
+        vec all[16];
+        for (int64_t o = 0; o < 16; o += FEW_ROWS) {
+            from.open(o, FEW_ROWS, 0, in);
+            add_window(x, from, in, all + o);
         }
-        for (int64_t t = 0; t < T; t++) finish(total + t * 16, t, sink);
+        finish(all, 0, sink);
+    }
+
+    // Weights are converted once for all blocks. Those of INPUTS inputs stay in the first-level cache with a block of rows.
+    template <typename Sink>
+    void many_rows(Weights& from, Sink sink) {
+        if (several())
+            for (int64_t i = 0; i < in; i += INPUTS) convert(from, i, std::min(INPUTS, in - i), panel + i, in);
+        blocks([&](auto rows, int64_t t) {
+            constexpr int RB = decltype(rows)::value;
+            vec all[RB * 16] = {};
+            for (int64_t i = 0; i < in; i += INPUTS) {
+                const int64_t n = std::min(INPUTS, in - i);
+                if (!several()) convert(from, i, n, panel, INPUTS);
+                const Converted part = several() ? Converted(panel + i, in) : Converted(panel, INPUTS);
+                add_sixteen<RB>(x + t * in + i * RB, part, 0, n, all);
+            }
+            for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
+        });
+    }
+
+    // Inputs [begin, begin + n) of sixteen rows of weights -> to, with `pitch` numbers from one row to the next.
+    ONE_COPY void convert(Weights& from, int64_t begin, int64_t n, Input* to, int64_t pitch) const {
+        if constexpr (Weights::UNPACKED) from.open(0, 16, begin, n);
+        const int64_t first = Weights::UNPACKED ? 0 : begin;
+        for (int64_t o = 0; o < 16; o++)
+            for (int64_t e = 0; e < n; e += Weights::STEP) {
+                from.prefetch(o, first + e);
+                each<Weights::STEP / Weights::WIDE>([&](int s) {
+                    store(to + o * pitch + e + s * Weights::WIDE, from.at(o, first + e, s * Weights::WIDE));
+                });
+            }
     }
 };
 
@@ -212,11 +250,17 @@ static void outputs(const Linear& f, Products& products, float* y, bool add) {
         const auto from = [&](int64_t begin) {
             const int64_t first = std::min(begin, out - 16);
             return [=, &f](int64_t t, const float* sums) {
-                float* to = y + t * out + first;
-                for (int64_t j = begin - first; j < 16; j++) {
-                    const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
-                    to[j] = add ? to[j] + sum : sum;
-                }
+                float* const to = y + t * out + first;
+                if (begin == first)
+                    for (int j = 0; j < 16; j += V) {
+                        const vec sum = f.bias ? load(sums + j) + load(f.bias + first + j) : load(sums + j);
+                        store(to + j, add ? load(to + j) + sum : sum);
+                    }
+                else
+                    for (int64_t j = begin - first; j < 16; j++) {
+                        const float sum = f.bias ? sums[j] + f.bias[first + j] : sums[j];
+                        to[j] = add ? to[j] + sum : sum;
+                    }
             };
         };
         const int64_t begin = unit * OUTPUTS, second = begin + 16;
@@ -226,17 +270,26 @@ static void outputs(const Linear& f, Products& products, float* y, bool add) {
 
 // Bytes that a thread needs for products of T rows of `in` numbers, in whatever form the weights are.
 static int64_t linear_bytes(int64_t T, int64_t in) {
-    int64_t most = VectorLinear<Codes<8, 16>>::bytes(T, in);
+    int64_t most = VectorLinear<Codes<BITS_8_OF_16>>::bytes(T, in);  // of all codes, these have the most scales and offsets
 #ifdef __AMX_BF16__
     Arena tiles;
     TileLinear::memory(tiles, T, in);
     tiles.array<float>(TILE * TILE);
     most = std::max(most, tiles.bytes());
 #endif
-#ifdef BF16_PAIRS
-    most = std::max(most, VectorLinear<PairCodes<8, 16>>::bytes(T, in));
-#endif
     return most;
+}
+
+// The products of packed weights: take(products).
+template <template <Format> class Weights, typename Take>
+static void with_packed(const Linear& f, const float* x, int64_t T, const Arena& arena, Take take) {
+    switch (f.format) {
+        case BITS_4: return take(VectorLinear<Weights<BITS_4>>(x, T, f.inputs, arena));
+        case BITS_5: return take(VectorLinear<Weights<BITS_5>>(x, T, f.inputs, arena));
+        case BITS_6: return take(VectorLinear<Weights<BITS_6>>(x, T, f.inputs, arena));
+        case BITS_8: return take(VectorLinear<Weights<BITS_8>>(x, T, f.inputs, arena));
+        default: return take(VectorLinear<Weights<BITS_8_OF_16>>(x, T, f.inputs, arena));
+    }
 }
 
 // The products of weights in their form, for a model whose numbers are E: take(products).
@@ -245,9 +298,7 @@ static void with_products(const Linear& f, const float* x, int64_t T, const Aren
 #ifdef BF16_PAIRS
     if constexpr (sizeof(E) == 2)
         if (f.inputs % 32 == 0) {
-            if (f.bits == 4) return take(VectorLinear<PairCodes<4, 32>>(x, T, f.inputs, arena));
-            if (f.bits == 8 && f.group == 32) return take(VectorLinear<PairCodes<8, 32>>(x, T, f.inputs, arena));
-            if (f.bits == 8) return take(VectorLinear<PairCodes<8, 16>>(x, T, f.inputs, arena));
+            if (f.format) return with_packed<PairCodes>(f, x, T, arena, take);
 #ifdef __AMX_BF16__
             return take(TileLinear(x, T, f.inputs, arena));
 #else
@@ -255,9 +306,7 @@ static void with_products(const Linear& f, const float* x, int64_t T, const Aren
 #endif
         }
 #endif
-    if (f.bits == 4) return take(VectorLinear<Codes<4, 32>>(x, T, f.inputs, arena));
-    if (f.bits == 8 && f.group == 32) return take(VectorLinear<Codes<8, 32>>(x, T, f.inputs, arena));
-    if (f.bits == 8) return take(VectorLinear<Codes<8, 16>>(x, T, f.inputs, arena));
+    if (f.format) return with_packed<Codes>(f, x, T, arena, take);
     take(VectorLinear<Numbers<E>>(x, T, f.inputs, arena));
 }
 

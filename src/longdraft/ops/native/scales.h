@@ -1,0 +1,146 @@
+// The scales and offsets of packed weights as floats, whatever form they have in memory (ops/scales.py has the specification).
+#pragma once
+#include <algorithm>
+
+#include "interface.h"
+#include "simd.h"
+
+constexpr int64_t BLOCK_INPUTS = 64;  // whose codes lie together; a row has whole blocks
+static inline int64_t whole_blocks(int64_t inputs) { return (inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS * BLOCK_INPUTS; }
+
+// What a format has in memory. OFFSET: its groups have offsets, of which those that are not stored say that a code is signed.
+template <Format F>
+struct Form;
+template <>
+struct Form<BITS_4> {
+    static constexpr int BITS = 4, GROUP = 32, LOW = 32, HIGH = 0;  // LOW and HIGH: bytes of a block
+    static constexpr bool OFFSET = true;
+};
+template <>
+struct Form<BITS_5> {
+    static constexpr int BITS = 5, GROUP = 32, LOW = 32, HIGH = 8;
+    static constexpr bool OFFSET = true;
+};
+template <>
+struct Form<BITS_6> {
+    static constexpr int BITS = 6, GROUP = 16, LOW = 32, HIGH = 16;
+    static constexpr bool OFFSET = false;
+};
+template <>
+struct Form<BITS_8> {
+    static constexpr int BITS = 8, GROUP = 32, LOW = 64, HIGH = 0;
+    static constexpr bool OFFSET = false;
+};
+template <>
+struct Form<BITS_8_OF_16> {
+    static constexpr int BITS = 8, GROUP = 16, LOW = 64, HIGH = 0;
+    static constexpr bool OFFSET = true;
+};
+
+// Calls take(Form<F>()) for a layer of packed weights.
+template <typename Take>
+static inline auto with_form(const Linear& f, Take take) {
+    switch (f.format) {
+        case BITS_4: return take(Form<BITS_4>());
+        case BITS_5: return take(Form<BITS_5>());
+        case BITS_6: return take(Form<BITS_6>());
+        case BITS_8: return take(Form<BITS_8>());
+        default: return take(Form<BITS_8_OF_16>());
+    }
+}
+
+// Whether the fields of a layer of packed weights can belong together.
+static inline bool packed_fits(const Linear& f) {
+    if (f.format < BITS_4 || f.format > BITS_8_OF_16 || f.scales < FLOATS || f.scales > EIGHT_BITS || !f.scale) return false;
+    if (f.scales >= SIX_BITS && (!f.unit || f.inputs % 256)) return false;
+    return with_form(f, [&](auto form) {
+        const bool has_offset = f.offset || f.scales == SIX_BITS;
+        if ((form.HIGH != 0) != (f.high != nullptr) || f.inputs % form.GROUP) return false;
+        if (f.scales == SIX_BITS && form.GROUP != 32) return false;
+        return form.OFFSET ? form.BITS < 8 || has_offset : !has_offset;
+    });
+}
+
+static inline vec numbers_at(const float* p, int64_t n) {
+    if (n >= V) return load(p);
+    float some[V] = {};
+    std::memcpy(some, p, n * sizeof(float));
+    return load(some);
+}
+static inline vec numbers_at(const half* p, int64_t n) {
+    if (n >= V) return load(p);
+    half some[V] = {};
+    std::memcpy(some, p, n * sizeof(half));
+    return load(some);
+}
+static inline float number(half x) { return numbers_at(&x, 1)[0]; }
+
+// n numbers that follow each other.
+template <typename E>
+static inline void to_floats(const void* from, int64_t first, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; i += V) store(to + i, numbers_at(static_cast<const E*>(from) + first + i, n - i));
+}
+
+typedef float eight_floats __attribute__((vector_size(32)));
+typedef int32_t eight_ints __attribute__((vector_size(32)));
+static inline eight_floats eight_signed(const void* bytes) {
+#ifdef __AVX2__
+    return (eight_floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)bytes)));
+#else
+    typedef int8_t eight_bytes __attribute__((vector_size(8)));
+    eight_bytes b;
+    std::memcpy(&b, bytes, sizeof b);
+    return __builtin_convertvector(__builtin_convertvector(b, eight_ints), eight_floats);
+#endif
+}
+static inline void put_times(float* to, eight_floats x, float by) {
+    x = x * by;
+    std::memcpy(to, &x, sizeof x);
+}
+
+// Twelve bytes: eight scales, then eight minima, of six bits each.
+static inline void six_bits(const uint8_t* from, uint8_t* to) {
+    uint32_t w[3];
+    std::memcpy(w, from, sizeof w);
+    const uint32_t low = 0x3f3f3f3f, quarter = 0x0f0f0f0f, two = 0x30303030;
+    const uint32_t all[4] = {w[0] & low, (w[2] & quarter) | (w[0] >> 2 & two), w[1] & low, (w[2] >> 4 & quarter) | (w[1] >> 2 & two)};
+    std::memcpy(to, all, sizeof all);
+}
+
+// Groups [first, first + n) of a row that has `groups` of them -> scale [n], offset [n] if the form has offsets; up to a whole
+// vector beyond n is written. Of scales that are codes, `first` and n are whole units.
+template <typename Form>
+static inline void unpack_scales(const Linear& f, int64_t groups, int64_t row, int64_t first, int64_t n, float* scale, float* offset) {
+    const int64_t begin = row * groups + first;
+    const half* const unit = static_cast<const half*>(f.unit);
+    switch (f.scales) {
+        case FLOATS:
+            to_floats<float>(f.scale, begin, n, scale);
+            if (Form::OFFSET && f.offset) to_floats<float>(f.offset, begin, n, offset);
+            break;
+        case HALVES:
+            to_floats<half>(f.scale, begin, n, scale);
+            if (Form::OFFSET && f.offset) to_floats<half>(f.offset, begin, n, offset);
+            break;
+        case SIX_BITS:
+            for (int64_t i = 0; i < n; i += 8) {
+                const int64_t block = (begin + i) / 8;
+                const vec units = numbers_at(unit + 2 * block, 2);
+                alignas(16) uint8_t codes[16];
+                six_bits(static_cast<const uint8_t*>(f.scale) + 12 * block, codes);
+                put_times(scale + i, eight_signed(codes), units[0]);
+                put_times(offset + i, eight_signed(codes + 8), -units[1]);
+            }
+            return;
+        case EIGHT_BITS:
+            for (int64_t i = 0; i < n; i += 16) {
+                const float by = number(unit[(begin + i) / 16]);
+                const int8_t* const codes = static_cast<const int8_t*>(f.scale) + begin + i;
+                put_times(scale + i, eight_signed(codes), by);
+                put_times(scale + i + 8, eight_signed(codes + 8), by);
+            }
+            break;
+    }
+    if (Form::OFFSET && !f.offset)  // exact: a power of two
+        for (int64_t i = 0; i < n; i += V) store(offset + i, load(scale + i) * static_cast<float>(-(1 << (Form::BITS - 1))));
+}
