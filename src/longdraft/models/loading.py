@@ -73,8 +73,8 @@ def load(
 def _tokenizer(name: str, lm: LM) -> Any:
     where = lm.hf.name_or_path
     file = Path(where) if Path(where).is_file() else None
-    if file is not None and lm.note is None:
-        return _try(name, lambda: gguf_tokenizer.build(gguf.read(file)))
+    if file is not None and (read := gguf.read(file)).get("general.architecture", str) in gguf_model.CONFIGS:
+        return _try(name, lambda: gguf_tokenizer.build(read))
     local = file is not None or Path(where).is_dir() or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     if file is not None:
@@ -139,12 +139,17 @@ def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str |
     kind = file.required("general.architecture", str)
     if kind not in gguf_model.CONFIGS:
         hf = _dequantised(path, kind, dtype, scaling)
-        return hf, f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
+        return hf, _unpacked(path, kind, dtype)
     config = _try(str(path), lambda: gguf_model.config_of(file))
     refuse(config)
     if scaling is not None:
         scaling.extend(config)
-    return _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype])), None
+    hf = _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype]))
+    return hf, _unpacked(path, kind, dtype) if kind in gguf_model.UNPACKED else None
+
+
+def _unpacked(path: Path, kind: str, dtype: str) -> str:
+    return f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
 
 
 def _dequantised(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:
