@@ -182,7 +182,9 @@ async def _whole(answer: Answer, how: Format) -> Response:
     counted = usage(len(answer.work.prompt), answer.replies)
     tokens = len(found) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
     count = how.log_probabilities(tokens)
-    body = await answer.service.formatted(count, lambda write: write(how.whole(found, counted, answer.metrics)).encode())
+    body = await answer.service.formatted(
+        count, lambda write: write(how.whole(found, counted, answer.metrics)).encode()
+    )
     return Response(body, media_type="application/json")
 
 
