@@ -6,6 +6,8 @@ import ast
 import random
 import re
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 from longdraft.bench.tasks.code import File, files, functions, is_code, mixed, shuffled
 from longdraft.bench.tasks.fitting import Fitting
@@ -15,7 +17,7 @@ from longdraft.errors import InputError
 KINDS = ("rename", "parameter", "pathlib")
 WHOLE = "Answer with the whole changed file in one code block, and with nothing else."
 ROOM = 160  # tokens of instruction and template, about; the exact number is the fitting's
-SHARE = 1.25  # of the room: how much longer a file may be, of which the rest is cut
+SHARES = (1.25, 2.0, inf)  # of the room: how much longer files may be, of which the rest is cut; first of the first
 
 
 def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
@@ -44,12 +46,12 @@ def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
 
 
 def by_size(fitting: Fitting, tokens: int, rng: random.Random) -> list[File]:
-    """Files of about so many tokens or a little more, in random order; then longer ones, shortest first."""
-    least = 0.9 * tokens * fitting.characters_per_token
-    by_name = {f.name: f for f in files() if least <= f.bytes <= SHARE * least}
-    return [by_name[name] for name in mixed([*by_name], rng)] + sorted(
-        (f for f in files() if f.bytes > SHARE * least), key=lambda f: (f.bytes, f.name)
-    )
+    """Files of about so many tokens or a little more, in random order; then longer ones, which lose more lines."""
+    least, found = 0.9 * tokens * fitting.characters_per_token, list[File]()
+    for low, high in pairwise((1.0, *SHARES)):
+        there = {f.name: f for f in files() if low * least <= f.bytes < high * least}
+        found += [there[name] for name in mixed([*there], rng)]
+    return found
 
 
 def instruction(kind: str, text: str, rng: random.Random | None) -> str:
