@@ -226,7 +226,9 @@ def test_an_answer_has_the_metrics_of_vllm(http, path):
     check_metrics(last, 64)
     assert last["metrics"] == whole["metrics"] and not any("metrics" in part for part in parts)
     assert http.post(path, json=body | {"n": 2}).json()["metrics"] is None
-    broken = whole | {"metrics": {"speculative_decoding": whole["metrics"]["speculative_decoding"] | {"num_spec_steps": 1}}}
+    broken = whole | {
+        "metrics": {"speculative_decoding": whole["metrics"]["speculative_decoding"] | {"num_spec_steps": 1}}
+    }
     with pytest.raises(AssertionError):
         check_metrics(broken, 64)
 
