@@ -7,6 +7,7 @@ import random
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -48,8 +49,8 @@ def fitting() -> Fitting:
     return Fitting(loaded()[1])
 
 
-def built(name: str, fitting: Fitting, seed: int = 0) -> list[Task]:
-    return [task for task, _ in Suite(name, [CONTEXT], 3, seed).tasks(fitting)]
+def built(name: str, fitting: Fitting, instances: int = 3, seed: int = 0) -> list[Task]:
+    return [task for task, _ in Suite(name, [CONTEXT], instances, seed).tasks(fitting)]
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -64,12 +65,12 @@ def test_prompts_have_the_length_that_was_asked_for(name, fitting):
 
 def check_repeats(name: str, fitting: Fitting, monkeypatch) -> None:
     """The tasks of a seed are the same when the files are found in another order."""
-    first = built(name, fitting)
+    first = built(name, fitting, 2)
     found = Path.rglob
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rglob", lambda *a: list(found(*a))[::-1])
         code.files.cache_clear()
-        again = built(name, fitting)
+        again = built(name, fitting, 2)
     code.files.cache_clear()
     assert first == again
 
@@ -77,9 +78,10 @@ def check_repeats(name: str, fitting: Fitting, monkeypatch) -> None:
 @pytest.mark.parametrize("name", BUILT)
 def test_a_seed_has_its_tasks(name, fitting, monkeypatch):
     check_repeats(name, fitting, monkeypatch)
-    assert built(name, fitting, seed=1) != built(name, fitting)
+    assert built(name, fitting, 2, seed=1) != built(name, fitting, 2)
+    seeds = count()
     for module in (edit, repo, reading):
-        monkeypatch.setattr(module, "shuffled", lambda *a: random.Random())
+        monkeypatch.setattr(module, "shuffled", lambda *a: random.Random(next(seeds)))
     with pytest.raises(AssertionError):  # a builder that draws without its seed
         check_repeats(name, fitting, monkeypatch)
 
@@ -87,7 +89,7 @@ def test_a_seed_has_its_tasks(name, fitting, monkeypatch):
 def test_files_that_are_found_in_another_order_are_noticed(fitting, monkeypatch):
     monkeypatch.setattr(code, "sorted", lambda names, key: list(names), raising=False)
     with pytest.raises(AssertionError):
-        check_repeats("edit", fitting, monkeypatch)
+        check_repeats("repo", fitting, monkeypatch)
 
 
 class Careless(Fitting):
@@ -139,7 +141,7 @@ def test_an_edit_is_of_code_that_has_what_it_names(fitting):
         assert code.is_code(task.document) and task.turns[0].endswith(edit.WHOLE)
         assert task.new_tokens > fitting.count(task.document)
         if "`" in task.turns[0]:
-            assert task.turns[0].split("`")[1] in task.document
+            assert task.turns[0].split("`")[3 if "strict" in task.turns[0] else 1] in task.document
         else:
             assert task.document.count("os.path.") >= 2
 

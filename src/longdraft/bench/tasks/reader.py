@@ -121,10 +121,7 @@ def read(path: Path) -> list[Task]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str, Any]]:
     """(number, where it stands, value) of each task."""
-    try:
-        text = read_bytes(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path} ({error}): {GIVE}") from None
+    text = _text(path)
     if text.lstrip().startswith("["):
         for i, value in enumerate(_value(text, f"{path}"), 1):
             yield i, f"entry {i}", value
@@ -132,6 +129,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str, Any]]:
     for i, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield i, f"line {i}", _value(line, f"{path}, line {i}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} ({error}): {GIVE}") from None
 
 
 def _value(text: str, where: str) -> Any:
@@ -142,8 +146,8 @@ def _value(text: str, where: str) -> Any:
 
 
 def source(path: Path) -> tuple[str, str]:
-    """A file's name and sha256, for records."""
-    return path.name, sha256(read_bytes(path).decode("utf-8"))
+    """A file's name and sha256, for records. Raises InputError."""
+    return path.name, sha256(_text(path))
 
 
 def spread(tasks: list[Task], each: int | None) -> list[Task]:
