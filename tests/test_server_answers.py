@@ -200,6 +200,39 @@ def test_usage_says_how_drafting_went(http):
     )
 
 
+def check_metrics(found: dict, new_tokens: int) -> None:
+    """What AIPerf requires of `metrics.speculative_decoding`: the fields of vLLM 0.29 and later, which agree."""
+    m = found["metrics"]["speculative_decoding"]
+    steps, accepted, drafted = (m[k] for k in ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens"))
+    histogram = m["acceptance_histogram"]
+    assert len(histogram) == m["num_spec_tokens"] + 1 and sum(histogram) == steps > 0
+    assert sum(n * count for n, count in enumerate(histogram)) == accepted <= drafted
+    assert m["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+    assert m["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
+    details = found["usage"]["completion_tokens_details"]
+    assert (details["draft_steps"], details["accepted_draft_tokens"]) == (steps, accepted)
+    assert accepted + steps <= new_tokens  # a token of the target's own with each; the first step does not draft
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_answer_has_the_metrics_of_vllm(http, path):
+    body = asked(prompt=TEXT * 6, max_tokens=64)
+    if "chat" in path:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    whole = http.post(path, json=body).json()
+    check_metrics(whole, 64)
+    with http.stream("POST", path, json=body | {"stream": True, "stream_options": {"include_usage": True}}) as response:
+        *parts, last = chunks(response)
+    check_metrics(last, 64)
+    assert last["metrics"] == whole["metrics"] and not any("metrics" in part for part in parts)
+    assert http.post(path, json=body | {"n": 2}).json()["metrics"] is None
+    broken = whole | {
+        "metrics": {"speculative_decoding": whole["metrics"]["speculative_decoding"] | {"num_spec_steps": 1}}
+    }
+    with pytest.raises(AssertionError):
+        check_metrics(broken, 64)
+
+
 def test_eight_clients_get_what_each_gets_alone(server):
     """Every other client talks; all of them write a special token, which is text."""
     texts = [TEXT * (1 + i % 3) + f"    print({i}, '<|endoftext|>')\n" for i in range(8)]

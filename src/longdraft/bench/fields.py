@@ -69,6 +69,8 @@ class Sampled(Run):
     """What a record of decoding says of its sampler and its method."""
 
     temperature: NotNegative
+    top_k: NotNegative = 0
+    window: NotNegative = 0
     top_p: NotNegative = 1.0
     penalty: NotNegative = 1.0
     mean_acceptance_length: NotNegative
@@ -115,6 +117,17 @@ class Speed(Sampled):
         return self
 
 
+class Suite(Speed):
+    """One decoding of an answer of a suite's task by one method."""
+
+    suite: str
+    kind: str
+    instance: str
+    turn: Count
+    prompt_tokens: Count
+    new_tokens: Count
+
+
 class Steps(Run):
     """Milliseconds of one operation, turn by turn."""
 
@@ -140,7 +153,7 @@ class Anchored(Sampled):
         return self
 
 
-TASKS: dict[str, type[_Fields]] = {"speed": Speed, "steps": Steps, "anchored": Anchored}
+TASKS: dict[str, type[_Fields]] = {"speed": Speed, "suite": Suite, "steps": Steps, "anchored": Anchored}
 
 
 def fault(record: Any) -> str | None:

@@ -14,8 +14,10 @@ SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "dtype", "device"
 SETTING += (
     "question",
     "temperature",
+    "top_k",
     "top_p",
     "penalty",
+    "window",
     "native",
     "kernels",
     "environment",
@@ -31,11 +33,12 @@ def numbered(records: list[Record]) -> list[Record]:
     return completed([r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in found])
 
 
-def grouped(records: list[Record], *more: str) -> list[list[Record]]:
-    """Records grouped by setting, and by the fields `more`, in order of first appearance."""
+def grouped(records: list[Record], *more: str, without: tuple[str, ...] = ()) -> list[list[Record]]:
+    """Records grouped by setting but for `without`, and by the fields `more`, in order of first appearance."""
     groups: dict[tuple, list[Record]] = {}
+    names = [name for name in (*SETTING, *more) if name not in without]
     for r in records:
-        groups.setdefault(tuple(str(r.get(k)) for k in (*SETTING, *more)), []).append(r)
+        groups.setdefault(tuple(str(r.get(k)) for k in names), []).append(r)
     return list(groups.values())
 
 
@@ -47,6 +50,14 @@ def cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
             same = [r for r in records if r["context"] == context and r["label"] == label]
             if same:
                 yield context, label, same
+
+
+def by_instance(records: list[Record]) -> dict[tuple, list[Record]]:
+    """A suite's records of each turn of each instance, by run too, since they are compared within one."""
+    found: dict[tuple, list[Record]] = {}
+    for r in records:
+        found.setdefault(tuple(r[name] for name in ("run", "kind", "instance", "context", "turn")), []).append(r)
+    return found
 
 
 def ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:

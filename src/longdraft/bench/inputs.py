@@ -38,6 +38,15 @@ class Text:
     sha256: str
     frame: Frame | None = None
 
+    @property
+    def ends(self) -> bool:
+        """Whether an end token ends the output: that of a question's answer, but of no text that goes on."""
+        return self.frame is not None
+
+    def fields(self) -> dict[str, Any]:
+        """What a record says of it beside its name."""
+        return {"question": self.frame.question} if self.frame else {}
+
     def prompts(self, context: int, batch: int) -> list[list[int]]:
         """`batch` prompts of `context` tokens that start at evenly spread positions. Raises InputError."""
         if self.frame is not None:

@@ -11,9 +11,7 @@ LOOPS = 0.6  # with a smaller share of distinct 3-grams, an output counts as rep
 
 def speed_notes(records: list[Record]) -> list[str]:
     """What the numbers of a table of speeds rest on."""
-    notes = []
-    if not all(r.get("exact", r["native"]) for r in records):  # older records say only `native`, which means the same
-        notes = ["This backend is not bit-exact: equality is not guaranteed, since ties can be decided differently."]
+    notes = inexact(records)
     contexts = {c: [r for r in records if r["context"] == c] for c in sorted({r["context"] for r in records})}
     for about in (_stock, _peers, _bandwidth, _loops, _distinct):
         found = {
@@ -21,6 +19,13 @@ def speed_notes(records: list[Record]) -> list[str]:
         }
         notes += [f"At {context} {note}" for context, note in found.items() if note]
     return [*notes, *origin(records)]
+
+
+def inexact(records: list[Record]) -> list[str]:
+    """A note on equality where it is not promised."""
+    if all(r.get("exact", r["native"]) for r in records):  # older records say only `native`, which means the same
+        return []
+    return ["This backend is not bit-exact: equality is not guaranteed, since ties can be decided differently."]
 
 
 # Each of these makes a note on the records of one context, of which `plain` are plain decoding's; "" if there is none.

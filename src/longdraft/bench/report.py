@@ -10,9 +10,19 @@ from rich import box
 from rich.table import Table
 
 from longdraft.bench.averages import mean_and_errors, paired
-from longdraft.bench.grouping import STEP_PARTS, Record, cells, grouped, numbered, ratios, spread, step_parts
-from longdraft.bench.notes import origin, speed_notes
-from longdraft.engine.measure import SPEEDUPS
+from longdraft.bench.grouping import (
+    STEP_PARTS,
+    Record,
+    by_instance,
+    cells,
+    grouped,
+    numbered,
+    ratios,
+    spread,
+    step_parts,
+)
+from longdraft.bench.notes import inexact, origin, speed_notes
+from longdraft.engine.measure import SPEEDUPS, speedups
 from longdraft.errors import InputError
 
 REPEATS = 5  # with fewer repeats, a table has a note
@@ -42,8 +52,11 @@ class Section:
 
 def sections(records: list[Record]) -> list[Section]:
     """Separate tables for real acceptance, acceptance set by an oracle, costs of steps, and anchored acceptance."""
-    tasks = {task: [r for r in numbered(records) if r["task"] == task] for task in ("speed", "steps", "anchored")}
+    tasks = {
+        task: [r for r in numbered(records) if r["task"] == task] for task in ("speed", "suite", "steps", "anchored")
+    }
     found = [_speed(g) for g in grouped(sorted(tasks["speed"], key=lambda r: "oracle" in r), "batch", "new_tokens")]
+    found += [_suite(g) for g in grouped(tasks["suite"], "suite", "ends", without=("text_name", "text_sha256"))]
     found += [_steps(g) for g in grouped(tasks["steps"], "run")]
     return found + [_anchored(g) for g in grouped(tasks["anchored"], "run")]
 
@@ -77,6 +90,53 @@ def _speed(records: list[Record]) -> Section:
     if few < REPEATS:
         notes.append(f"Only {few} repeats: too few to distinguish small differences from noise.")
     return Section(f"{title}: {about}", header, rows, notes + speed_notes(records), sources)
+
+
+def _suite(records: list[Record]) -> Section:
+    """Tasks x contexts x methods: the medians over instances, each of which counts with the median of its repeats."""
+    first, rows, sources = records[0], [], []
+    kinds, labels = (list(dict.fromkeys(r[name] for r in records)) for name in ("kind", "label"))
+    plains = by_instance([r for r in records if r["method"] == "plain"])
+    for kind, context, label in sorted(
+        {(r["kind"], r["context"], r["label"]) for r in records},
+        key=lambda place: (kinds.index(place[0]), place[1], labels.index(place[2])),
+    ):
+        same = [r for r in records if (r["kind"], r["context"], r["label"]) == (kind, context, label)]
+        instances = by_instance(same)
+        others = [p for key in instances for p in plains.get(key, [])]
+        sources.append(Sources(same, [] if label == "plain" else others))
+        found = [
+            f"{_middle([[r['prompt_tokens']] for r in same]):.0f}",
+            f"{_middle([[r['new_tokens']] for r in same]):.0f}",
+        ]
+        found.append(f"{_middle([[r['tokens_per_s'] for r in one] for one in instances.values()]):.1f}")
+        for name in ("speedup", "speedup_end_to_end"):
+            ratios_ = [[speedups(r, plains.get(key, []))[name] for r in one] for key, one in instances.items()]
+            found.append(_worst([median(known) for one in ratios_ if (known := [x for x in one if x is not None])]))
+        for name, shape in (("mean_acceptance_length", "{:.2f}"), ("distinct_3", "{:.0%}")):
+            found.append(shape.format(_middle([[r[name] for r in one] for one in instances.values()])))
+        count = len({r["instance"] for r in same})
+        turns = "" if len(instances) == count else f" ({len(instances)} turns)"
+        rows.append([kind, f"{context}", label, *found, _equal(same), f"{count}{turns}"])
+    title = f"Suite {first['suite']}: {_model(first)}, {first['dtype']}, {_sampling(first)}"
+    header = ["task", "context", "method", "prompt", "new", "tokens/s", "speedup (worst)", "end to end (worst)"]
+    header += ["accepted length", "distinct 3-grams", "equal to plain", "instances"]
+    notes = [
+        "Medians over instances and turns, each with the median of its repeats; in parentheses the worst."
+        " Speedup counts from the end of the target's prefill; end to end includes it. Prompt and new: tokens.",
+        "Context: the prompt length that was asked for; a task of fixed length stands at the next larger one.",
+    ]
+    if not first.get("ends", True):
+        notes.append("Answers continue past end tokens, since the other engines' do.")
+    return Section(title, header, rows, notes + inexact(records) + origin(records), sources)
+
+
+def _middle(instances: list[list[float]]) -> float:
+    return median(median(one) for one in instances)
+
+
+def _worst(gains: list[float]) -> str:
+    return f"{median(gains):.2f}x ({min(gains):.2f}x)" if gains else ""
 
 
 def _anchored(records: list[Record]) -> Section:
@@ -168,7 +228,7 @@ def _text(r: Record) -> str:
 
 
 def _sampling(r: Record) -> str:
-    more = [f"{name.replace('_', '-')} {r[name]:g}" for name in ("top_p", "penalty") if name in r]
+    more = [f"{name.replace('_', '-')} {r[name]:g}" for name in ("top_k", "top_p", "penalty") if name in r]
     return ", ".join([f"T={r['temperature']:g}", *more])
 
 

@@ -15,7 +15,12 @@ from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 
 Entry = MethodSpec | Peer
-SAMPLING = ("top_p", "penalty")  # what a record states beside the temperature, if it is not the default
+SAMPLING = (
+    "top_k",
+    "top_p",
+    "penalty",
+    "window",
+)  # what a record states beside the temperature, if it is not the default
 
 
 def parse(names: str, options: list[str], weights: DrafterWeights | None = None) -> list[Entry]:
@@ -43,7 +48,7 @@ def setting(task: str, entry: Entry, text: Text, batch: int, sampler: Sampler) -
     found = {"task": task, "method": entry.name, "label": entry.label, "options": entry.options, **entry.origin}
     found |= {"text_name": text.name, "text_sha256": text.sha256, "batch": batch, "temperature": sampler.temperature}
     found |= {name: getattr(sampler, name) for name in SAMPLING if getattr(sampler, name) != getattr(Sampler(), name)}
-    found |= {"question": text.frame.question} if text.frame else {}
+    found |= text.fields()
     return found | ({"score": entry.options["score"]} if "score" in entry.options else {})
 
 

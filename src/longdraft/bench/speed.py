@@ -67,9 +67,14 @@ class Speed:
     def steps(self) -> int:
         return len(self.texts) * len(self.contexts) * (len(self.entries) * self.repeat + 1)
 
-    def run(self, log: RecordFile, tick: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-        """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats."""
-        shared = provenance(self.target, self.seed)
+    def run(
+        self, log: RecordFile, tick: Callable[[str], None], shared: dict[str, Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yields each record as it is written; in the end, speedups are computed from the medians of all repeats.
+
+        shared: the provenance, where other records have the same.
+        """
+        shared = shared or provenance(self.target, self.seed)
         for text, context in product(self.texts, self.contexts):
             tick(f"{text.name} {context}: prefill")
             cell, done = Cell(self, text, context), []
@@ -120,7 +125,7 @@ class Cell:
         self.work.shared.clear()
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
-        job, eos = self.job, None if self.text.frame else ()
+        job, eos = self.job, None if self.text.ends else ()
         methods = [e for e in job.entries if isinstance(e, MethodSpec)]
         keep = PromptSpec.union(e.build(job.target).prompt_captures() for e in methods)
         runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos, keep=keep)
@@ -177,6 +182,8 @@ class Cell:
         found |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
         equal = difference is None and damage is None if comparable else None
         found |= {"equal": equal, "first_difference": difference}
+        if entry.speculative and not isinstance(entry, Peer):
+            found["metrics"] = {"speculative_decoding": output.stats.drafts.metrics()}
         if damage:
             found["damage"] = damage
         if job.accept is not None:

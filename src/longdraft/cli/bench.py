@@ -29,10 +29,29 @@ def bench(
     ask: Annotated[
         str, typer.Option(help="Task speed: ask this about each text, in the model's chat template; answers may end.")
     ] = "",
-    context: Annotated[str, typer.Option(help="Number of prompt tokens; several with commas.")] = "4096",
-    max_new_tokens: common.NewTokens = 256,
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="edit, repo, question, summary, chat, long: tasks that are built here; or a .jsonl file of tasks."
+        ),
+    ] = "",
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 20, help="--suite: how many of each task (default: 3; of a file, all)."),
+    ] = None,
+    context: Annotated[
+        str,
+        typer.Option(
+            help="Number of prompt tokens; several with commas (default: 4096; a suite's file: as it has them)."
+        ),
+    ] = "",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most new tokens per row (default: 256; --suite: as the task says).")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Number of rows decoded in a batch.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, max=1 << 20, help="How often each method is measured.")] = 5,
+    repeat: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="How often each method is measured (default: 5; --suite: 1).")
+    ] = None,
     anchors: Annotated[
         int, typer.Option(min=1, max=1 << 20, help="Task anchored: positions per text and context.")
     ] = 200,
@@ -48,6 +67,9 @@ def bench(
     temperature: common.Temperature = 0.0,
     top_p: common.TopP = 1.0,
     penalty: common.Penalty = 1.0,
+    recommended: Annotated[
+        bool, typer.Option("--recommended", help="Sample as the model's makers recommend, instead of greedily.")
+    ] = False,
     dtype: common.Dtype = "bfloat16",
     rope: common.Rope = None,
     weights: common.Weights = None,
@@ -81,12 +103,15 @@ def bench(
     from longdraft.bench.selection import parse
     from longdraft.bench.speed import Speed
     from longdraft.bench.steps import Steps
+    from longdraft.bench.suite import SuiteRun
+    from longdraft.bench.tasks.suites import Suite
     from longdraft.bench.teacher_forced import TeacherForced
     from longdraft.core.sampling import Sampler
     from longdraft.methods.drafter_weights import DrafterWeights
+    from longdraft.models.recommended import recommended_sampler
 
     drafters = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
-    chosen, contexts = parse(methods, option, drafters), _contexts(context)
+    chosen, contexts = parse(methods, option, drafters), _contexts(context or "4096")
     sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
@@ -104,18 +129,31 @@ def bench(
         raise InputError("--ask is for task speed with a real model: leave it out")
     if processes.count() > 1 and (shape or task == "steps" or peers):
         raise InputError("--shape, --peers and task steps are for one process: start it without torchrun")
+    if suite and (task != "speed" or shape or accept is not None or batch > 1 or ask):
+        raise InputError(
+            "--suite decodes its own tasks one by one: leave --task, --shape, --accept, --batch, --ask out"
+        )
+    if instances and not suite:
+        raise InputError("--instances is of --suite: leave it out")
+    if recommended and (shape or (temperature, top_p, penalty) != (0.0, 1.0, 1.0)):
+        raise InputError("--recommended sets the sampling: leave --shape, --temperature, --top-p, --penalty out")
+    given = tuple((f.name, inputs.read(f)) for f in prompt_file) if suite else ()
+    of_suite = Suite(suite, _contexts(context) if context else [], instances, seed, given) if suite else None
     others = Choice(peers, peer_model, peer_draft, peer_llama_server)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
-    if others.chosen and (ask or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
-        raise InputError("--peers decode plain texts with the temperature alone: leave --ask, --top-p, --penalty out")
+    if others.chosen and (ask or recommended or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
+        what = "leave --ask, --recommended, --top-p, --penalty out"
+        raise InputError(f"--peers decode plain texts with the temperature alone: {what}")
+    repeat = repeat or (1 if suite else 5)
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
         common.settle()
     else:
         target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights, kv=kv)
-        texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
+        sampler = recommended_sampler(target) if recommended else sampler
+        texts = [] if suite else inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
         texts = inputs.ask(texts, ask, tokenizer) if ask else texts
     if task == "steps":
         _run(Steps(target, texts, contexts, repeat, seed), out)
@@ -127,7 +165,12 @@ def bench(
         for line in left_out:
             typer.echo(line, err=True)
         entries = [*chosen, *found]
-        job = Speed(target, tokenizer, entries, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
+        if of_suite is not None:
+            ends = not others.chosen
+            job = SuiteRun(target, tokenizer, entries, of_suite, max_new_tokens, repeat, sampler, seed, ends)
+        else:
+            new = max_new_tokens or 256
+            job = Speed(target, tokenizer, entries, texts, contexts, new, batch, repeat, sampler, seed, accept)
         _run(job, out if target.team.first else None)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from longdraft.core import Captures, DraftLimits, KVView, Sequences, Tree, Verdict, Verifier, match, reject
+from longdraft.core import PAD, Captures, DraftLimits, KVView, Sequences, Tree, Verdict, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
 
@@ -32,6 +33,13 @@ class StepResult:
     verdict: Verdict
     count: Tensor
     draft_s: float
+
+    @cached_property
+    def drafted(self) -> list[int]:
+        """How deep each row's draft was; 0 without a draft."""
+        if self.tree.size == 1:
+            return [0] * len(self.tree.tokens)
+        return self.tree.depth.masked_fill(self.tree.parent == PAD, 0).amax(1).tolist()
 
 
 def speculative_step(

@@ -10,6 +10,7 @@ import torch
 from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock, speculative_step
+from longdraft.engine.acceptance import Acceptance
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -30,6 +31,7 @@ class Stats:
     steps: int = 0  # verify passes of unfinished rows, without the first step, which never drafts
     emitted: int = 0
     accepted: list[int] = field(default_factory=list)
+    drafts: Acceptance = field(default_factory=Acceptance)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -73,7 +75,7 @@ def step(
     # An end token counts as accepted, a token dropped at the limit does not; a row that is done takes none.
     accepted = [min(n, v - 1) for n, v in zip(count, result.verdict.count.tolist(), strict=True)]
     if draft:
-        _count(stats, unfinished, accepted)
+        _count(stats, unfinished, accepted, result.drafted)
     stats.emitted += sum(count)
     if watch is not None:
         watch(result)
@@ -81,9 +83,10 @@ def step(
     return Step(tokens, accepted)
 
 
-def _count(stats: Stats, unfinished: list[bool], accepted: list[int]) -> None:
-    for counts, good in zip(unfinished, accepted, strict=True):
+def _count(stats: Stats, unfinished: list[bool], accepted: list[int], drafted: list[int]) -> None:
+    for counts, good, depth in zip(unfinished, accepted, drafted, strict=True):
         stats.steps += counts
+        stats.drafts.add(depth if counts else 0, good)
         stats.accepted += [0] * (good - len(stats.accepted))
         for i in range(good):
             stats.accepted[i] += 1

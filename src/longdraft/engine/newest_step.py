@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from longdraft.core import PAD
 from longdraft.drafters.step import StepResult
 from longdraft.engine.requests import Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
@@ -16,8 +15,8 @@ class NewestStep:
 
     def take(self, result: StepResult, requests: list[Request]) -> None:
         """Replace what is known by what this step did for these requests, one in each row."""
-        verdict, tree = result.verdict, result.tree
-        self.drafted = tree.depth.masked_fill(tree.parent == PAD, 0).amax(1).tolist()
+        verdict = result.verdict
+        self.drafted = result.drafted
         self.logprobs = {}
         for b, request in enumerate(requests):
             if request.logprobs is not None:

@@ -182,7 +182,9 @@ async def _whole(answer: Answer, how: Format) -> Response:
     counted = usage(len(answer.work.prompt), answer.replies)
     tokens = len(found) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
     count = how.log_probabilities(tokens)
-    body = await answer.service.formatted(count, lambda write: write(how.whole(found, counted)).encode())
+    body = await answer.service.formatted(
+        count, lambda write: write(how.whole(found, counted, answer.metrics)).encode()
+    )
     return Response(body, media_type="application/json")
 
 
@@ -214,7 +216,7 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 count = how.log_probabilities(len(delta.logprobs))
                 yield await answer.service.formatted(count, partial(go_on, i, delta))
         if how.with_usage:
-            yield sse(how.last(usage(len(answer.work.prompt), answer.replies)))
+            yield sse(how.last(usage(len(answer.work.prompt), answer.replies), answer.metrics))
     except Problem as problem:
         yield sse(problem.body)
     finally:

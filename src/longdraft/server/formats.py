@@ -16,7 +16,8 @@ Json = dict[str, Any]
 def usage(prompt: int, replies: list[Reply]) -> Json:
     """Tokens read and written, and in its details how many were cached, drafted and accepted."""
     written = sum(r.tokens for r in replies)
-    steps, drafted, accepted = (sum(getattr(r, k) for r in replies) for k in ("steps", "drafted", "accepted"))
+    drafts = [r.drafts for r in replies]
+    steps, drafted, accepted = (sum(getattr(d, k) for d in drafts) for k in ("steps", "drafted", "accepted"))
     mean = 1 + accepted / steps if steps else 1.0
     return {
         "prompt_tokens": prompt,
@@ -60,9 +61,9 @@ class Format:
     def chunk(self, choices: list[Json]) -> Json:
         return self.head() | {"choices": choices} | ({"usage": None} if self.with_usage else {})
 
-    def last(self, counted: Json) -> Json:
-        """The chunk with the usage, after all choices have finished."""
-        return self.head() | {"choices": [], "usage": counted}
+    def last(self, counted: Json, metrics: Json | None) -> Json:
+        """The chunk with the usage, after all choices have finished. metrics: see Answer."""
+        return self.head() | {"choices": [], "usage": counted, "metrics": metrics}
 
 
 class ChatFormat(Format):
@@ -78,7 +79,7 @@ class ChatFormat(Format):
         found = {"index": index, "delta": content, "logprobs": self._logprobs(delta.logprobs)}
         return self.chunk([found | {"finish_reason": delta.finish}])
 
-    def whole(self, deltas: list[Delta], counted: Json) -> Json:
+    def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
         choices = [
             {
                 "index": i,
@@ -88,7 +89,7 @@ class ChatFormat(Format):
             }
             for i, d in enumerate(deltas)
         ]
-        return self.head() | {"object": "chat.completion", "choices": choices, "usage": counted}
+        return self.head() | {"object": "chat.completion", "choices": choices, "usage": counted, "metrics": metrics}
 
     def _logprobs(self, found: list[TokenLogprobs]) -> Json | None:
         if self.top is None:
@@ -122,8 +123,9 @@ class CompletionFormat(Format):
         found = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
         return self.chunk([found])
 
-    def whole(self, deltas: list[Delta], counted: Json) -> Json:
-        return self.head() | {"choices": [self._choice(i, d) for i, d in enumerate(deltas)], "usage": counted}
+    def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
+        choices = [self._choice(i, d) for i, d in enumerate(deltas)]
+        return self.head() | {"choices": choices, "usage": counted, "metrics": metrics}
 
     def _choice(self, index: int, delta: Delta) -> Json:
         before = ""

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from longdraft.engine.acceptance import Acceptance
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import Detokenizer
@@ -32,15 +33,15 @@ class Reply:
         self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
         self.entries = deque[tuple[int, TokenLogprobs]]()  # of tokens whose text is held back, with where it begins
-        self.tokens = self.drafted = self.accepted = self.steps = self.known = 0
+        self.tokens = self.known = 0
+        self.drafts = Acceptance()
         self.finish: str | None = None
 
     def take(self, event: Event) -> Delta:
         """What this event adds to the text. After a delta with `finish`, further events have no effect."""
         if self.finish is not None:
             return Delta()
-        self.drafted, self.accepted = self.drafted + event.drafted, self.accepted + event.accepted
-        self.steps += bool(event.drafted)
+        self.drafts.add(event.drafted, event.accepted)
         if event.prompt is not None:
             self.known = event.prompt.known
         for i, token in enumerate(event.tokens):

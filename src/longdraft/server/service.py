@@ -12,6 +12,7 @@ from time import monotonic, time
 from typing import Any, TypeVar
 
 from longdraft.core import Sampler
+from longdraft.drafters.base import Drafter
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
@@ -74,6 +75,13 @@ class Answer:
     def close(self) -> None:
         for stream in self.streams:
             stream.close()
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """vLLM's per-request metrics (Acceptance), so far. As there, None for several choices and without drafting."""
+        if len(self.replies) > 1 or not self.service.drafting:
+            return None
+        return {"speculative_decoding": self.replies[0].drafts.metrics()}
 
     async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, delta) as they come, until all choices have finished. Raises Problem."""
@@ -149,6 +157,7 @@ class Service:
         self.times, self.most_new, self.stopping, self.created = times, most_new, False, int(time())
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
+        self.drafting = type(engine.session.drafter) is not Drafter
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
     @property

@@ -29,6 +29,7 @@ OF_TASK: dict[str, dict[str, Callable[[list[Record]], Any]]] = {
         "positions": acceptance.by_position,
         "time": time.per_token,
     },
+    "suite": {},
     "steps": {"step": time.of_a_step},
     "anchored": {"positions": acceptance.by_position},
 }

@@ -1,0 +1,56 @@
+"""The sampling that a model's makers recommend: from its configuration, its GGUF file, or what is known of a model.
+
+A GGUF file may have it under general.sampling.* (llama.cpp's names); many, such as Qwen's, do not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from longdraft.core.sampling import Sampler
+from longdraft.errors import InputError
+from longdraft.models import fetch
+from longdraft.models.gguf import file as gguf
+from longdraft.models.lm import LM
+
+EVERYTHING = 1 << 31  # tokens that a repetition penalty looks back at in Transformers: the prompt too
+FIELDS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+FIELDS |= {"repetition_penalty": "penalty"}
+IN_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "penalty"}
+QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "penalty": 1.1}
+# Of the models that `longdraft fetch` knows, from the makers' generation_config.json (SmolLM2's has none: its card).
+OF_FETCHED: dict[str, dict[str, float]] = {
+    "smollm2": {"temperature": 0.2, "top_p": 0.9},
+    "qwen2.5-coder-0.5b": QWEN,
+    "qwen2.5-coder-1.5b": QWEN,
+    "gemma-3-270m": {"temperature": 1.0, "top_k": 64, "top_p": 0.95},
+}
+
+
+def recommended_sampler(target: LM) -> Sampler:
+    """Raises InputError for a model of which nothing is known."""
+    where = Path(target.hf.name_or_path or "-")
+    found = _of_file(where) if where.is_file() else _of_config(target.hf.generation_config)
+    if not found:
+        raise InputError(
+            f"{target.name} recommends no sampling: give --temperature, and --top-p or --penalty if wanted"
+        )
+    found.setdefault("temperature", 1.0)
+    numbers = {name: int(value) if name == "top_k" else float(value) for name, value in found.items()}
+    return Sampler(**numbers, window=EVERYTHING) if "penalty" in numbers else Sampler(**numbers)  # type: ignore[arg-type]
+
+
+def _of_file(file: Path) -> dict[str, float]:
+    """What a GGUF file says itself; else what is known of the model that was fetched to this place."""
+    metadata = gguf.read(file).metadata
+    said = {name: metadata.get(f"general.sampling.{key}") for key, name in IN_GGUF.items()}
+    said = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
+    names = (name for name in fetch.SOURCES if fetch.place_of(name).resolve() == file.resolve())
+    return said or dict(OF_FETCHED.get(next(names, ""), {}))
+
+
+def _of_config(config: Any) -> dict[str, float]:
+    """What generation_config.json sets; nothing where it does not sample."""
+    said = {name: getattr(config, field, None) for field, name in FIELDS.items()}
+    return {name: value for name, value in said.items() if value is not None} if config.do_sample else {}
