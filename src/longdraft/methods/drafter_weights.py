@@ -13,9 +13,9 @@ from longdraft.drafters.kinds import KINDS, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.trained import TRAINED
-from longdraft.models.fetch import SOURCES
+from longdraft.models.fetch import SOURCES, is_file
 from longdraft.models.lm import LM
-from longdraft.models.loading import BUNDLED, is_file
+from longdraft.models.loading import BUNDLED
 
 PACKAGE = "longdraft_drafters"
 

@@ -43,6 +43,12 @@ def is_there(name: str) -> bool:
     return place.is_file() and place.stat().st_size == SOURCES[name].size
 
 
+def is_file(name: str) -> bool:
+    """Whether a model's name stands for a GGUF file: a model of `longdraft fetch`, or a path."""
+    path = Path(name).expanduser()
+    return (name in SOURCES or path.suffix.lower() == ".gguf") and not path.is_dir()
+
+
 def fetched(name: str) -> Path:
     """The file of a model in SOURCES. Raises InputError if it has not been fetched."""
     place = place_of(name)

@@ -120,15 +120,9 @@ def load_lm(
     return lm
 
 
-def is_file(name: str) -> bool:
-    """Whether a model's name stands for a GGUF file: a model of `longdraft fetch`, or a path."""
-    path = Path(name).expanduser()
-    return (name in fetch.SOURCES or path.suffix.lower() == ".gguf") and not path.is_dir()
-
-
 def _gguf(name: str) -> Path | None:
     """The GGUF file that a name stands for, if it does. Raises InputError for a model that was not fetched."""
-    if not is_file(name):
+    if not fetch.is_file(name):
         return None
     return fetch.fetched(name) if name in fetch.SOURCES else Path(name).expanduser()
 
