@@ -97,7 +97,7 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
     "a code of 6 bits has no sign": ("packed_weights.h", "(two & 48)) - 32)", "(two & 48)))", "outputs"),
     "a code of 5 bits without offset has no sign": ("scales.h", "(-(1 << (Form::BITS - 1)))", "(0)", "outputs"),
     "a scale of 6 bits loses its high bits": ("scales.h", "| (w[0] >> 2 & two)", "", "outputs"),
-    "a minimum of 6 bits is added": ("scales.h", "-units[1]", "units[1]", "outputs"),
+    "a minimum of 6 bits is added": ("scales.h", "-number(unit[2 * block + 1])", "number(unit[2 * block + 1])", "outputs"),
     "a scale of 8 bits is that of the group after": ("scales.h", "eight_signed(codes + 8), by)", "eight_signed(codes), by)", "outputs"),
     "a row's scales are those of the row before": ("packed_weights.h", "offset + i * stride);", "offset);", "outputs"),
     "a row alone adds in another order": (

@@ -167,7 +167,7 @@ def test_layers_of_as_few_bits_stay(tmp_path):
         plain, lm = (load_lm(files[kind], "float32", "cpu", weights=w) for w in (None, weights))
         layer = packed(lm)["model.layers.0.mlp.up_proj"]
         assert layer.bits == bits
-        assert torch.equal(layer.codes, packed(plain)["model.layers.0.mlp.up_proj"].codes) is same
+        assert torch.equal(layer.low, packed(plain)["model.layers.0.mlp.up_proj"].low) is same
 
 
 @pytest.mark.parametrize("text", ["int3", "same", "", "INT4", "4", "x" * 100])

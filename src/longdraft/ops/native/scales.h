@@ -73,7 +73,14 @@ static inline vec numbers_at(const half* p, int64_t n) {
     std::memcpy(some, p, n * sizeof(half));
     return load(some);
 }
-static inline float number(half x) { return numbers_at(&x, 1)[0]; }
+static inline float number(half x) {
+#ifdef __AVX512F__
+    return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_castsi128_si256(_mm_cvtsi32_si128(x.bits))));
+#else
+    const float size = as<float>(static_cast<uint32_t>(x.bits & 0x7fff) << 13) * 0x1p112f;
+    return as<float>(as<uint32_t>(size) | static_cast<uint32_t>(x.bits & 0x8000) << 16);
+#endif
+}
 
 // n numbers that follow each other.
 template <typename E>
@@ -125,11 +132,10 @@ static inline void unpack_scales(const Linear& f, int64_t groups, int64_t row, i
         case SIX_BITS:
             for (int64_t i = 0; i < n; i += 8) {
                 const int64_t block = (begin + i) / 8;
-                const vec units = numbers_at(unit + 2 * block, 2);
-                alignas(16) uint8_t codes[16];
+                uint8_t codes[16];
                 six_bits(static_cast<const uint8_t*>(f.scale) + 12 * block, codes);
-                put_times(scale + i, eight_signed(codes), units[0]);
-                put_times(offset + i, eight_signed(codes + 8), -units[1]);
+                put_times(scale + i, eight_signed(codes), number(unit[2 * block]));
+                put_times(offset + i, eight_signed(codes + 8), -number(unit[2 * block + 1]));
             }
             return;
         case EIGHT_BITS:
