@@ -73,6 +73,7 @@ def bench(
         Path | None,
         typer.Option(help="llama.cpp's llama-server, built for this machine (default: the wheel, which is not)."),
     ] = None,
+    prompt_cache: common.PromptCache = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
 ) -> None:
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
@@ -109,6 +110,9 @@ def bench(
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if others.chosen and (ask or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
         raise InputError("--peers decode plain texts with the temperature alone: leave --ask, --top-p, --penalty out")
+    if prompt_cache is not None and shape:
+        raise InputError("--prompt-cache keeps prompts of a model that is loaded: leave --shape or --prompt-cache out")
+    kept_in = common.check_prompt_cache(prompt_cache, folder=True)
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
@@ -117,17 +121,19 @@ def bench(
         target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights, kv=kv)
         texts = inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
         texts = inputs.ask(texts, ask, tokenizer) if ask else texts
+    kept = common.prompt_files(kept_in, target)
     if task == "steps":
-        _run(Steps(target, texts, contexts, repeat, seed), out)
+        _run(Steps(target, texts, contexts, repeat, seed, kept=kept), out)
     elif task == "anchored":
-        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds)
+        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds, kept=kept)
         _run(job, out if target.team.first else None)
     else:
         found, left_out = others.find(target)
         for line in left_out:
             typer.echo(line, err=True)
         entries = [*chosen, *found]
-        job = Speed(target, tokenizer, entries, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept)
+        given = target, tokenizer, entries, texts, contexts, max_new_tokens, batch, repeat, sampler, seed, accept
+        job = Speed(*given, kept=kept)
         _run(job, out if target.team.first else None)
 
 
@@ -152,6 +158,7 @@ def _run(job: Any, out: Path | None) -> None:
         console.print(rich_table(section))
         for note in section.notes[:-1]:
             console.print(note, highlight=False)
+    common.say("" if job.kept is None else job.kept.note)
     for line in getattr(job, "left_out", ()):
         typer.echo(line, err=True)
     if stopped:

@@ -171,7 +171,7 @@ def stream(
 
     Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the target is not exact:
     except at ties within rounding). A row ends at the first token of eos (None: the model's end tokens; (): none).
-    drafter None is plain decoding. prompt_cache: where a prompt that was read before is loaded from, and kept otherwise.
+    drafter None is plain decoding. prompt_cache: a PromptFile, whose prompt is not read again.
     Raises InputError for bad arguments before any work.
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()

@@ -18,8 +18,9 @@ from longdraft.drafters.step import clock
 from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.records import processor
 from longdraft.engine.saved_prompt import About, Layers, SavedPrompt, common, remove_drafts, write
-from longdraft.errors import InputError
 from longdraft.models.lm import LM
+
+NOTHING = PromptSpec()
 
 
 class Loaded(NamedTuple):
@@ -35,7 +36,7 @@ class Loaded(NamedTuple):
 class Keeper(Protocol):
     """Where prompts are kept."""
 
-    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = PromptSpec()) -> Loaded:
+    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """Write what is known of these tokens to an empty cache of one row; the rest must be read after it.
 
         keep: states that reading the rest is to capture, so that as many tokens are left to be read. Raises InputError.
@@ -61,13 +62,12 @@ class PromptFile:
         self.origin = origin_of(target) if origin is None else origin
         self._held = list[int]()  # the tokens that the file had when it was last read or written
 
-    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = PromptSpec()) -> Loaded:
+    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """As Keeper.load."""
         row.length.zero_()
         try:
             with SavedPrompt.open(self.path, self.origin) as saved:
-                if saved.about.begin:
-                    raise InputError(f"{self.path} has the middle of a prompt: give another file for the prompt")
+                saved.check_whole()
                 complete = saved.tokens == tokens
                 if self.whole and not (complete and saved.about.seconds is not None):
                     return Loaded(0)
@@ -110,7 +110,7 @@ class PromptFiles:
         self._files = dict[str, PromptFile]()  # those that were used
         self._place = json.dumps([self.origin.digest, torch.get_num_threads(), processor(target.device)])
 
-    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = PromptSpec()) -> Loaded:
+    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """As Keeper.load."""
         return self._file(tokens).load(tokens, row, keep)
 
@@ -156,7 +156,7 @@ def read_prompt(
     report, keep and the states that are returned: see LM.prefill.
     """
     keep, begin = keep or PromptSpec(), clock(target.device)
-    known, once = (Loaded(0) if kept is None else kept.load(tokens, row, keep))
+    known, once = Loaded(0) if kept is None else kept.load(tokens, row, keep)
     if known and report is not None:
         report(known)
     states = target.prefill(tokens[known:], row, report=report, keep=keep)

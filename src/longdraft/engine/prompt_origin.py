@@ -1,4 +1,4 @@
-"""What the bits of a prompt's keys and values depend on besides its tokens: a saved prompt is used only if it agrees."""
+"""What the bits of a prompt's keys depend on besides its tokens; a saved prompt is used only where it agrees."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def origin_of(target: LM) -> Origin:
     scratch = target.new_cache(1, 1)
     target.prefill([0], scratch)
     shapes, known = scratch.shapes, fingerprint(target)
-    c, kernels = target.config, target.backend.kernels
+    c, kernels, digest = target.config, target.backend.kernels, known.get("stored", known["digest"])
     facts = {
-        "model": f"{c.model_type} of {c.num_hidden_layers} layers {c.hidden_size} wide, {known.get('stored', known['digest'])}",
+        "model": f"{c.model_type} of {c.num_hidden_layers} layers {c.hidden_size} wide, {digest}",
         "rope": target.rope or "none",
         "quantised weights": target.weights or "none",
         "dtype": _word(target.dtype),

@@ -136,6 +136,11 @@ class SavedPrompt:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    def check_whole(self) -> None:
+        """Raises InputError for a part of a prompt that is not its beginning."""
+        if self.about.begin:
+            raise InputError(f"{self.path} has the middle of a prompt: give another file for the prompt")
+
     def read(self, row: KVCache, count: int) -> None:
         """Write the keys of the first `count` tokens to the slots of a one-row cache that begin at about.begin.
 
@@ -143,8 +148,8 @@ class SavedPrompt:
         """
         found = sha256(_header(self.origin, self.about, NO_SUM))
         found.update(self._data)
-        row.allocate(self.origin.shapes)
         begin, all_ = self.about.begin, self.about.count
+        row.allocate(self.origin.shapes, begin + count)
         for layer in sorted(self.origin.shapes):
             for x in row.stored(layer, 0):
                 for head in x:
