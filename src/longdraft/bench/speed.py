@@ -115,9 +115,9 @@ class Cell:
 
     @property
     def prefill_s(self) -> float:
-        """Seconds of reading the prompts, wherever that was done."""
+        """Seconds of reading the prompts, when they were kept if they were not read now."""
         read_s = self.ours.read_s
-        return self.ours.prefill_s if read_s is None or not self.reused else read_s
+        return self.ours.prefill_s if read_s is None or self.job.kept is None else read_s
 
     def turns(self) -> Iterator[tuple[int, Entry]]:
         """The entries one after another, in every repeat from another one on; before, each has decoded a little."""

@@ -83,7 +83,7 @@ def origin_of(target: LM) -> Origin:
 
 def bytes_of(x: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, over the same memory."""
-    return memoryview(x.detach().view(-1).view(torch.uint8).numpy())
+    return x.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def _word(dtype: torch.dtype) -> str:
