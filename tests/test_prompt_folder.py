@@ -71,6 +71,7 @@ def test_memory_and_folder_together_know_the_longer_beginning(tmp_path):
     row = lm.new_cache(1, 200)
     with torch.inference_mode():
         assert folder.load(prompt[:-1], row) == 128
+        lm.prefill(prompt[128:-1], row)
         folder.store(prompt[:-1], row)  # the memory has nine blocks of 16 now
         assert folder.load(prompt[:-1], lm.new_cache(1, 200)) == 144
     assert (folder.asked, folder.found) == (298, 272)
@@ -98,28 +99,42 @@ def test_another_models_prompts_are_not_found(tmp_path):
 # Bounds --------------------------------------------------------------------------------------------------------------
 
 
+def room_for(place: Path, count: int) -> int:
+    """A bound that so many parts of these sizes have room in, and no more."""
+    return int((count - 0.5) * parts(place)[0].stat().st_size) + opened(place)._size(PART)
+
+
 def total(place: Path) -> int:
     return sum(p.stat().st_size for p in (place / "kept").iterdir())
 
 
 def test_the_bound_holds_and_what_was_used_longest_ago_goes(tmp_path):
     first, second, third = tiny.prompts(129, 129, 129)
-    size = opened(tmp_path)._size(PART)
-    for prompt in (first, second):
-        answered(opened(tmp_path, limit=9 * size), prompt)
-    assert answered(opened(tmp_path, limit=9 * size), first)[1] == 128  # now the second is the one used longest ago
-    answered(opened(tmp_path, limit=9 * size), third)
-    assert total(tmp_path) <= 9 * size and len(parts(tmp_path)) >= 8
-    known = [answered(opened(tmp_path, limit=9 * size), p)[1] for p in (first, third)]
-    assert known == [128, 128]
+    answered(opened(tmp_path), first)
+    limit = room_for(tmp_path, 8)
+    answered(opened(tmp_path, limit=limit), second)
+    assert answered(opened(tmp_path, limit=limit), first)[1] == 128  # now the second is the one used longest ago
+    answered(opened(tmp_path, limit=limit), third)
+    assert total(tmp_path) <= limit and len(parts(tmp_path)) == 8
+    assert [answered(opened(tmp_path, limit=limit), p)[1] for p in (first, third, second)] == [128, 128, 0]
+    assert total(tmp_path) <= limit
+
+
+def test_a_bound_that_is_not_kept_would_be_noticed(tmp_path, monkeypatch):
+    texts = tiny.prompts(129, 129, 129)
+    answered(opened(tmp_path), texts[0])
+    limit = room_for(tmp_path, 8)
+    monkeypatch.setattr(PromptFolder, "_make_room", lambda *_: None)
+    for text in texts:
+        answered(opened(tmp_path, limit=limit), text)
+    assert total(tmp_path) > limit
 
 
 def test_of_a_prompt_its_end_goes_first(tmp_path):
     [prompt] = tiny.prompts(129)
-    size = opened(tmp_path)._size(PART)
     answered(opened(tmp_path), prompt)
-    folder = opened(tmp_path, limit=3 * size)
-    folder._make_room(size)
+    folder = opened(tmp_path, limit=room_for(tmp_path, 3))
+    folder._make_room(folder._size(PART))
     assert folder.load(prompt, tiny.target("llama").new_cache(1, 200)) == 64
     folder.close()
 
@@ -189,8 +204,8 @@ DAMAGES = {
 def test_a_damaged_part_is_read_again(tmp_path, damage, memory):
     [prompt], lm = tiny.prompts(150), tiny.target("llama")
     answered(opened(tmp_path), prompt)
-    last, third, *_ = parts(tmp_path)
-    third.write_bytes(damage(third.read_bytes(), last.read_bytes()))
+    *_, third, _, _ = found = parts(tmp_path)
+    third.write_bytes(damage(third.read_bytes(), found[0].read_bytes()))
     folder = opened(tmp_path, memory=memory)
     if folder.memory is not None:  # it knows half of the damaged part
         with torch.inference_mode():
@@ -305,6 +320,6 @@ def test_owners_by_their_place_would_be_noticed(tmp_path, monkeypatch):
 
 def test_the_folder_is_never_left_behind_with_other_files(tmp_path):
     answered(opened(tmp_path), tiny.prompts(150)[0])
-    names = {p.name for p in (tmp_path / "kept").iterdir() if not prompt_folder.OURS.fullmatch(p.name)}
+    names = {p.name for p in (tmp_path / "kept").iterdir() if not prompt_folder.NAMES.fullmatch(p.name)}
     assert names == {prompt_folder.LOCK}
     assert os.path.getsize(tmp_path / "kept" / prompt_folder.LOCK) == 0

@@ -113,12 +113,17 @@ def check_prompt_cache(path: Path | None, folder: bool) -> Path | None:
     """The absolute path, before any work. Raises InputError where nothing can be written, and in several processes."""
     from longdraft.cli import processes
     from longdraft.core.places import new_file, new_folder
+    from longdraft.engine.prompt_file import NAMES
 
     if path is None:
         return None
     if processes.count() > 1:
         raise InputError("--prompt-cache is for one process: start it without torchrun")
-    return new_folder(path, "--prompt-cache", None) if folder else new_file(path, "--prompt-cache")
+    if not folder:
+        return new_file(path, "--prompt-cache")
+    there = Path(path).expanduser()
+    ours = {p.name for p in there.iterdir() if NAMES.fullmatch(p.name)} if there.is_dir() else ()
+    return new_folder(path, "--prompt-cache", ours)
 
 
 def say(note: str) -> None:

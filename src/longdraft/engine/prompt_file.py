@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,10 +18,11 @@ from longdraft.core.provenance import now
 from longdraft.drafters.step import clock
 from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.records import processor
-from longdraft.engine.saved_prompt import About, Layers, SavedPrompt, common, remove_drafts, write
+from longdraft.engine.saved_prompt import DRAFT, About, Layers, SavedPrompt, common, remove_drafts, write
 from longdraft.models.lm import LM
 
 NOTHING = PromptSpec()
+NAMES = re.compile(rf"[0-9a-f]{{64}}\.safetensors|{re.escape(DRAFT)}.*")  # of files in a folder of prompts
 
 
 class Loaded(NamedTuple):

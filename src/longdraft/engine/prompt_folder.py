@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,18 +17,16 @@ from time import time_ns
 import numpy as np
 
 from longdraft.core import KVCache
-from longdraft.core.provenance import now
 from longdraft.engine.prefix_cache import PrefixCache
-from longdraft.engine.prompt_file import stored
+from longdraft.engine.prompt_file import NAMES, stored
 from longdraft.engine.prompt_origin import origin_of
-from longdraft.engine.saved_prompt import DRAFT, About, Layers, SavedPrompt, damaged, remove_drafts, size_of, write
+from longdraft.engine.saved_prompt import About, Layers, SavedPrompt, damaged, remove_drafts, size_of, write
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 PART = 256  # tokens of a file, where prompts can be read in any parts
 MOST_WAITING = 1 << 30  # bytes of copies that wait to be written; what comes beyond is not kept
 HEADER = 1 << 14  # bytes, more than a file has for its header
-OURS = re.compile(r"[0-9a-f]{64}\.safetensors")
 LOCK = ".lock"
 
 Tell = Callable[[str], object]
@@ -68,7 +65,7 @@ class PromptFolder:
             raise InputError(f"{what}: give a larger --cache-dir-mb")
         remove_drafts(self.folder)
         self.asked = self.found = 0  # tokens of all prompts so far, and those that were known
-        self._waiting, self._lock = dict[str, int](), Lock()  # bytes of parts that are to be written, by name
+        self._waiting, self._lock = dict[str, int](), Lock()  # when parts that are to be written were used, by name
         self._queue = SimpleQueue[tuple[Part, Layers] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
         self._writer.start()
@@ -105,9 +102,9 @@ class PromptFolder:
             with self._lock:
                 if part.name in self._waiting or self._is_there(part):
                     continue
-                if sum(self._waiting.values()) + size > MOST_WAITING or self.note:
+                if (len(self._waiting) + 1) * size > MOST_WAITING or self.note:
                     break  # what follows could not be found without it
-                self._waiting[part.name] = size
+                self._waiting[part.name] = 0
             span = slice(part.begin, part.begin + self.part)
             try:
                 copies = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in layers.items()}
@@ -156,10 +153,17 @@ class PromptFolder:
 
     def _touch(self, parts: list[Part]) -> None:
         """They were used now, each a little later than those after it, so that these make room first."""
-        used = time_ns()
+        now = time_ns()
         for i, part in enumerate(parts):
-            with suppress(OSError):
-                os.utime(self._path(part), ns=(used - i * 1000, used - i * 1000))
+            with self._lock:
+                if part.name in self._waiting:
+                    self._waiting[part.name] = now - i * 1000
+                    continue
+            self._used(part, now - i * 1000)
+
+    def _used(self, part: Part, when: int) -> None:
+        with suppress(OSError):
+            os.utime(self._path(part), ns=(when, when))
 
     def _write_all(self) -> None:
         """The work of the thread."""
@@ -171,14 +175,14 @@ class PromptFolder:
                 reason = (error.strerror if isinstance(error, OSError) else None) or error
                 self.note = f"cannot write to {self.folder} ({reason}): no more prompts are kept there"
                 self.tell(self.note)
-            finally:
-                with self._lock:
-                    self._waiting.pop(part.name, None)
+            with self._lock:
+                when = self._waiting.pop(part.name)
+            self._used(part, when)
 
     def _write(self, part: Part, layers: Layers) -> None:
         if self.note:
             return
-        about = About(self.part, part.begin, part.before, None, now())
+        about = About(self.part, part.begin, part.before)
         with self._alone():
             self._make_room(self._size(self.part))
             write(self._path(part), self.origin, part.tokens, layers, about)
@@ -209,7 +213,7 @@ class PromptFolder:
         found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                if OURS.fullmatch(entry.name) or entry.name.startswith(DRAFT):
+                if NAMES.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
                         known = entry.stat(follow_symlinks=False)
                         found.append((known.st_mtime_ns, Path(entry.path), known.st_size))
