@@ -11,7 +11,7 @@ import pytest
 import test_prefix_owners
 import tiny
 import torch
-from listed import read_in_any_parts
+from listed import exact, read_in_any_parts
 from served import asked, client, said, serving, tokens_of
 
 from longdraft import InputError, PrefixCache, PromptFolder, Sampler, Session, generate
@@ -61,7 +61,8 @@ def parts(place: Path) -> list[Path]:
 def test_a_later_server_reads_only_the_rest(tmp_path, model, memory):
     [prompt, end] = tiny.prompts(150, 40)
     for text, known in ((prompt, 0), (prompt, 128), (prompt[:110] + end, 96)):
-        assert answered(opened(tmp_path, model, memory=memory), text) == (alone(model, text), known)
+        folder = opened(tmp_path, model, memory=memory)
+        assert answered(folder, text, lm=tiny.target(model)) == (alone(model, text), known)
 
 
 def test_memory_and_folder_together_know_the_longer_beginning(tmp_path):
@@ -93,7 +94,7 @@ def test_owners_that_are_lost_would_be_noticed(tmp_path, monkeypatch):
 def test_another_models_prompts_are_not_found(tmp_path):
     [prompt] = tiny.prompts(150)
     for model in ("llama", "qwen3", "llama-bf16", "qwen3-kv8"):
-        assert answered(opened(tmp_path, model), prompt)[1] == 0
+        assert answered(opened(tmp_path, model), prompt, lm=tiny.target(exact(model)))[1] == 0
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------
