@@ -92,13 +92,28 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "nibbles(codes + step % 32, step >= 32)",
         "outputs",
     ),
-    "fifth bits are of the other half": ("packed_weights.h", "high + step / 32 * 4,", "high + 4 - step / 32 * 4,", "outputs"),
+    "fifth bits are of the other half": (
+        "packed_weights.h",
+        "high + step / 32 * 4,",
+        "high + 4 - step / 32 * 4,",
+        "outputs",
+    ),
     "sixth bits are of the next group": ("packed_weights.h", "k = step / 16;", "k = (step / 16 + 1) % 4;", "outputs"),
     "a code of 6 bits has no sign": ("packed_weights.h", "(two & 48)) - 32)", "(two & 48)))", "outputs"),
     "a code of 5 bits without offset has no sign": ("scales.h", "(-(1 << (Form::BITS - 1)))", "(0)", "outputs"),
     "a scale of 6 bits loses its high bits": ("scales.h", "| (w[0] >> 2 & two)", "", "outputs"),
-    "a minimum of 6 bits is added": ("scales.h", "-number(unit[2 * block + 1])", "number(unit[2 * block + 1])", "outputs"),
-    "a scale of 8 bits is that of the group after": ("scales.h", "eight_signed(codes + 8), by)", "eight_signed(codes), by)", "outputs"),
+    "a minimum of 6 bits is added": (
+        "scales.h",
+        "-number(unit[2 * block + 1])",
+        "number(unit[2 * block + 1])",
+        "outputs",
+    ),
+    "a scale of 8 bits is that of the group after": (
+        "scales.h",
+        "eight_signed(codes + 8), by)",
+        "eight_signed(codes), by)",
+        "outputs",
+    ),
     "a row's scales are those of the row before": ("packed_weights.h", "offset + i * stride);", "offset);", "outputs"),
     "a row alone adds in another order": (
         "linear.h",
@@ -149,11 +164,36 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "high + 4 - 4 * half,",
         "outputs in integers",
     ),
-    "in pairs, halves of a byte are swapped": ("packed_weights.h", "step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary", "!step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary", "outputs"),
-    "in pairs, both groups have the scale of the first": ("packed_weights.h", "rounded(weights(group + 1, 0)", "rounded(weights(group, 0)", "outputs"),
-    "in pairs, fifth bits are of the other half": ("packed_weights.h", "+ block * 8 + step / 8,", "+ block * 8 + 4 - step / 8,", "outputs"),
-    "in pairs, sixth bits are of the next group": ("codes.h", "_mm512_set_epi64(62, 62, 0, 0, 2, 2, 4, 4)", "_mm512_set_epi64(4, 4, 62, 62, 0, 0, 2, 2)", "outputs"),
-    "in pairs, both halves of a vector are of one group": ("packed_weights.h", "floats.at(row, input, step + 16))", "floats.at(row, input, step))", "outputs"),
+    "in pairs, halves of a byte are swapped": (
+        "packed_weights.h",
+        "step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary",
+        "!step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary",
+        "outputs",
+    ),
+    "in pairs, both groups have the scale of the first": (
+        "packed_weights.h",
+        "rounded(weights(group + 1, 0)",
+        "rounded(weights(group, 0)",
+        "outputs",
+    ),
+    "in pairs, fifth bits are of the other half": (
+        "packed_weights.h",
+        "+ block * 8 + step / 8,",
+        "+ block * 8 + 4 - step / 8,",
+        "outputs",
+    ),
+    "in pairs, sixth bits are of the next group": (
+        "codes.h",
+        "_mm512_set_epi64(62, 62, 0, 0, 2, 2, 4, 4)",
+        "_mm512_set_epi64(4, 4, 62, 62, 0, 0, 2, 2)",
+        "outputs",
+    ),
+    "in pairs, both halves of a vector are of one group": (
+        "packed_weights.h",
+        "floats.at(row, input, step + 16))",
+        "floats.at(row, input, step))",
+        "outputs",
+    ),
 }
 PAIRED = "pair"  # in a fault's file or name: it is planted in a build with the instructions for pairs of bf16
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from longdraft.drafters import AdaptiveDraft
     from longdraft.engine.generate import Stats, Step, generate, stream
     from longdraft.engine.prefix_cache import PrefixCache
+    from longdraft.engine.prompt_file import PromptFile
+    from longdraft.engine.prompt_folder import PromptFolder
     from longdraft.engine.scheduler import serve
     from longdraft.engine.session import Event, Session
     from longdraft.errors import Busy, InputError
@@ -32,6 +34,8 @@ __all__ = [
     "Event",
     "InputError",
     "PrefixCache",
+    "PromptFile",
+    "PromptFolder",
     "Rules",
     "Sampler",
     "Session",
@@ -54,6 +58,8 @@ _HOMES = {
     "core.verify": ("match", "reject"),
     "drafters": ("AdaptiveDraft",),
     "engine.prefix_cache": ("PrefixCache",),
+    "engine.prompt_file": ("PromptFile",),
+    "engine.prompt_folder": ("PromptFolder",),
     "engine.generate": ("Stats", "Step", "generate", "stream"),
     "engine.scheduler": ("serve",),
     "engine.session": ("Event", "Session"),

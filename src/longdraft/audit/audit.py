@@ -12,6 +12,7 @@ from longdraft.audit.ties import WIDTH
 from longdraft.core.verify import Verifier, match
 from longdraft.drafters import Drafter
 from longdraft.engine import generate as engine
+from longdraft.engine.prompt_file import PromptFiles
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -22,7 +23,7 @@ class Audit:
 
     tolerance: the largest difference of two logits that counts as a tie; 0: every difference is a failure. Where ties
     are allowed, plain decoding is also compared with itself in passes of WIDTH tokens: this control shows how often
-    rounding alone produces ties (ties.py).
+    rounding alone produces ties (ties.py). kept: where prompts are kept.
     """
 
     target: LM
@@ -31,6 +32,7 @@ class Audit:
     ways: list[Way]
     tolerance: float
     verify: Verifier | None = None
+    kept: PromptFiles | None = None
 
     def check(self) -> None:
         """Raises InputError for whatever would fail later."""
@@ -58,7 +60,7 @@ class Audit:
                     continue
                 tick(0, f"{prompt.name} {way}")
                 if passage is None or passage.damaged:
-                    passage = Passage(self.target, prompt, self.build, self.tolerance, self.verify)
+                    passage = Passage(self.target, prompt, self.build, self.tolerance, self.verify, self.kept)
                 one = Comparison(prompt, i, way)
                 try:
                     passage.compare(one, lambda n: tick(n, ""))

@@ -18,6 +18,7 @@ from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Stats, Step, decode
 from longdraft.engine.measure import diversity
+from longdraft.engine.prompt_file import Keeper
 from longdraft.models.lm import LM
 
 MAX_ERROR = 1e-3  # relative to a layer's largest key or value in float32: a thousand times the rounding error
@@ -101,12 +102,18 @@ class Passage:
     """
 
     def __init__(
-        self, target: LM, prompt: Prompt, build: Callable[[], Drafter], tolerance: float, verify: Verifier | None = None
+        self,
+        target: LM,
+        prompt: Prompt,
+        build: Callable[[], Drafter],
+        tolerance: float,
+        verify: Verifier | None = None,
+        kept: Keeper | None = None,
     ):
         self.target, self.build, self.tolerance, self.verify = target, build, tolerance, verify or checked_match
         self.damaged = False
         self.altered: str | None = None
-        self.session = DecodeSession(target, [prompt.tokens], prompt.new, eos=())
+        self.session = DecodeSession(target, [prompt.tokens], prompt.new, eos=(), kept=kept)
         self.session.seal()
         self.begin = int(self.session.cache.length[0])
 

@@ -18,6 +18,7 @@ from longdraft.engine import generate as engine
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Stats
 from longdraft.engine.measure import Output, speedups, traffic
+from longdraft.engine.prompt_file import PromptFiles
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.errors import InputError
@@ -31,7 +32,8 @@ WARM = 16  # tokens that each method decodes before anything is timed
 class Speed:
     """The parameters of one run. entries always include plain decoding, which speedups and equality refer to.
 
-    left_out: a line on each peer that could not do its part; the run goes on without it.
+    left_out: a line on each peer that could not do its part; the run goes on without it. kept: where prompts are kept;
+    records of one that was loaded have the time of its reading when it was stored.
     """
 
     target: LM
@@ -45,6 +47,7 @@ class Speed:
     sampler: Sampler
     seed: int
     accept: float | None
+    kept: PromptFiles | None = None
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,6 +113,17 @@ class Cell:
         self.depths = {e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)}
         self.differences: dict[str, tuple[list[list[int]], dict[str, Any] | None]] = {}
 
+    @property
+    def reused(self) -> bool:
+        """Whether prompts were loaded and not read."""
+        return any(self.ours.known)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds of reading the prompts, when they were kept if they were not read now."""
+        read_s = self.ours.read_s
+        return self.ours.prefill_s if read_s is None or self.job.kept is None else read_s
+
     def turns(self) -> Iterator[tuple[int, Entry]]:
         """The entries one after another, in every repeat from another one on; before, each has decoded a little."""
         for entry in list(self.entries):
@@ -128,7 +142,7 @@ class Cell:
         job, eos = self.job, None if self.text.ends else ()
         methods = [e for e in job.entries if isinstance(e, MethodSpec)]
         keep = PromptSpec.union(e.build(job.target).prompt_captures() for e in methods)
-        runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos, keep=keep)
+        runs = DecodeSession(job.target, prompts, job.new_tokens, job.sampler, job.seed, eos, keep=keep, kept=job.kept)
         runs.seal()
         return runs
 
@@ -136,7 +150,7 @@ class Cell:
         """The new tokens of each row, and what they cost; None: a peer could not decode them and is left out."""
         if isinstance(entry, Peer):
             return self._run_peer(entry, limit)
-        stats, accept = Stats(prefill_s=self.ours.prefill_s), self.job.accept
+        stats, accept = Stats(prefill_s=self.prefill_s), self.job.accept
         if accept is not None and entry.speculative:
             drafter = Oracle(entry.build(self.job.target), self.plain, accept)
         else:
@@ -178,6 +192,8 @@ class Cell:
         comparable = not isinstance(entry, Peer) or job.sampler.temperature == 0
         found = setting("speed", entry, self.text, len(output.rows), job.sampler)
         found["pace"] = entry.pace and job.accept is None
+        if not isinstance(entry, Peer):
+            found["prompt_reused"] = self.reused
         text_of = job.tokenizer.decode if job.tokenizer else lambda row: ""
         found |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
         equal = difference is None and damage is None if comparable else None

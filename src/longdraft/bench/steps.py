@@ -14,6 +14,7 @@ from torch import Tensor
 from longdraft.bench.inputs import Text
 from longdraft.core import Captures, ChainDraws, KVCache, Sampler, Tree
 from longdraft.engine.decode_session import DecodeSession
+from longdraft.engine.prompt_file import PromptFiles
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import bandwidth, bytes_per_step, provenance
 from longdraft.errors import InputError
@@ -36,6 +37,7 @@ class Steps:
     repeat: int
     seed: int
     inner: int = 5
+    kept: PromptFiles | None = None
 
     def check(self) -> None:
         """Raises InputError if a context does not fit."""
@@ -54,7 +56,7 @@ class Steps:
         """Yields one record per operation, text and context, with the milliseconds of each turn."""
         target, shared = self.target, provenance(self.target, self.seed)
         for text, context in product(self.texts, self.contexts):
-            runs = DecodeSession(target, text.prompts(context, 1), max(ROWS), seed=self.seed, eos=())
+            runs = DecodeSession(target, text.prompts(context, 1), max(ROWS), seed=self.seed, eos=(), kept=self.kept)
             with torch.inference_mode():
                 calls = operations(target, runs)
                 times: dict[str, list[float]] = {name: [] for name in calls}

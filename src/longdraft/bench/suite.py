@@ -14,6 +14,7 @@ from longdraft.bench.tasks.fitting import Fitting
 from longdraft.bench.tasks.suites import LENGTHS, Suite
 from longdraft.bench.tasks.task import Task, sha256
 from longdraft.core import Sampler
+from longdraft.engine.prompt_file import PromptFiles
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.errors import InputError
@@ -55,6 +56,7 @@ class SuiteRun:
     seed: int
     ends: bool = True
     left_out: list[str] = field(default_factory=list)
+    kept: PromptFiles | None = None
 
     def check(self) -> None:
         """Build all tasks. Raises InputError for whatever would fail later."""
@@ -136,6 +138,7 @@ class SuiteRun:
             self.seed,
             None,
             self.left_out,
+            self.kept,
         )
 
 

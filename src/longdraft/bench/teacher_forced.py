@@ -21,6 +21,7 @@ from longdraft.bench.selection import Entry, setting
 from longdraft.core import KVCache, Sampler, match
 from longdraft.drafters import Drafter
 from longdraft.engine.generate import Stats, step
+from longdraft.engine.prompt_file import Keeper, PromptFiles, read_prompt
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.errors import InputError
@@ -41,6 +42,7 @@ class TeacherForced:
     seed: int = 0
     warmup_rounds: int = 0
     every: int = 16
+    kept: PromptFiles | None = None
 
     @property
     def per_window(self) -> int:
@@ -114,7 +116,7 @@ class TeacherForced:
         for w, (start, anchors) in enumerate(self.windows(text, context)):
             for windows in found.values():
                 windows.append([])
-            places = walk(self.target, text.tokens[start:], context, anchors, self.every)
+            places = walk(self.target, text.tokens[start:], context, anchors, self.every, self.kept)
             for i, (cache, tokens) in enumerate(places):
                 tick(f"{text.name} {context}: window {w + 1}, anchor {i + 1}")
                 drafters = {e.label: e.build(self.target) for e in self.entries if isinstance(e, MethodSpec)}
@@ -154,9 +156,15 @@ def accepted_at(job: TeacherForced, drafter: Drafter, cache: KVCache, tokens: li
     return sum(stats.accepted)
 
 
-def walk(target: LM, tokens: list[int], context: int, anchors: int, every: int) -> Iterator[tuple[KVCache, list[int]]]:
+def walk(
+    target: LM, tokens: list[int], context: int, anchors: int, every: int, kept: Keeper | None = None
+) -> Iterator[tuple[KVCache, list[int]]]:
     """Yields, at each anchor of a text, the tokens up to it and a cache that holds all of them but the last."""
     cache = target.new_cache(1, context + anchors * every + 64)
+    if kept is not None:
+        with torch.inference_mode():
+            _, read = read_prompt(target, tokens[: context - 1], cache, kept)
+        kept.store(tokens[: context - 1], cache, read.whole_s)
     for at in range(context, context + anchors * every, every):
         with torch.inference_mode():
             target.prefill(tokens[int(cache.length) : at - 1], cache)

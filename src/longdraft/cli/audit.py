@@ -43,6 +43,7 @@ def audit(
     seeds: Annotated[int, typer.Option(min=1, max=1 << 10, help="Number of seeds for sampled decoding.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=common.MAX_SEED, help="The first seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the record to this file, updated during the audit.")] = None,
+    prompt_cache: common.PromptCache = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the audit in --out.")] = False,
     as_json: common.Json = False,
     threads: common.Threads = None,
@@ -67,6 +68,7 @@ def audit(
     spec = MethodSpec(
         method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
     )
+    kept_in = common.check_prompt_cache(prompt_cache, folder=True)
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
     target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
@@ -77,6 +79,7 @@ def audit(
     ]
     limit = default_tolerance(target) if tolerance is None else tolerance
     job = Audit(target, lambda: spec.build(target), [p for found in cut for p in found], chosen, limit)
+    job.kept = common.prompt_files(kept_in, target)
     job.check()
     shared = provenance(target, seed)
     digest = sha256(json.dumps([(p.tokens, p.new) for p in job.prompts]).encode()).hexdigest()
@@ -96,6 +99,7 @@ def audit(
     log = AuditLog(out if target.team.first else None, settings, len(job.prompts) * len(chosen), resume)
     log.shared = about | shared
     interrupted = watch(job, log)
+    common.say("" if job.kept is None else job.kept.note)
     record: dict[str, Any] = log.record() | ({"interrupted": True} if interrupted else {})
     if as_json:
         print(json.dumps(record))

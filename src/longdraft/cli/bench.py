@@ -95,6 +95,7 @@ def bench(
         Path | None,
         typer.Option(help="llama.cpp's llama-server, built for this machine (default: the wheel, which is not)."),
     ] = None,
+    prompt_cache: common.PromptCache = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
 ) -> None:
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
@@ -137,8 +138,8 @@ def bench(
         raise InputError("--instances is of --suite: leave it out")
     if recommended and (shape or (temperature, top_p, penalty) != (0.0, 1.0, 1.0)):
         raise InputError("--recommended sets the sampling: leave --shape, --temperature, --top-p, --penalty out")
-    given = tuple((f.name, inputs.read(f)) for f in prompt_file) if suite else ()
-    of_suite = Suite(suite, _contexts(context) if context else [], instances, seed, given) if suite else None
+    documents = tuple((f.name, inputs.read(f)) for f in prompt_file) if suite else ()
+    of_suite = Suite(suite, _contexts(context) if context else [], instances, seed, documents) if suite else None
     others = Choice(peers, peer_model, peer_draft, peer_llama_server)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
@@ -146,6 +147,9 @@ def bench(
         what = "leave --ask, --recommended, --top-p, --penalty out"
         raise InputError(f"--peers decode plain texts with the temperature alone: {what}")
     repeat = repeat or (1 if suite else 5)
+    if prompt_cache is not None and shape:
+        raise InputError("--prompt-cache keeps prompts of a model that is loaded: leave --shape or --prompt-cache out")
+    kept_in = common.check_prompt_cache(prompt_cache, folder=True)
     if shape:
         target, tokenizer = shapes.random_model(shape, dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
@@ -155,10 +159,11 @@ def bench(
         sampler = recommended_sampler(target) if recommended else sampler
         texts = [] if suite else inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
         texts = inputs.ask(texts, ask, tokenizer) if ask else texts
+    kept = common.prompt_files(kept_in, target)
     if task == "steps":
-        _run(Steps(target, texts, contexts, repeat, seed), out)
+        _run(Steps(target, texts, contexts, repeat, seed, kept=kept), out)
     elif task == "anchored":
-        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds)
+        job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds, kept=kept)
         _run(job, out if target.team.first else None)
     else:
         found, left_out = others.find(target)
@@ -167,10 +172,11 @@ def bench(
         entries = [*chosen, *found]
         if of_suite is not None:
             ends = not others.chosen
-            job = SuiteRun(target, tokenizer, entries, of_suite, max_new_tokens, repeat, sampler, seed, ends)
+            job = SuiteRun(target, tokenizer, entries, of_suite, max_new_tokens, repeat, sampler, seed, ends, kept=kept)
         else:
             new = max_new_tokens or 256
-            job = Speed(target, tokenizer, entries, texts, contexts, new, batch, repeat, sampler, seed, accept)
+            given = target, tokenizer, entries, texts, contexts, new, batch, repeat, sampler, seed, accept
+            job = Speed(*given, kept=kept)
         _run(job, out if target.team.first else None)
 
 
@@ -195,6 +201,7 @@ def _run(job: Any, out: Path | None) -> None:
         console.print(rich_table(section))
         for note in section.notes[:-1]:
             console.print(note, highlight=False)
+    common.say("" if job.kept is None else job.kept.note)
     for line in getattr(job, "left_out", ()):
         typer.echo(line, err=True)
     if stopped:

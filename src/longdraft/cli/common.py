@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from longdraft.errors import InputError
+
 MAX_SEED = 1 << 62
 TIMEOUT = 600.0  # seconds that a process started by torchrun waits for the others
 PATIENCE = 2.0  # seconds before a prompt that is being read shows its progress
@@ -58,6 +60,14 @@ KeysAndValues = Annotated[
         help="Keep the target's keys and values in 8 bits, which is another target (default: in --dtype).",
     ),
 ]
+PromptCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompt-cache",
+        metavar="DIR",
+        help="Keep the keys and values of each prompt in a file of this folder; a prompt that is there is not read.",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
 TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")]
 Penalty = Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")]
@@ -98,6 +108,36 @@ def settle() -> None:
 
     pin()
     gc.freeze()
+
+
+def prompt_files(folder: Path | None, target: Any) -> Any:
+    """Where `bench` and `audit` keep prompts, if they do (--prompt-cache)."""
+    from longdraft.engine.prompt_file import PromptFiles
+
+    return None if folder is None else PromptFiles(folder, target)
+
+
+def check_prompt_cache(path: Path | None, folder: bool) -> Path | None:
+    """The absolute path, before any work. Raises InputError where nothing can be written, and in several processes."""
+    from longdraft.cli import processes
+    from longdraft.core.places import new_file, new_folder
+    from longdraft.engine.prompt_file import NAMES
+
+    if path is None:
+        return None
+    if processes.count() > 1:
+        raise InputError("--prompt-cache is for one process: start it without torchrun")
+    if not folder:
+        return new_file(path, "--prompt-cache")
+    there = Path(path).expanduser()
+    ours = {p.name for p in there.iterdir() if NAMES.fullmatch(p.name)} if there.is_dir() else ()
+    return new_folder(path, "--prompt-cache", ours)
+
+
+def say(note: str) -> None:
+    """A note on standard error; an empty one is left out."""
+    if note:
+        print(f"longdraft: note: {note}", file=sys.stderr)
 
 
 @contextmanager

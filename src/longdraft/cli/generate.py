@@ -59,6 +59,13 @@ def generate(
         Path | None,
         typer.Option(help="Write a trace of every step to this file: .json, or .html to see it in a browser."),
     ] = None,
+    prompt_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the prompt's keys and values in this file; what it has of a prompt is not read again.",
+        ),
+    ] = None,
     threads: common.Threads = None,
 ) -> None:
     """Continue a prompt with any method. The output is the same as that of plain decoding."""
@@ -67,11 +74,16 @@ def generate(
     from longdraft.cli.show import summary
     from longdraft.core.options import pairs
     from longdraft.core.sampling import Sampler
+    from longdraft.engine.prompt_file import PromptFile
+    from longdraft.errors import InputError
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
 
     if trace is not None:
         trace_file.check(trace, len(prompt_file))
+    if prompt_cache is not None and len(prompt_file) > 1:
+        raise InputError("--prompt-cache keeps one prompt: give one --prompt-file, or leave --prompt-cache out")
+    kept_in = common.check_prompt_cache(prompt_cache, folder=False)
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
     spec = MethodSpec(
@@ -79,11 +91,14 @@ def generate(
     )
     target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
-    job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None)
+    kept = None if kept_in is None else PromptFile(kept_in, target)
+    job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None, kept)
     printer = None if as_json else Printer(tokenizer, texts)
     record = job.run(rows, max_new_tokens, () if ignore_eos else None, compare, printer)
     if trace is not None and job.trace is not None and target.team.first:
         trace_file.write(trace, job.trace.model_dump_json())
+    if kept is not None:
+        common.say(kept.note)
     if as_json:
         print(json.dumps(record))
     else:

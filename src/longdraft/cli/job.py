@@ -14,6 +14,7 @@ from longdraft.drafters import Drafter, Oracle
 from longdraft.engine.decode_session import DecodeSession, first_difference
 from longdraft.engine.generate import Step
 from longdraft.engine.measure import Output, figures, speedups, timings, traffic
+from longdraft.engine.prompt_file import Keeper
 from longdraft.engine.records import provenance
 from longdraft.engine.trace import Lane, Recorder, Trace, new_trace
 from longdraft.methods.spec import MethodSpec
@@ -48,7 +49,8 @@ class Printer:
 class Job:
     """A method that decodes on a target; its options are valid for that target. Raises InputError when made.
 
-    traced: record a trace of the first row, the only one, in `trace`; with a comparison, of plain decoding too.
+    traced: record a trace of the first row, the only one, in `trace`; with a comparison, of plain decoding too. kept:
+    where the prompt is kept.
     """
 
     target: LM
@@ -58,6 +60,7 @@ class Job:
     seed: int
     accept: float | None = None
     traced: bool = False
+    kept: Keeper | None = None
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +80,8 @@ class Job:
         """
         keep = self.drafter().prompt_captures()
         with common.reading(prompts) as tick:
-            session = DecodeSession(self.target, prompts, limit, self.sampler, self.seed, eos, tick, keep)
+            given = self.target, prompts, limit, self.sampler, self.seed
+            session = DecodeSession(*given, eos, tick, keep, self.kept)
         main, plain, interrupted = Output([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:
@@ -129,6 +133,8 @@ class Job:
         record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
         record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(session.sampler)}
         record |= {"pace": self.method.pace and self.accept is None, **self.method.origin}
+        if self.kept is not None:
+            record["known_prompt_tokens"] = sum(session.known)
         if self.method.name == "plain":
             record |= traffic(session, output)
         if self.accept is not None:

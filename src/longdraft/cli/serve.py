@@ -43,6 +43,15 @@ def serve(
         bool,
         typer.Option("--share-prefixes", help="Reuse them across API keys: a key can then learn what others sent."),
     ] = False,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep keys and values of prompts in this private folder too, also for later servers."
+        ),
+    ] = None,
+    cache_dir_mb: Annotated[
+        int, typer.Option(min=1, max=1 << 30, help="Megabytes of --cache-dir; what was used longest ago makes room.")
+    ] = 4096,
     queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
     chunk: Annotated[
         int,
@@ -91,6 +100,7 @@ def serve(
         ) from None
     from longdraft.core.options import pairs
     from longdraft.engine.prefix_cache import PrefixCache
+    from longdraft.engine.prompt_folder import PromptFolder, private
     from longdraft.engine.session import Session
     from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.methods.spec import MethodSpec
@@ -99,6 +109,8 @@ def serve(
     from longdraft.models.text import token_ids
 
     keys, place = read_keys(api_key_file), listening(host, port)
+    if cache_dir is not None:
+        private(cache_dir)  # refused before the model is loaded
     if host not in LOCAL and not keys:
         print("longdraft: note: without --api-key-file, anyone who can reach this address can use it", file=sys.stderr)
     beside = "" if rope else model
@@ -106,6 +118,10 @@ def serve(
     target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
     spec.check(target, None)
     slots = min(context or target.positions, target.positions)
+    prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
+    folder = (
+        None if cache_dir is None else PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, common.say)
+    )
     session = Session(
         target,
         spec.paced(target),
@@ -114,7 +130,7 @@ def serve(
         chunk=chunk,
         queue=queue,
         total=cache_tokens,
-        prefixes=PrefixCache(prefix_tokens) if prefix_tokens else None,
+        prefixes=prefixes if folder is None else folder,
     )
     settings = Settings(
         name or model,
@@ -144,6 +160,8 @@ def serve(
         status = server.run([place])
     finally:
         gc.unfreeze()
+        if folder is not None:
+            folder.close()
     if status:
         raise typer.Exit(status)
 

@@ -30,7 +30,8 @@ def summary(record: dict[str, Any]) -> str:
     share = record.get("bandwidth_share")
     if share is not None:
         words.append(f"{share:.0%} of this machine's {record['bandwidth_gb_s']:.0f} GB/s")
-    words.append(f"prefill of {prompt} tokens {record['prefill_s']:.2f} s")
+    known = f", of which {record['known_prompt_tokens']} were kept" if "known_prompt_tokens" in record else ""
+    words.append(f"prefill of {prompt} tokens{known} {record['prefill_s']:.2f} s")
     if "oracle" in record:
         words.append(f"acceptance set to {record['oracle']:g} drafts per step by an oracle")
     if record.get("speedup") is not None:

@@ -114,11 +114,12 @@ class KVCache:
         """For each layer its key heads, the numbers of a key and of a value, and their dtype before any coding."""
         return dict(self._store.numbers)
 
-    def allocate(self, shapes: dict[int, tuple[int, int, int, torch.dtype]]) -> None:
-        """Allocate the layers that were not written yet, so that `stored` has them. shapes: those of such a cache."""
+    def allocate(self, shapes: dict[int, tuple[int, int, int, torch.dtype]], end: int = 0) -> None:
+        """Allocate the layers that were not written yet, so that `stored` has them with at least `end` slots. shapes:
+        those of such a cache."""
         for layer, (heads, key, value, dtype) in shapes.items():
             k, v = (torch.empty(1, heads, 0, n, dtype=dtype, device=self.length.device) for n in (key, value))
-            self._store.reserve(layer, 0, k, v)
+            self._store.reserve(layer, end, k, v)
 
     def nbytes(self, length: int) -> int:
         """Bytes of keys and values that one row's step reads at this context length."""

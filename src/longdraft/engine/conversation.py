@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,10 @@ from longdraft.core import Sampler, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check, decode
+from longdraft.engine.prompt_file import stored
+from longdraft.engine.prompt_origin import origin_of
+from longdraft.engine.saved_prompt import SavedPrompt, write
+from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
 
@@ -34,6 +39,27 @@ class Conversation:
     def _whole(self, count: int) -> int:
         """Of so many tokens of a prompt, those in whole blocks."""
         return count - count % self._block
+
+    def save(self, path: str | Path) -> None:
+        """Keep what the cache holds in a file, which is there as a whole or not at all. Raises OSError, and InputError
+        if it holds nothing, or if the target is not exact: keys that were decoded are not those of a prompt there.
+        """
+        if not self.tokens or not self.target.exact:
+            why = "nothing was said yet" if self.target.exact else "decoded keys of this backend are not a prompt's"
+            raise InputError(f"this conversation cannot be saved ({why}): use a PromptFile for its prompts")
+        layers = stored(self.cache.row(0), len(self.tokens))
+        write(Path(path).expanduser(), origin_of(self.target), self.tokens, layers)
+
+    @torch.inference_mode()
+    def load(self, path: str | Path) -> None:
+        """Hold what a file has, of a conversation or a prompt. Raises FileNotFoundError, and InputError for a file
+        that this target would not have written.
+        """
+        with SavedPrompt.open(Path(path).expanduser(), origin_of(self.target)) as saved:
+            saved.check_whole()
+            self.tokens = []
+            saved.read(self.cache, saved.about.count)
+        self.tokens = saved.tokens[: self._whole(len(saved.tokens))]
 
     def answer(
         self,

@@ -14,6 +14,7 @@ from longdraft.core import PromptSpec, Rows, Sampler, Sequences, Tree, Verdict, 
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
+from longdraft.engine.prompt_file import Keeper, Read, store_prompts
 from longdraft.models.lm import LM
 
 
@@ -48,7 +49,11 @@ class DecodeSession:
     """Every decode starts from the prompts alone: the slots after them, which earlier decodes wrote, are scratch.
 
     A drafter that changes a committed slot would spoil all later decodes, plain ones included; after `seal`, `altered`
-    detects this. report, keep: see LM.prefill. Raises InputError for bad arguments before any work.
+    detects this. report, keep: see LM.prefill. kept: where a prompt that was read before is loaded from, and stored
+    otherwise. Raises InputError for bad arguments before any work.
+
+    prefill_s: seconds that reading and loading took. read_s: what reading all of the prompts takes, as it was measured
+    now or when they were stored; None if that is not known. known: how many tokens of each prompt were loaded.
     """
 
     def __init__(
@@ -61,14 +66,18 @@ class DecodeSession:
         eos: tuple[int, ...] | None = None,
         report: Callable[[int], None] | None = None,
         keep: PromptSpec | None = None,
+        kept: Keeper | None = None,
     ):
         check(target, prompts, max_new_tokens, Drafter(), match)
         self.target, self.prompts, self.limit = target, prompts, max_new_tokens
         self.sampler, self.seed, self.eos = (sampler or Sampler()).under(target.rules()), seed, eos
-        begin = clock(target.device)
-        seqs = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep)
+        begin, reads = clock(target.device), list[Read]()
+        seqs = prefill(target, prompts, max_new_tokens, self.sampler, seed, eos, report, keep, kept, reads)
         self.cache, self.prompt_states = seqs.cache, seqs.prompt_states
-        self.prefill_s = clock(target.device) - begin
+        self.prefill_s, self.known = clock(target.device) - begin, [read.known for read in reads]
+        whole = [read.whole_s for read in reads if read.whole_s is not None]
+        self.read_s = sum(whole) if len(whole) == len(reads) else None
+        store_prompts(kept, prompts, self.cache, reads)
         self._start = self.cache.length.clone()
         self._sealed: list[Tensor] | None = None
         self._altered: str | None = None

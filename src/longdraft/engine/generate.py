@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -11,6 +11,7 @@ from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, reje
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.engine.acceptance import Acceptance
+from longdraft.engine.prompt_file import Keeper, Read, read_prompt, store_prompts
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -133,21 +134,27 @@ def prefill(
     eos: tuple[int, ...] | None = None,
     report: Callable[[int], None] | None = None,
     keep: PromptSpec | None = None,
+    kept: Keeper | None = None,
+    reads: list[Read] | None = None,
 ) -> Sequences:
     """Write all prompt tokens but the last to a new cache; the last one is the first root.
 
-    A prompt that an earlier row has too is copied from there. report, keep: see LM.prefill.
+    A prompt that an earlier row has too is copied from there. report, keep: see LM.prefill. kept: where prompts are
+    loaded from. reads: gets how each row's prompt was read.
     """
+    reads = [] if reads is None else reads
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
     seqs = target.sequences(prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
         if (same := prompts.index(prompt)) < b:
             cache.move(same, b)
             seqs.prompt_states[b] = seqs.prompt_states[same]
+            reads.append(replace(reads[same], seconds=0.0, whole_s=0.0))
             if report is not None:
                 report(len(prompt) - 1)
         else:
-            seqs.prompt_states[b] = target.prefill(prompt[:-1], cache.row(b), report=report, keep=keep)
+            seqs.prompt_states[b], read = read_prompt(target, prompt[:-1], cache.row(b), kept, report, keep)
+            reads.append(read)
     return seqs
 
 
@@ -161,19 +168,22 @@ def stream(
     eos: tuple[int, ...] | None = None,
     verify: Verifier = match,
     stats: Stats | None = None,
+    prompt_cache: Keeper | None = None,
 ) -> Iterator[Step]:
     """Decode a batch of prompts (token ids, of any lengths); yields the tokens of each step.
 
     Row b draws with row_seed(seed, b), so its output does not depend on the other rows (where the target is not exact:
     except at ties within rounding). A row ends at the first token of eos (None: the model's end tokens; (): none).
-    drafter None is plain decoding.
+    drafter None is plain decoding. prompt_cache: a PromptFile, whose prompt is not read again.
     Raises InputError for bad arguments before any work.
     """
     drafter, sampler, stats = drafter or Drafter(), sampler or Sampler(), stats if stats is not None else Stats()
     check(target, prompts, max_new_tokens, drafter, verify)
     begin = clock(target.device)
-    seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos, keep=drafter.prompt_captures())
+    keep, reads = drafter.prompt_captures(), list[Read]()
+    seqs = prefill(target, prompts, max_new_tokens, sampler, seed, eos, None, keep, prompt_cache, reads)
     stats.prefill_s += clock(target.device) - begin
+    store_prompts(prompt_cache, prompts, seqs.cache, reads)
     yield from decode(target, drafter, seqs, verify, stats)
 
 

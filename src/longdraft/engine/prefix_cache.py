@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,23 @@ from longdraft.core import KVCache
 from longdraft.errors import InputError
 
 Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the owner of a first one; the tokens
+
+
+class Prefixes(Protocol):
+    """Where a session keeps keys and values of prompts. asked, found: tokens of all prompts, and those that were known.
+
+    used: the share of its room that is in use. load, store: see PrefixCache.
+    """
+
+    asked: int
+    found: int
+
+    @property
+    def used(self) -> float: ...
+
+    def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int: ...
+
+    def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None: ...
 
 
 @dataclass

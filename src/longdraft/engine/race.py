@@ -7,7 +7,7 @@ import torch
 from longdraft.core import match
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, step
-from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.prefix_cache import Prefixes
 from longdraft.engine.requests import Request
 from longdraft.engine.row_pool import RowPool
 from longdraft.engine.trace import Lane, Recorder, Round, Trace
@@ -26,7 +26,7 @@ class Runner:
         tokenizer: object,
         drafter: Drafter,
         request: Request,
-        prefixes: PrefixCache | None,
+        prefixes: Prefixes | None,
         record: Lane,
     ):
         self.target, self.drafter, self.request, self.prefixes = target, drafter, request, prefixes
@@ -77,7 +77,7 @@ class Race:
         request: Request,
         drafters: list[Drafter],
         trace: Trace,
-        prefixes: PrefixCache | None = None,
+        prefixes: Prefixes | None = None,
         chunk: int = 256,
     ):
         self.trace, self.chunk, self.over = trace, chunk, False

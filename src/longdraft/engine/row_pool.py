@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
-from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.prefix_cache import Prefixes
 from longdraft.engine.requests import PromptRead, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
 from longdraft.models.lm import LM
@@ -43,7 +43,7 @@ class RowPool:
     until someone takes it.
     """
 
-    def __init__(self, target: LM, batch: int, slots: int, prefixes: PrefixCache | None = None):
+    def __init__(self, target: LM, batch: int, slots: int, prefixes: Prefixes | None = None):
         self.target, self.prefixes = target, prefixes
         samplers = RowSamplers(samplers=[Sampler()] * batch)
         self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), samplers)

@@ -16,7 +16,7 @@ from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.engine.generate import Stats, Step, check_pair, step
 from longdraft.engine.newest_step import NewestStep
-from longdraft.engine.prefix_cache import PrefixCache
+from longdraft.engine.prefix_cache import Prefixes
 from longdraft.engine.requests import Event, Request, make_request
 from longdraft.engine.row_pool import RowPool
 from longdraft.errors import Busy, InputError
@@ -54,7 +54,7 @@ class Session:
         chunk: int = 1024,
         queue: int | None = None,
         total: int | None = None,
-        prefixes: PrefixCache | None = None,
+        prefixes: Prefixes | None = None,
     ):
         for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
             if value < least:  # a row has at least a prompt token and a new one

@@ -70,7 +70,9 @@ class Packed:
     def of(self, parts: dict[str, Tensor], inputs: int | None = None) -> Packed:
         """The same kind of matrix, of other tensors and perhaps of another number of inputs."""
         rest = {name: x for name, x in parts.items() if name not in ("low", "high")}
-        return Packed(self.bits, inputs or self.inputs, parts["low"], parts.get("high"), self.scales.of(rest), self.group)
+        return Packed(
+            self.bits, inputs or self.inputs, parts["low"], parts.get("high"), self.scales.of(rest), self.group
+        )
 
     def rows(self, which: Tensor | slice) -> Packed:
         """The matrix of these outputs."""
@@ -106,7 +108,9 @@ class Packed:
         row, column = places // self.inputs, places % self.inputs
         size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a matrix of its own
         which = column // size
-        parts = {name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which] for name, x in self.parts.items()}
+        parts = {
+            name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which] for name, x in self.parts.items()
+        }
         return self.of(parts, size).dequantised().gather(1, (column % size)[:, None]).squeeze(1)
 
     @property

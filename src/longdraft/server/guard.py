@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -84,7 +85,8 @@ class Guard:
 
     def _owner(self, scope: Scope) -> str:
         matches = [] if self.shared else self._matches(dict(reversed(scope["headers"])))
-        return f"key {matches.index(True)}" if True in matches else ""
+        # Not its place among the keys, which may change while prompts that are kept on disk stay.
+        return sha256(list(self.keys)[matches.index(True)]).hexdigest() if True in matches else ""
 
     def _too_large(self) -> Problem:
         return Problem(413, f"the body is larger than {self.most_body} bytes: send less")

@@ -47,7 +47,6 @@ class Pins:
             return self.packed(module.packed, self.float(module.bias))
         return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
 
-
     def packed(self, p: Packed, bias: int | None) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}
         scale = p.scales.parts["scale"]

@@ -50,7 +50,9 @@ class Stored:
         """A packed matrix, or a tensor of the stored type. Raises InputError for numbers that are not finite."""
         rows = self.data.view(prod(self.shape[:-1]), self.shape[-1] // self.type.entries, self.type.size)
         made = self.type.unpack(rows)
-        numbers = [x for x in made.scales.parts.values() if x.is_floating_point()] if isinstance(made, Packed) else [made]
+        numbers = (
+            [x for x in made.scales.parts.values() if x.is_floating_point()] if isinstance(made, Packed) else [made]
+        )
         if not all(bool(n.isfinite().all()) for n in numbers):
             raise InputError(f"the GGUF file's tensor {self.name} contains infinity or NaN: {AGAIN}")
         return made if isinstance(made, Packed) else made.view(self.shape)

@@ -1,0 +1,173 @@
+"""Prompts that were read once: their keys and values, kept in a file each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from longdraft.core import KVCache, PromptSpec
+from longdraft.core.provenance import now
+from longdraft.drafters.step import clock
+from longdraft.engine.prompt_origin import Origin, origin_of
+from longdraft.engine.records import processor
+from longdraft.engine.saved_prompt import DRAFT, About, Layers, SavedPrompt, common, remove_drafts, write
+from longdraft.models.lm import LM
+
+NOTHING = PromptSpec()
+NAMES = re.compile(rf"[0-9a-f]{{64}}\.safetensors|{re.escape(DRAFT)}.*")  # of files in a folder of prompts
+
+
+class Loaded(NamedTuple):
+    """How many of a prompt's tokens were loaded, and how long reading all of them had taken if the file has them all.
+
+    seconds: None if it has not, or if it is not known.
+    """
+
+    count: int
+    seconds: float | None = None
+
+
+class Keeper(Protocol):
+    """Where prompts are kept."""
+
+    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
+        """Write what is known of these tokens to an empty cache of one row; the rest must be read after it.
+
+        keep: states that reading the rest is to capture, so that as many tokens are left to be read. Raises InputError.
+        """
+        ...
+
+    def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
+        """Keep the first slots of a cache of one row, which these tokens were read into. seconds: see About."""
+        ...
+
+
+class PromptFile:
+    """The keys and values of one prompt; another prompt with the same beginning reads only the rest, and replaces it.
+
+    A file is loaded only if this target would have computed its bits: for the same model, dtype, layout and build
+    (prompt_origin.py). What cannot be loaded raises InputError and is not replaced.
+
+    whole: load only what has all of a prompt, and a time. note: why a prompt could not be written, in words.
+    """
+
+    def __init__(self, path: str | Path, target: LM, origin: Origin | None = None, whole: bool = False):
+        self.path, self.whole, self.note = Path(path), whole, ""
+        self.origin = origin_of(target) if origin is None else origin
+        self._held = list[int]()  # the tokens that the file had when it was last read or written
+
+    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
+        """As Keeper.load."""
+        row.length.zero_()
+        try:
+            with SavedPrompt.open(self.path, self.origin) as saved:
+                saved.check_whole()
+                complete = saved.tokens == tokens
+                if self.whole and not (complete and saved.about.seconds is not None):
+                    return Loaded(0)
+                self._held = saved.tokens
+                count = self._usable(common(saved.tokens, tokens), complete, len(tokens) - keep.count)
+                if count:
+                    saved.read(row, count)
+        except FileNotFoundError:
+            return Loaded(0)
+        row.length.fill_(count)
+        return Loaded(count, saved.about.seconds if complete else None)
+
+    def _usable(self, shared: int, complete: bool, most: int) -> int:
+        """Of so many shared tokens, those whose keys have the bits of a prompt that is read whole."""
+        count = max(min(shared, most), 0)
+        return count if complete and count == shared else count - count % self.origin.block
+
+    def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
+        """As Keeper.store. Nothing is written if the file has these tokens already."""
+        if not tokens or self._held[: len(tokens)] == tokens:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            remove_drafts(self.path.parent)
+            write(self.path, self.origin, tokens, stored(row, len(tokens)), About(len(tokens), 0, "", seconds, now()))
+        except OSError as error:
+            self.note = f"cannot keep the prompt in {self.path} ({error.strerror or error})"
+        else:
+            self._held = list(tokens)
+
+
+class PromptFiles:
+    """A folder with a file for each prompt, which is loaded only as a whole, with the time that reading it took here.
+
+    Prompts that were read with other threads or on another processor have files of their own.
+    """
+
+    def __init__(self, folder: str | Path, target: LM):
+        self.folder, self.target, self.origin, self.note = Path(folder), target, origin_of(target), ""
+        self._files = dict[str, PromptFile]()  # those that were used
+        self._place = json.dumps([self.origin.digest, torch.get_num_threads(), processor(target.device)])
+
+    def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
+        """As Keeper.load."""
+        return self._file(tokens).load(tokens, row, keep)
+
+    def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
+        """As Keeper.store."""
+        file = self._file(tokens)
+        file.store(tokens, row, seconds)
+        self.note = file.note or self.note
+
+    def _file(self, tokens: list[int]) -> PromptFile:
+        name = sha256(json.dumps([self._place, tokens]).encode()).hexdigest()
+        path = self.folder / f"{name}.safetensors"
+        return self._files.setdefault(name, PromptFile(path, self.target, self.origin, whole=True))
+
+
+@dataclass(frozen=True)
+class Read:
+    """How a prompt came into a cache: tokens that were loaded, not read; seconds that this took; and what reading all
+    of it takes, as measured when that was done last: None if that is not known.
+    """
+
+    known: int
+    seconds: float
+    whole_s: float | None
+
+
+def stored(row: KVCache, count: int) -> Layers:
+    """The first `count` slots of a cache of one row, over the same memory."""
+    pairs = {layer: row.stored(layer, 0) for layer in row.layers}
+    return {layer: (k[:, :count], v[:, :count]) for layer, (k, v) in pairs.items()}
+
+
+def read_prompt(
+    target: LM,
+    tokens: list[int],
+    row: KVCache,
+    kept: Keeper | None,
+    report: Callable[[int], None] | None = None,
+    keep: PromptSpec | None = None,
+) -> tuple[dict[int, Tensor], Read]:
+    """Fill an empty cache of one row with a prompt's tokens: what is kept of them, then what is read.
+
+    report, keep and the states that are returned: see LM.prefill.
+    """
+    keep, begin = keep or PromptSpec(), clock(target.device)
+    known, once = Loaded(0) if kept is None else kept.load(tokens, row, keep)
+    if known and report is not None:
+        report(known)
+    states = target.prefill(tokens[known:], row, report=report, keep=keep)
+    seconds = clock(target.device) - begin
+    return states, Read(known, seconds, once if known else seconds)
+
+
+def store_prompts(kept: Keeper | None, prompts: list[list[int]], cache: KVCache, reads: list[Read]) -> None:
+    """Keep what was read of the prompts, all tokens of each but the last; a prompt that comes twice once."""
+    for b, (prompt, read) in enumerate(zip(prompts, reads, strict=True)):
+        if kept is not None and prompts.index(prompt) == b:
+            kept.store(prompt[:-1], cache.row(b), read.whole_s)
