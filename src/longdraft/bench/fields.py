@@ -115,6 +115,12 @@ class Speed(Sampled):
         return self
 
 
+class LeftOut(Run):
+    """Why another engine was not measured at a context."""
+
+    reason: str
+
+
 class Steps(Run):
     """Milliseconds of one operation, turn by turn."""
 
@@ -140,7 +146,7 @@ class Anchored(Sampled):
         return self
 
 
-TASKS: dict[str, type[_Fields]] = {"speed": Speed, "steps": Steps, "anchored": Anchored}
+TASKS: dict[str, type[_Fields]] = {"speed": Speed, "steps": Steps, "anchored": Anchored, "left out": LeftOut}
 
 
 def fault(record: Any) -> str | None:
