@@ -131,7 +131,7 @@ class Cell:
             turn = r % len(ours)
             yield from ((r, entry) for entry in ours[turn:] + ours[:turn])
             for peer in peers[len(peers) * r // count : len(peers) * (r + 1) // count]:
-                yield from ((turn, peer) for turn in range(count))
+                yield from ((again, peer) for again in range(count))
                 self._end_turn()
 
     def close(self) -> None:
