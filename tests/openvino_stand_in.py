@@ -1,6 +1,7 @@
 """Stands in for a Python with openvino-genai: run as an interpreter, it executes longdraft's script with fake packages.
 
-Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "old": one of the default reader alone, "dies": last words}.
+Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "old": one of the
+default reader alone, "dies": last words}.
 """
 
 from __future__ import annotations
