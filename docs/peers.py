@@ -15,7 +15,7 @@ from measured import RECORDS, ROOT, Record, filled, one_line, origin, records, t
 PAGE = ROOT / "docs" / "performance.md"
 SOURCE = "2026-11-24-llama-cpp.jsonl.gz"  # llama.cpp built from source, and the wheel
 WHEEL = "2026-11-22-cpu-peers.jsonl.gz"  # the wheel alone, and Transformers
-NAME, WHEEL_NAME = "llama.cpp", "llama.cpp (wheel)"
+NAME, WHEEL_NAME, OPENVINO = "llama.cpp", "llama.cpp (wheel)", "openvino"
 
 # Until SOURCE is measured: what was noted on a quiet Zen 4, without records.
 NOTED = """Built from source, llama.cpp decoded 100, 54 and 39 tokens/s after 1K, 4K and 7K tokens on a quiet Zen 4
@@ -35,6 +35,8 @@ FACTS = (
     "The wheel has its default, `auto`, and is not built for this processor. It says of itself: `{wheel_info}`.",
     "{origin}, {repeats} repeats: `{command}`",
 )
+OPENVINO_FACT = """OpenVINO GenAI {peer_version} computes in {inference_precision_hint}, with keys and values in
+{key_value_precision}."""
 OLDER = """Older figures ({origin}), with Transformers and with llama.cpp as the wheel of xllamacpp alone, which is
 no measure of llama.cpp at its best: plain decoding is {plain} times as fast as that wheel ({contexts}), the fastest
 of ours {best} times as fast as its fastest."""
@@ -44,13 +46,13 @@ def headline() -> str:
     """One sentence for the README."""
     text = NOTED_HEADLINE
     if measured():
-        found = records(SOURCE)
+        found = speed_records(SOURCE)
         text = HEADLINE.format(count=len(ours(found)), **compared(found))
     return f"{one_line(text)} ([Performance](docs/performance.md#beside-llamacpp-and-transformers))."
 
 
 def block() -> str:
-    newest = from_source(records(SOURCE)) if measured() else one_line(NOTED)
+    newest = from_source(speed_records(SOURCE)) if measured() else one_line(NOTED)
     old = records(WHEEL)
     names = dict.fromkeys(r["label"] for r in old)
     rows = {label.replace(NAME, WHEEL_NAME): _of(old, label) for label in names}
@@ -61,19 +63,27 @@ def measured() -> bool:
     return any(RECORDS.glob(f"{SOURCE}*"))
 
 
+def speed_records(name: str) -> list[Record]:
+    """Without those that say why an engine was left out."""
+    return [r for r in records(name) if r["task"] == "speed"]
+
+
 def from_source(found: list[Record]) -> str:
-    """Ours, then llama.cpp by kind of speculation, then the wheel; and how they were built."""
+    """Ours, then llama.cpp by kind of speculation, then the other engines; and how they were built."""
     rows: dict[str, Cells] = {label: _of(found, label) for label in ours(found)}
     built = [r for r in found if r.get("peer") == NAME]
     for kind in dict.fromkeys(r["options"]["speculation"] for r in built):
         same = [r for r in built if r["options"]["speculation"] == kind]
         rows[NAME if kind == "none" else f"{NAME} {kind}"] = lambda context, same=same: _better(_at(same, context))
+    rows |= {r["label"]: _of(found, r["label"]) for r in found if r.get("peer", NAME) != NAME}
     wheel = next((r for r in found if r.get("peer") == WHEEL_NAME), None)
-    if wheel is not None:
-        rows[WHEEL_NAME] = _of(found, WHEEL_NAME)
+    openvino = next((r for r in found if r.get("peer") == OPENVINO), None)
     facts = compared(found) | built[0]["peer_build"] | {"command": found[0]["command"]}
     facts |= {"wheel_info": wheel["peer_build"]["system_info"] if wheel else "", "repeats": repeats(found)}
-    return shown(found, rows) + "\n\n" + "\n".join(f"- {one_line(fact.format(**facts))}" for fact in FACTS)
+    lines = [fact.format(**facts) for fact in FACTS]
+    if openvino is not None:
+        lines.append(OPENVINO_FACT.format(**openvino, **openvino["peer_build"]))
+    return shown(found, rows) + "\n\n" + "\n".join(f"- {one_line(line)}" for line in lines)
 
 
 Cells = Callable[[int], str]  # a row of a table: its cell at a context

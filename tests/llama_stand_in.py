@@ -7,7 +7,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-KINDS = "none,draft-simple,ngram-simple,ngram-map-k,ngram-mod,ngram-cache"
+KINDS = "none,draft-simple,ngram-simple,ngram-map-k,ngram-map-k4v,ngram-mod,ngram-cache"
 WORDS = sys.argv[1:]
 
 
@@ -32,7 +32,9 @@ class Handler(BaseHTTPRequestHandler):
             status = 200 if saved.exists() and saved.read_text().endswith(value("--flash-attn")) else 404
         else:
             timings = {"prompt_per_second": 100.0, "predicted_per_second": 50.0}
-            found = {"tokens": [7] * body["n_predict"], "timings": timings}
+            text = Path(value("--model")).read_bytes().removeprefix(b"GGUF")
+            tokens = json.loads(text or "{}").get("tokens", [7] * body["n_predict"])
+            found = {"tokens": tokens[: body["n_predict"]], "timings": timings}
         self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(found).encode())

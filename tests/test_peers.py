@@ -12,6 +12,7 @@ from threading import Thread
 from types import SimpleNamespace
 
 import build_llama_cpp
+import llama_stand_in
 import pytest
 import tiny
 import torch
@@ -27,8 +28,10 @@ from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
 from longdraft.bench.peers.transformers import Transformers, stock
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
+from longdraft.models.loading import load
 
-KINDS = ["none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache", "draft-simple"]
+KINDS = ["none", "ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-simple", "draft-simple"]
+NGRAMS = KINDS[1:6]
 
 
 class Server:
@@ -110,6 +113,12 @@ def gguf(tmp_path) -> Path:
     return file
 
 
+def nearly_plain(where: Path) -> Callable[[list[int], int], list[int]]:
+    """Decodes 8 tokens as the model of a folder does, then 7s."""
+    target, _ = load(str(where), dtype="float32")
+    return lambda prompt, limit: (engine.generate(target, [prompt], max_new_tokens=8, eos=())[0] + [7] * limit)[:limit]
+
+
 def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
     prompts = tiny.prompts(*[40] * rows, vocab=target.vocab)
     return Work(target, prompts, 12, Sampler(temperature), seed=3)
@@ -117,6 +126,7 @@ def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
 
 def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
+    Server.tokens = staticmethod(nearly_plain(folder))
     text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "2"]
     peers = ["--peers", "llama.cpp,transformers", "--peer-model", str(gguf)]
     drafts = ["--peer-draft", str(gguf), "--peer-draft", str(folder)]
@@ -125,7 +135,7 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
     assert "left out" not in result.err
     found = record.load([out])
     labels = list(dict.fromkeys(r["label"] for r in found))
-    ngrams = [f"{WHEEL} {k}" for k in KINDS[1:5]]
+    ngrams = [f"{WHEEL} {k}" for k in NGRAMS]
     assert labels[:2] == ["plain", "lookup"]
     assert labels[2:] == [
         WHEEL,
@@ -136,15 +146,18 @@ def test_both_engines_are_measured_beside_ours(folder, fake, gguf, tmp_path):  #
         "transformers prompt lookup",
         "transformers assisted",
     ]
-    assert len(found) == 2 * len(labels)  # interleaved: each has its turn in each repeat
+    assert len(found) == 2 * len(labels)
     assert {r["label"] for r in found if r["repeat"] == 0} == set(labels)
     theirs = [r for r in found if r["method"] == WHEEL]
     assert {r["peer_version"] for r in theirs} == {"xllamacpp 2026.1"}
     assert all(r["peer_timings"]["prefill_tokens_per_s"] == 100 for r in theirs)
-    assert all(r["token_ids"] == [7] * 12 and r["equal"] is False and r["tokens_per_s"] > 0 for r in theirs)
+    assert all(r["token_ids"][8:] == [7] * 4 and r["equal"] is False and r["tokens_per_s"] > 0 for r in theirs)
+    assert all(8 <= r["first_tokens"]["equal"] < r["first_tokens"]["compared"] == 12 for r in theirs)
     assert all(r["mean_acceptance_length"] == 12 / 7 and r["peer_timings"]["accepted"] == 5 for r in theirs)
     hf = [r for r in found if r["method"] == "transformers"]
     assert all(r["equal"] and r["peer"] == "transformers" and r["speedup"] > 0 for r in hf)
+    assert all(r["first_tokens"]["equal"] == 12 for r in hf)
+    assert hf[-1]["first_tokens"]["with"][WHEEL] == theirs[0]["first_tokens"]["equal"]
     shown = report.markdown(report.sections(found))
     assert f"| 64 | {WHEEL} ngram-cache |" in shown
     assert f"x as fast as {WHEEL}" in shown and "(xllamacpp 2026.1)" in shown and "x as fast as transformers" in shown
@@ -240,7 +253,11 @@ def test_what_cannot_run_is_one_line_and_the_run_goes_on(folder, monkeypatch, tm
     assert lines[2:] == [
         "at 64 transformers prompt lookup is left out: its speculation decodes one row only, without --batch"
     ]
-    assert {r["label"] for r in record.load([out])} == {"plain", "transformers", "transformers static cache"}
+    found = record.load([out])
+    measured = {r["label"] for r in found if r["task"] == "speed"}
+    assert measured == {"plain", "transformers", "transformers static cache"}
+    reasons = {r["label"]: r["reason"] for r in found if r["task"] == "left out"}
+    assert reasons["llama.cpp"] in lines[1] and reasons["transformers prompt lookup"] in lines[2] and len(reasons) == 2
 
 
 def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
@@ -252,8 +269,10 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
     ]
     del fake.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_MOD
     found, lines = Choice("llama.cpp", gguf, [gguf.parent / "model.gguf"]).find(target)
-    assert lines[1:] == [f"{WHEEL} ngram-mod is left out: xllamacpp 2026.1 does not offer ngram-mod"]
-    assert [p.label for p in found][-1] == f"{WHEEL} draft model"
+    labels = [p.label for p in found]
+    assert lines[1:] == [] and f"{WHEEL} ngram-mod" not in labels and labels[-1] == f"{WHEEL} draft model"
+    with pytest.raises(CannotRun, match=r"xllamacpp 2026\.1 does not offer ngram-mod"):
+        LlamaCpp("ngram-mod", Wheel(), gguf, "ngram-mod")
     with pytest.raises(CannotRun, match="256 tokens, the model 96"):
         found[0].read(work(target))
     Server.vocab = 96
@@ -268,9 +287,10 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
 
 
 def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
-    for given, label in ((gguf, "transformers assisted"), (folder, f"{WHEEL} draft model")):
-        _, lines = Choice("llama.cpp,transformers", gguf, [given]).find(tiny.target("llama"))
-        assert len(lines) == 2 and lines[1].startswith(f"{label} is left out: its draft model must be a ")
+    _, lines = Choice("llama.cpp,transformers", gguf, [folder]).find(tiny.target("llama"))
+    assert lines[1:] == [
+        f"{WHEEL} draft model is left out: its draft model must be a GGUF file: name it with --peer-draft"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +310,9 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
         ("--peer-llama-server x", "add --peers"),
         ("--peers transformers --peer-llama-server x", "add it to --peers"),
         ("--peers llama.cpp --peer-llama-server nowhere", "nowhere is not a program"),
+        ("--peer-openvino x", "add --peers"),
+        ("--peers transformers --peer-openvino x", "add openvino to --peers"),
+        ("--peers openvino --peer-openvino pyproject.toml", "pyproject.toml is not a program"),
         ("--peers llama.cpp --peer-llama-server pyproject.toml", "pyproject.toml is not a program"),
         ("--peers transformers --task anchored", "leave --task"),
         ("--peers transformers --accept 3", "leave --task, --shape and --accept out"),
@@ -315,12 +338,16 @@ def binary(tmp_path) -> Path:
 
 def test_a_build_from_source_is_measured_with_both_kinds_of_attention(folder, fake, gguf, binary, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
+    Server.tokens = staticmethod(nearly_plain(folder))
+    _, tokenizer = load(str(folder), dtype="float32")
+    tokens = Server.tokens(tokenizer((folder / "prompt.txt").read_text())["input_ids"][:64], 32)
+    gguf.write_bytes(b"GGUF" + json.dumps({"tokens": tokens}).encode())
     text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "1"]
     peers = ["--peers", "llama.cpp", "--peer-model", str(gguf), "--peer-llama-server", str(binary)]
     result = bench(folder, *text, *peers, "--methods", "plain", "--out", str(out))
     assert result.status == 0 and result.err == ""
     found = record.load([out])
-    kinds = ["llama.cpp", *(f"llama.cpp {k}" for k in KINDS[1:5])]
+    kinds = ["llama.cpp", *(f"llama.cpp {k}" for k in llama_stand_in.KINDS.split(",") if k.startswith("ngram"))]
     assert [r["label"] for r in found] == ["plain", *(f"{k}@fa={fa}" for fa in ("on", "off") for k in kinds), WHEEL]
     theirs = [r for r in found if r["method"] == "llama.cpp"]
     assert {r["peer_version"] for r in theirs} == {"0 (0c1e57098)"}
@@ -328,7 +355,7 @@ def test_a_build_from_source_is_measured_with_both_kinds_of_attention(folder, fa
         built = {"from": "source", "package": "llama_cpp_python-0.3.36", "compiler": "GNU 12.2.0 for Linux x86_64"}
         built |= {"system_info": "CPU : AVX2 = 1 | FMA = 1 | OPENMP = 1 |"}
         assert r["peer_build"] == built | {"flash_attention": r["label"].split("=")[1]}
-        assert r["token_ids"] == [7] * 12 and r["tokens_per_s"] > 0
+        assert r["token_ids"] == tokens[:12] and r["tokens_per_s"] > 0
     assert found[-1]["peer_build"] == {"from": "wheel", "flash_attention": "auto"}
     shown = report.markdown(report.sections(found))
     assert "x as fast as llama.cpp" in shown and "(0 (0c1e57098))" in shown and "(xllamacpp 2026.1)" in shown

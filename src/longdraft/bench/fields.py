@@ -128,6 +128,12 @@ class Suite(Speed):
     new_tokens: Count
 
 
+class LeftOut(Run):
+    """Why another engine was not measured at a context."""
+
+    reason: str
+
+
 class Steps(Run):
     """Milliseconds of one operation, turn by turn."""
 
@@ -153,7 +159,13 @@ class Anchored(Sampled):
         return self
 
 
-TASKS: dict[str, type[_Fields]] = {"speed": Speed, "suite": Suite, "steps": Steps, "anchored": Anchored}
+TASKS: dict[str, type[_Fields]] = {
+    "speed": Speed,
+    "suite": Suite,
+    "steps": Steps,
+    "anchored": Anchored,
+    "left out": LeftOut,
+}
 
 
 def fault(record: Any) -> str | None:

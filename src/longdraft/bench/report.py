@@ -58,7 +58,17 @@ def sections(records: list[Record]) -> list[Section]:
     found = [_speed(g) for g in grouped(sorted(tasks["speed"], key=lambda r: "oracle" in r), "batch", "new_tokens")]
     found += [_suite(g) for g in grouped(tasks["suite"], "suite", "ends", without=("text_name", "text_sha256"))]
     found += [_steps(g) for g in grouped(tasks["steps"], "run")]
-    return found + [_anchored(g) for g in grouped(tasks["anchored"], "run")]
+    found += [_anchored(g) for g in grouped(tasks["anchored"], "run")]
+    _add_left_out(found, [r for r in records if r["task"] == "left out"])
+    return found
+
+
+def _add_left_out(found: list[Section], left_out: list[Record]) -> None:
+    """Notes on the engines that could not be measured, under the tables of the same texts."""
+    for section in found:
+        texts = {(r["run"], r["text_name"]) for r in section.records}
+        same = [r for r in left_out if (r["run"], r["text_name"]) in texts]
+        section.notes[-1:-1] = dict.fromkeys(f"At {r['context']} {r['label']} is left out: {r['reason']}" for r in same)
 
 
 def _speed(records: list[Record]) -> Section:

@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from longdraft.bench.inputs import Text
-from longdraft.bench.peers.base import CannotRun, Peer, Reading, Work
+from longdraft.bench.peers.agreement import FIRST, FirstTokens
+from longdraft.bench.peers.base import Absent, CannotRun, Peer, Reading, Work
 from longdraft.bench.peers.choice import left_out
 from longdraft.bench.peers.transformers import STOCK
 from longdraft.bench.selection import Entry, setting
@@ -26,6 +27,7 @@ from longdraft.methods.spec import MethodSpec
 from longdraft.models.lm import LM
 
 WARM = 16  # tokens that each method decodes before anything is timed
+LEFT_OUT = "left out"  # the task of a record that says why a peer was not measured
 
 
 @dataclass
@@ -84,11 +86,17 @@ class Speed:
             try:
                 for r, entry in cell.turns():
                     tick(f"{text.name} {context}: {entry.label} {r + 1}/{self.repeat}")
-                    if (output := cell.run(entry, self.new_tokens)) is None:
+                    output = cell.run(entry, self.new_tokens)
+                    for left in cell.newly_left_out():
+                        done.append(shared | left | {"context": context})
+                        log.append(done[-1])
+                        yield done[-1]
+                    if output is None:
                         continue
                     done.append(shared | cell.describe(entry, output) | {"context": context, "repeat": r})
                     for d in done:
-                        d |= speedups(d, [p for p in done if p["method"] == "plain"])
+                        if "tokens_per_s" in d:
+                            d |= speedups(d, [p for p in done if p["method"] == "plain"])
                     log.append(done[-1])
                     yield done[-1]
             finally:
@@ -108,7 +116,10 @@ class Cell:
         self.ours = self._prefill(text.prompts(context, job.batch))
         self.plain = self.ours.rows()
         self.work = Work(job.target, self.ours.prompts, job.new_tokens, job.sampler, job.seed)
-        self.readings: dict[str, Reading] = {}
+        self.reading: tuple[Peer, Reading] | None = None  # of the peer whose turn it is: each takes its memory
+        self.first = FirstTokens()
+        self.agreements: dict[str, dict[str, Any]] = {}
+        self.left_out: list[dict[str, Any]] = []
         self.entries = list(job.entries)
         self.depths = {e.label: e.chain_depth(job.target) for e in job.entries if isinstance(e, MethodSpec)}
         self.differences: dict[str, tuple[list[list[int]], dict[str, Any] | None]] = {}
@@ -125,18 +136,37 @@ class Cell:
         return self.ours.prefill_s if read_s is None or self.job.kept is None else read_s
 
     def turns(self) -> Iterator[tuple[int, Entry]]:
-        """The entries one after another, in every repeat from another one on; before, each has decoded a little."""
-        for entry in list(self.entries):
-            self.run(entry, max(2 * isinstance(entry, Peer), min(WARM, self.job.new_tokens)))
-        for r in range(self.job.repeat):
-            turn = r % len(self.entries)
-            yield from ((r, entry) for entry in self.entries[turn:] + self.entries[:turn])
+        """Our methods take turns, in every repeat from another one on; before, each has decoded a little.
+
+        Peers run one after another, each with all its repeats, since several would not fit into memory; between the
+        repeats of ours, so that a machine that becomes slower or faster is seen.
+        """
+        ours: list[Entry] = [e for e in self.entries if not isinstance(e, Peer)]
+        peers: list[Entry] = [e for e in self.entries if isinstance(e, Peer)]
+        count = self.job.repeat
+        for entry in ours:
+            self.run(entry, min(WARM, self.job.new_tokens))
+        for r in range(count):
+            turn = r % len(ours)
+            yield from ((r, entry) for entry in ours[turn:] + ours[:turn])
+            for peer in peers[len(peers) * r // count : len(peers) * (r + 1) // count]:
+                yield from ((again, peer) for again in range(count))
+                self._end_turn()
 
     def close(self) -> None:
         """Free what the peers hold."""
-        for reading in self.readings.values():
-            reading.close()
+        self._end_turn()
         self.work.shared.clear()
+
+    def _end_turn(self) -> None:
+        if self.reading is not None:
+            self.reading[1].close()
+        self.reading = None
+
+    def newly_left_out(self) -> list[dict[str, Any]]:
+        """A record on each peer that was left out since the last call."""
+        left, self.left_out = self.left_out, []
+        return left
 
     def _prefill(self, prompts: list[list[int]]) -> DecodeSession:
         job, eos = self.job, None if self.text.ends else ()
@@ -165,13 +195,25 @@ class Cell:
         if peer not in self.entries:
             return None
         try:
-            if peer.label not in self.readings:
-                self.readings[peer.label] = peer.read(self.work)
-            return self.readings[peer.label].decode(limit)
+            if self.reading is None or self.reading[0] is not peer:
+                self._end_turn()
+                self.reading = peer, peer.read(self.work)
+                self._compare_first(peer, self.reading[1])
+            return self.reading[1].decode(limit)
         except CannotRun as why:
             self.entries.remove(peer)
-            self.job.left_out.append(f"at {len(self.work.prompts[0])} {left_out(peer.label, why)}")
+            self._end_turn()
+            if not isinstance(peer, Absent):  # of those a line says so already
+                self.job.left_out.append(f"at {len(self.work.prompts[0])} {left_out(peer.label, why)}")
+            about = setting("speed", peer, self.text, len(self.work.prompts), self.job.sampler)
+            self.left_out.append(about | {"task": LEFT_OUT, "new_tokens": self.job.new_tokens, "reason": str(why)})
             return None
+
+    def _compare_first(self, peer: Peer, reading: Reading) -> None:
+        """Its first greedy tokens, before anything is timed, which also warms it up. Raises CannotRun."""
+        rows = reading.decode(max(2, min(FIRST, self.job.new_tokens)), Sampler()).rows
+        if self.job.tokenizer is not None:  # random weights have ties everywhere
+            self.agreements[peer.label] = self.first.compare(self.ours, peer.label, rows)
 
     def _difference(self, entry: Entry, rows: list[list[int]]) -> dict[str, Any] | None:
         """Where an output leaves plain decoding's. Another engine draws other samples, so only its greedy output is
@@ -200,6 +242,9 @@ class Cell:
         found |= {"equal": equal, "first_difference": difference}
         if entry.speculative and not isinstance(entry, Peer):
             found["metrics"] = {"speculative_decoding": output.stats.drafts.metrics()}
+        found["prompt_tokens_per_s"] = sum(map(len, self.ours.prompts)) / output.stats.prefill_s
+        if entry.label in self.agreements:
+            found["first_tokens"] = self.agreements[entry.label]
         if damage:
             found["damage"] = damage
         if job.accept is not None:

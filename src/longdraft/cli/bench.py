@@ -82,10 +82,10 @@ def bench(
         list[str], typer.Option("-o", "--option", help="METHOD.KEY=VALUE: an option of a method; may be repeated.")
     ] = [],  # noqa: B006
     peers: Annotated[
-        str, typer.Option(help="Other engines to compare with, in the same run: llama.cpp,transformers.")
+        str, typer.Option(help="Other engines to compare with, in the same run: llama.cpp,openvino,transformers.")
     ] = "",
     peer_model: Annotated[
-        Path | None, typer.Option(help="The same model as a GGUF file, for llama.cpp (default: the target's own).")
+        Path | None, typer.Option(help="The same model as a GGUF file, for other engines (default: the target's own).")
     ] = None,
     peer_draft: Annotated[
         list[Path],
@@ -96,6 +96,10 @@ def bench(
         typer.Option(help="llama.cpp's llama-server, built for this machine (default: the wheel, which is not)."),
     ] = None,
     prompt_cache: common.PromptCache = None,
+    peer_openvino: Annotated[
+        Path | None,
+        typer.Option(help="A Python interpreter that has openvino-genai (default: this one, if it has it)."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
 ) -> None:
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
@@ -140,7 +144,7 @@ def bench(
         raise InputError("--recommended sets the sampling: leave --shape, --temperature, --top-p, --penalty out")
     documents = tuple((f.name, inputs.read(f)) for f in prompt_file) if suite else ()
     of_suite = Suite(suite, _contexts(context) if context else [], instances, seed, documents) if suite else None
-    others = Choice(peers, peer_model, peer_draft, peer_llama_server)
+    others = Choice(peers, peer_model, peer_draft, peer_llama_server, peer_openvino)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if others.chosen and (ask or recommended or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
@@ -197,7 +201,7 @@ def _run(job: Any, out: Path | None) -> None:
         except KeyboardInterrupt:
             stopped = True
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for section in sections(found):
+    for section in sections([r for r in found if "reason" not in r]):  # why peers are left out is said below
         console.print(rich_table(section))
         for note in section.notes[:-1]:
             console.print(note, highlight=False)

@@ -168,7 +168,8 @@ def reading(prompts: list[list[int]]) -> Iterator[Callable[[int], None]]:
             bar.stop()
 
 
-def say(line: str) -> None:
+def announce(line: str) -> None:
+    """What a download does, on standard error."""
     print(line, file=sys.stderr)
 
 

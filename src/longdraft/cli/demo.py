@@ -98,7 +98,7 @@ def real_model() -> str:
 
     try:
         with common.fetching(REAL) as tick:
-            fetch(REAL, tick, common.say)
+            fetch(REAL, tick, common.announce)
     except InputError as error:
         print(f"longdraft: note: {error}; the small bundled model is used instead", file=sys.stderr)
         return FALLBACK

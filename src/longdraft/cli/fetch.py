@@ -34,6 +34,6 @@ def fetch(
         typer.echo(f"{name} is undamaged: {models.check(name)}")
         return
     with common.fetching(name) as tick:
-        file, there = models.fetch(name, tick, common.say)
+        file, there = models.fetch(name, tick, common.announce)
     done = "is there already" if there else "fetched"
     typer.echo(f"{name} {done}: {file} ({file.stat().st_size / 1e6:.0f} MB); use it with -m {name}")

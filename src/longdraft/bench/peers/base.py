@@ -41,8 +41,8 @@ class Reading(ABC):
     """A peer that has read the prompts. Each decode starts from the prompts alone."""
 
     @abstractmethod
-    def decode(self, limit: int) -> PeerOutput:
-        """Decode `limit` tokens of each row past any end token. Raises CannotRun."""
+    def decode(self, limit: int, sampler: Sampler | None = None) -> PeerOutput:
+        """Decode `limit` tokens of each row past any end token. sampler: in place of the work's. Raises CannotRun."""
 
     @abstractmethod
     def close(self) -> None:
@@ -61,3 +61,14 @@ class Peer(ABC):
     @abstractmethod
     def read(self, work: Work) -> Reading:
         """Read the prompts. Raises CannotRun."""
+
+
+class Absent(Peer):
+    """A peer that cannot be had here, so that the records say why."""
+
+    def __init__(self, name: str, label: str, why: CannotRun):
+        super().__init__(name, label, "", {})
+        self.why = why
+
+    def read(self, work: Work) -> Reading:
+        raise self.why

@@ -1,18 +1,23 @@
-"""Which peers a run compares with: `--peers llama.cpp,transformers --peer-llama-server FILE --peer-model FILE` ..."""
+"""Which peers a run compares with: `--peers llama.cpp,openvino --peer-llama-server FILE --peer-openvino PYTHON` ..."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from longdraft.bench.peers.base import CannotRun, Peer
+from longdraft.bench.peers import openvino
+from longdraft.bench.peers.base import Absent, CannotRun, Peer
 from longdraft.bench.peers.llama_binary import FLASH, NAME, Binary
-from longdraft.bench.peers.llama_cpp import DRAFT, NGRAMS, LlamaCpp
+from longdraft.bench.peers.llama_cpp import DRAFT, LlamaCpp
 from longdraft.bench.peers.llama_server import Build
 from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
+from longdraft.bench.peers.openvino import OpenVINO
 from longdraft.bench.peers.transformers import LOOKUP, Transformers
+from longdraft.bench.peers.worker import installed
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
@@ -27,30 +32,37 @@ NOT_ITS_BEST = (
 class Choice:
     """The peers that the command line names. Raises InputError when made, before any model is loaded.
 
-    model: a GGUF file for llama.cpp, in place of the target's own. drafts: GGUF files and folders of small models.
-    server: llama.cpp's binary; without one llama.cpp is the wheel.
+    model: a GGUF file for llama.cpp and OpenVINO, in place of the target's own. drafts: GGUF files and folders of
+    small models. server: llama.cpp's binary; without one llama.cpp is the wheel. python: an interpreter that has
+    OpenVINO GenAI; without one it is this interpreter, if it has the package.
     """
 
     names: str
     model: Path | None = None
     drafts: list[Path] = field(default_factory=list)
     server: Path | None = None
+    python: Path | None = None
 
     def __post_init__(self) -> None:
         self.chosen = list(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
         for name in self.chosen:
             if name not in PEERS:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
-        if not self.chosen and (self.model or self.drafts or self.server):
+        if not self.chosen and (self.model or self.drafts or self.server or self.python):
             raise InputError(
-                "--peer-model, --peer-draft and --peer-llama-server are for other engines:"
-                " add --peers llama.cpp,transformers"
+                "--peer-model, --peer-draft, --peer-llama-server and --peer-openvino are for other engines:"
+                " add --peers llama.cpp,openvino,transformers"
             )
         if self.server is not None:
             if NAME not in self.chosen:
                 raise InputError("--peer-llama-server is llama.cpp's: add it to --peers")
-            if not (self.server.is_file() and os.access(self.server, os.X_OK)):
+            if not _is_program(self.server):
                 raise InputError(f"{self.server} is not a program: give --peer-llama-server llama.cpp's llama-server")
+        if self.python is not None:
+            if openvino.NAME not in self.chosen:
+                raise InputError("--peer-openvino is OpenVINO's: add openvino to --peers")
+            if not _is_program(self.python):
+                raise InputError(f"{self.python} is not a program: give --peer-openvino a Python with openvino-genai")
         if self.model is not None:
             _check(self.model, "--peer-model a GGUF file")
         for draft in self.drafts:
@@ -58,7 +70,7 @@ class Choice:
                 _check(draft, "--peer-draft a GGUF file or a folder with config.json")
 
     def find(self, target: LM) -> tuple[list[Peer], list[str]]:
-        """The peers that can run, and a line on each that cannot."""
+        """The peers, and a line on each that cannot be had (Absent)."""
         found: list[Peer] = []
         lines = [NOT_ITS_BEST] if NAME in self.chosen and self.server is None else []
         for name in self.chosen:
@@ -68,13 +80,26 @@ class Choice:
                         found.append(make(label))
                     except CannotRun as why:
                         lines.append(left_out(label, why))
+                        found.append(Absent(name, label, why))
             except CannotRun as why:
                 lines.append(left_out(name, why))
+                found.append(Absent(name, name, why))
         return found, lines
 
     def draft(self, is_gguf: bool) -> Path | None:
         """The small model in the form that an engine reads."""
         return next((d for d in self.drafts if d.is_file() == is_gguf), None)
+
+    def file(self, target: LM) -> Path:
+        """The GGUF file with the target's weights. Raises CannotRun."""
+        if target.weights and not self.model:
+            raise CannotRun(
+                f"the target is quantised by --weights {target.weights}: name a GGUF file with --peer-model"
+            )
+        file = self.model or gguf_of(target)
+        if file is None:
+            raise CannotRun("the model is not a GGUF file: name the same model's with --peer-model FILE.gguf")
+        return file
 
 
 def left_out(label: str, why: CannotRun) -> str:
@@ -87,16 +112,11 @@ Kinds = Iterator[tuple[str, Callable[[str], Peer]]]
 def _llama_cpp(choice: Choice, target: LM) -> Kinds:
     """A binary with each kind of speculation and each kind of attention, and the wheel as a second row."""
     builds: list[Build] = [Wheel()] if choice.server is None else [Binary(choice.server, flash) for flash in FLASH]
-    if target.weights and not choice.model:
-        raise CannotRun(f"the target is quantised by --weights {target.weights}: name a GGUF file with --peer-model")
-    file = choice.model or gguf_of(target)
-    if file is None:
-        raise CannotRun("the model is not a GGUF file: name the same model's with --peer-model FILE.gguf")
-    draft = choice.draft(is_gguf=True)
+    file, draft = choice.file(target), choice.draft(is_gguf=True)
     for build in builds:
         options = f"@fa={build.flash}" if isinstance(build, Binary) else ""
         yield f"{build.name}{options}", lambda label, b=build: LlamaCpp(label, b, file)
-        for kind in NGRAMS:
+        for kind in build.ngrams():
             yield f"{build.name} {kind}{options}", lambda label, b=build, k=kind: LlamaCpp(label, b, file, k)
         if choice.drafts:
             yield (
@@ -107,8 +127,24 @@ def _llama_cpp(choice: Choice, target: LM) -> Kinds:
         yield WHEEL, lambda label: LlamaCpp(label, Wheel(), file)
 
 
+def _openvino(choice: Choice, target: LM) -> Kinds:
+    """Alone and with each kind of its speculation."""
+    if choice.python is None and find_spec("openvino_genai") is None:
+        raise CannotRun("this interpreter has no openvino-genai: name one that has it with --peer-openvino PYTHON")
+    python, file, draft = choice.python or Path(sys.executable), choice.file(target), choice.draft(is_gguf=True)
+    installed(python, openvino.PACKAGE)
+    yield openvino.NAME, lambda label: OpenVINO(label, python, file)
+    yield f"{openvino.NAME} prompt lookup", lambda label: OpenVINO(label, python, file, "prompt lookup")
+    if choice.drafts:
+        yield (
+            f"{openvino.NAME} draft model",
+            lambda label: OpenVINO(label, python, file, "draft model", _given(draft, "GGUF file")),
+        )
+
+
 def _transformers(choice: Choice, target: LM) -> Kinds:
-    folder = choice.draft(is_gguf=False)
+    """Its draft model is a folder, or a GGUF file whose weights are unpacked like the target's."""
+    small = choice.draft(is_gguf=False) or choice.draft(is_gguf=True)
     yield "transformers", Transformers
     yield "transformers static cache", lambda label: Transformers(label, "static")
     yield "transformers prompt lookup", lambda label: Transformers(label, lookup=LOOKUP)
@@ -116,11 +152,19 @@ def _transformers(choice: Choice, target: LM) -> Kinds:
         name = str(target.dtype).removeprefix("torch.")
         yield (
             "transformers assisted",
-            lambda label: Transformers(label, draft=load_lm(str(_given(folder, "folder")), name)),
+            lambda label: Transformers(label, draft=load_lm(str(_given(small, "folder or GGUF file")), name)),
         )
 
 
-PEERS: dict[str, Callable[[Choice, LM], Kinds]] = {"llama.cpp": _llama_cpp, "transformers": _transformers}
+PEERS: dict[str, Callable[[Choice, LM], Kinds]] = {
+    NAME: _llama_cpp,
+    openvino.NAME: _openvino,
+    "transformers": _transformers,
+}
+
+
+def _is_program(file: Path) -> bool:
+    return file.is_file() and os.access(file, os.X_OK)
 
 
 def _check(file: Path, what: str) -> None:

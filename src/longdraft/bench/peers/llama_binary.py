@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import IO, Any
 
 from longdraft.bench.peers.base import CannotRun
-from longdraft.bench.peers.llama_server import Build, LlamaServer, Settings, unpinned
+from longdraft.bench.peers.llama_server import NGRAM, Build, LlamaServer, Settings, unpinned
 
 NAME = "llama.cpp"
 FLASH = ("on", "off")  # which is faster depends on the processor and the context, so both are measured
@@ -33,6 +33,9 @@ class Binary(Build):
     def check(self, kind: str) -> None:
         if kind not in _kinds(self.file):
             raise CannotRun(f"{self.file.name} ({self.version}) does not offer {kind}")
+
+    def ngrams(self) -> list[str]:
+        return [kind for kind in _kinds(self.file) if kind.startswith(NGRAM)]
 
     def start(self, settings: Settings) -> LlamaServer:
         with TemporaryFile() as log:
@@ -89,10 +92,10 @@ def _asked(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 @cache
-def _kinds(file: Path) -> frozenset[str]:
-    """The kinds of speculation that its help names."""
+def _kinds(file: Path) -> list[str]:
+    """The kinds of speculation that its help names, in its order."""
     found = re.search(r"^--spec-type\s+(\S+)", _output(file, "--help"), re.M)
-    return frozenset(["none", *(found[1].split(",") if found else [])])
+    return list(dict.fromkeys(["none", *(found[1].split(",") if found else [])]))
 
 
 def _output(file: Path, *words: str) -> str:

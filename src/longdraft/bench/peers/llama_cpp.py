@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -12,9 +13,9 @@ import torch
 from longdraft.bench.peers.base import CannotRun, Peer, PeerOutput, Reading, Work
 from longdraft.bench.peers.llama_server import Build, LlamaServer, Settings
 from longdraft.core.rules import Rules
+from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
 
-NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache")
 REMEMBERING = ("ngram-mod", "ngram-cache")  # these draft from the outputs of earlier requests as well
 DRAFT = "draft-simple"
 SPARE = 64  # slots beyond the last token, for drafts
@@ -75,13 +76,14 @@ class _Reading(Reading):
         server.save()
         return seconds, timings["prompt_per_second"]
 
-    def decode(self, limit: int) -> PeerOutput:
+    def decode(self, limit: int, sampler: Sampler | None = None) -> PeerOutput:
         if self.server is None or not self.peer.forgets:
             self.close()  # frees its memory before the next one is loaded
             self.server = self.peer.start(self.work, self.folder.name)
             self.server.restore()
+        work = self.work if sampler is None else replace(self.work, sampler=sampler)
         begin = perf_counter()
-        found = self.server.complete(self.work, limit)
+        found = self.server.complete(work, limit)
         seconds, tokens, timings = perf_counter() - begin, found["tokens"], found["timings"]
         if len(tokens) != limit:
             raise CannotRun(f"it ended after {len(tokens)} of {limit} tokens")

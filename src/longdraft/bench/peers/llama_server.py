@@ -17,6 +17,7 @@ from longdraft.bench.peers.base import CannotRun, Work
 from longdraft.ops.threads import are_pinned, pin, release
 
 TIMEOUT = 3600  # seconds for one request
+NGRAM = "ngram-"  # how llama.cpp's kinds of speculation from n-grams begin
 SAVED = "prompt"  # name of the file with the prompt's keys and values
 
 
@@ -47,6 +48,10 @@ class Build(ABC):
     @abstractmethod
     def check(self, kind: str) -> None:
         """Raises CannotRun if it does not offer this kind of speculation."""
+
+    @abstractmethod
+    def ngrams(self) -> list[str]:
+        """The kinds of speculation from n-grams that it offers. Raises CannotRun."""
 
     @abstractmethod
     def start(self, settings: Settings) -> LlamaServer:

@@ -6,9 +6,15 @@ from importlib import import_module
 from typing import Any
 
 from longdraft.bench.peers.base import CannotRun
-from longdraft.bench.peers.llama_server import Build, LlamaServer, Settings, unpinned
+from longdraft.bench.peers.llama_server import NGRAM, Build, LlamaServer, Settings, unpinned
 
 WHEEL = "llama.cpp (wheel)"
+PREFIX = "COMMON_SPECULATIVE_TYPE_"
+
+
+def _kind(name: str) -> str:
+    """A type of the package as llama.cpp's command line names it; "" for any other name."""
+    return name.removeprefix(PREFIX).lower().replace("_", "-") if name.startswith(PREFIX) else ""
 
 
 def package() -> Any:
@@ -36,6 +42,10 @@ class Wheel(Build):
     def check(self, kind: str) -> None:
         self._type(kind)
 
+    def ngrams(self) -> list[str]:
+        kinds = getattr(self.lib, "common_speculative_type", None)
+        return [k for name in dir(kinds) if (k := _kind(name)).startswith(NGRAM)]
+
     def start(self, settings: Settings) -> LlamaServer:
         p, s = self.lib.CommonParams(), settings
         p.model.path, p.n_ctx, p.n_parallel = str(s.file), s.context, s.rows
@@ -56,7 +66,7 @@ class Wheel(Build):
         return LlamaServer(kept[0].listening_address, kept.clear)
 
     def _type(self, kind: str) -> Any:
-        name = f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}"
+        name = f"{PREFIX}{kind.upper().replace('-', '_')}"
         if (found := getattr(getattr(self.lib, "common_speculative_type", None), name, None)) is None:
             raise CannotRun(f"{self.version} does not offer {kind}")
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 from longdraft.bench.peers.base import CannotRun, Peer, PeerOutput, Reading, Work
+from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
 from longdraft.models.lm import LM
 
@@ -137,9 +138,10 @@ class _Reading(Reading):
     prefill_s: float
     speculation: dict[str, Any]
 
-    def decode(self, limit: int) -> PeerOutput:
+    def decode(self, limit: int, sampler: Sampler | None = None) -> PeerOutput:
+        work = self.work if sampler is None else replace(self.work, sampler=sampler)
         try:
-            rows, clock = self.target.decode(self.work, self.cache, limit, self.speculation)
+            rows, clock = self.target.decode(work, self.cache, limit, self.speculation)
         except (ValueError, RuntimeError, NotImplementedError) as error:
             raise CannotRun(f"generate fails: {str(error).splitlines()[0][:200] if str(error) else error!r}") from None
         if self.speculation:  # the start of a draft model counts: from the call on
