@@ -84,11 +84,11 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "keep[r / 2] = softmax_kept(",
         "a row's attention alone",
     ),
-    "values that are converted once get the first weights again": (
+    "the numbers of values that are converted once all go to the first place": (
         "vector_products.h",
-        "(weights + r * CHUNK + j, (j",
-        "(weights + r * CHUNK, (j",
-        "values",
+        "some, out + r * D + d);",
+        "some, out + r * D);",
+        "a row's output alone",
     ),
     "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
     "an offset is left out": ("weights.h", "splat(offset[group])", "splat(0)", "outputs"),
