@@ -36,16 +36,22 @@ static void require(bool good, const char* what, int64_t a, int64_t b, int64_t c
 static bool near(double found, double exact) { return std::fabs(found - exact) <= 1e-5 * (8 + std::fabs(exact)); }
 
 static void shuffles() {
-    alignas(64) float in[V * V], out[V * V], added[V];
+    alignas(64) float in[V * V], added[V];
     for (int i = 0; i < V * V; i++) in[i] = i;
     vec rows[V];
     for (int i = 0; i < V; i++) rows[i] = load(in + i * V);
     store(added, sums(rows));
-    transpose(rows);
-    for (int i = 0; i < V; i++) store(out + i * V, rows[i]);
+    turned column[4];
+    four_columns(reinterpret_cast<const char*>(in), V * sizeof(float), column);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < TURNED && j < V; j++) {
+            float element;
+            std::memcpy(&element, reinterpret_cast<const char*>(&column[i]) + 4 * j, 4);
+            require(element == in[j * V + i], "columns", i, j, 0);
+        }
     for (int i = 0; i < V; i++) {
         float exact = 0;
-        for (int j = 0; j < V; j++) require(out[i * V + j] == in[j * V + i], "transpose", i, j, 0), exact += in[i * V + j];
+        for (int j = 0; j < V; j++) exact += in[i * V + j];
         require(added[i] == exact && sum(load(in + i * V)) == exact, "sums", i, 0, 0);
         require(greatest(load(in + i * V)) == in[i * V + V - 1], "greatest", i, 0, 0);
     }
@@ -57,6 +63,12 @@ static void exponentials() {
         require(std::fabs(found - exact) <= 4e-7 * exact, "exp", x * 100, 0, 0);
     }
     require(vexp(splat(NONE))[V - 1] == 0, "exp of -inf", 0, 0, 0);
+    for (float x = -100; x <= 0; x += 0.0371f) {
+        const double found = vexp_of_negative(splat(x))[0], exact = x < -87 ? 0 : std::exp(static_cast<double>(x));
+        require(std::fabs(found - exact) <= 4e-7 * exact, "exp below 0", x * 100, 0, 0);
+    }
+    require(vexp_of_negative(splat(0))[0] == 1, "exp of 0", 0, 0, 0);
+    require(vexp_of_negative(splat(NONE))[V - 1] == 0, "exp below 0 of -inf", 0, 0, 0);
 }
 
 // Numbers that bf16 can hold, for kernels that would round others.
@@ -100,6 +112,61 @@ static void attention(int64_t R, int64_t n) {
             require(near(out[r * D + d], exact), "values", r, d, n);
         }
     }
+}
+
+// Attention of R rows over n keys, of which the last are scratch nodes that only some of the rows see: against sums in double
+// precision, and each row alone. BF16: whether weights are rounded to 8 bits.
+template <typename Products, typename E, int ND, bool BF16>
+static void softmax_and_sums(int64_t R, int64_t W, int64_t n) {
+    constexpr int64_t D = 16 * ND;
+    auto q = coarse(R * D);
+    for (float& x : q) x *= 0.5f;
+    const auto k = numbers<E>(n * D), v = numbers<E>(n * D);
+    const int64_t scratch = W, length = n - scratch;
+    std::vector<uint8_t> mask(W * scratch);
+    std::vector<int64_t> position(W), depth(scratch);
+    for (int64_t w = 0; w < W; w++)
+        for (int64_t i = 0; i < scratch; i++) mask[w * scratch + i] = i <= w;
+    const auto run = [&](int64_t first, int64_t rows, int64_t nodes, const uint8_t* mask) {
+        Queries x = {q.data() + first * D, rows, nodes, position.data(), depth.data(), mask, scratch, length, 0};
+        std::vector<float> result(rows * (D + 2));
+        const Partial partial = {result.data(), result.data() + rows, result.data() + 2 * rows};
+        clear(partial, rows, D);
+        Arena size;
+        KeysMemory<Products> unused(size, rows);
+        Buffer<char> memory;
+        Arena arena(memory.reserve(size.bytes()));
+        attend_keys<Products>(x, k.data(), v.data(), n, 0, partial, nullptr, KeysMemory<Products>(arena, rows));
+        return result;
+    };
+    const auto all = run(0, R, W, mask.data());
+    for (int64_t r = 0; r < R; r++) {
+        const auto alone = run(r, 1, 1, &mask[r % W * scratch]);
+        require(alone[0] == all[r] && alone[1] == all[R + r], "a row's softmax alone", r, R, n);
+        require(!std::memcmp(&alone[2], &all[2 * R + r * D], D * sizeof(float)), "a row's attention alone", r, R, n);
+        std::vector<double> weight(n), sum(D);
+        double top = -1e9, total = 0;
+        for (int64_t j = 0; j < n; j++) {
+            for (int64_t d = 0; d < D; d++) weight[j] += double(q[r * D + d]) * value(k[j * D + d]);
+            if (j > length + r % W) weight[j] = -1e9;
+            top = std::max(top, weight[j]);
+        }
+        for (int64_t j = 0; j < n; j++) {
+            total += weight[j] = std::exp(weight[j] - top);
+            for (int64_t d = 0; d < D; d++) sum[d] += weight[j] * value(v[j * D + d]);
+        }
+        require(std::fabs(all[r] - top) <= 1e-5 && std::fabs(all[R + r] - total) <= 1e-4 * total, "a softmax", r, R, n);
+        for (int64_t d = 0; d < D; d++)
+            require(std::fabs(all[2 * R + r * D + d] - sum[d]) <= (BF16 ? 1e-3 : 1e-5) * total, "attention", r, d, n);
+    }
+}
+
+// Six or seven queries to a key head, in plain decoding and in verification of four and of eight nodes.
+template <typename Products, typename E, int ND, bool BF16>
+static void grouped() {
+    for (const int64_t G : {6, 7})
+        for (const int64_t W : {1, 4, 8})
+            for (const int64_t n : {61, 600}) softmax_and_sums<Products, E, ND, BF16>(G * W, W, n);
 }
 
 // Number d of a slot of codes.
@@ -150,7 +217,7 @@ template <int ND>
 static void each_code() {
     for (int64_t R = 1; R <= TALLEST + 1; R++) coded<4, ND>(R, 37), coded<8, ND>(R, 37);
     for (const int64_t n : {1, 15, 16, 31, 200, 256}) coded<4, ND>(3, n), coded<8, ND>(3, n);
-    for (const int64_t n : {20, 64, 71}) coded<4, ND>(2 * TALLEST + 1, n), coded<8, ND>(2 * TALLEST + 1, n);
+    for (const int64_t n : {20, 71, 256}) coded<4, ND>(2 * TALLEST + 1, n), coded<8, ND>(2 * TALLEST + 1, n);
 }
 
 // Products with f of all rows, and of each row alone; weight(o, i) is the weight of output o and input i.
@@ -359,6 +426,7 @@ static void each_size_of() {
     for (int64_t R = 1; R <= 2 * TALLEST + 3; R++) attention<Products, E, ND>(R, 37);
     for (const int64_t n : {1, 15, 16, 31, 64, 65, 200, 256}) attention<Products, E, ND>(3, n);
     attention<Products, E, ND>(130, 33);
+    for (const int64_t R : {28, 48, 56}) attention<Products, E, ND>(R, 255);
 }
 
 template <typename E, int ND>
@@ -395,6 +463,11 @@ int main() {
     every_half();
     each_type<float>();
     each_type<bf16>();
+    grouped<Vectors<bf16, 4>, bf16, 4, false>(), grouped<Vectors<bf16, 8>, bf16, 8, false>();
+    grouped<Vectors<float, 4>, float, 4, false>();
+#ifdef BF16_PAIRS
+    grouped<PairVectors<4>, bf16, 4, true>(), grouped<PairVectors<8>, bf16, 8, true>();
+#endif
     each_packed<float>();
     each_packed<bf16>();
 #ifdef INTEGER_PRODUCTS

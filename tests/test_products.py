@@ -63,8 +63,8 @@ def test_clang_compiles_it_without_openmp(tmp_path):
 PLANTED = {  # a fault: its file, the right code, the wrong code, and what the program must call wrong
     "a row's sums depend on the rows beside it": (
         "vector_products.h",
-        "load(out + r * D + d + i * V) * keep[r];",
-        "load(out + r * D + d + i * V) * keep[r] + (RB > 1 ? 1e-6f : 0);",
+        "sum[r][i] *= keep[r];",
+        "sum[r][i] = sum[r][i] * keep[r] + (RB > 1 ? 1e-6f : 0);",
         "a row's output alone",
     ),
     "a number of a head is left out": (
@@ -72,6 +72,18 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "int d = 0; d < NUMBERS; d++)",
         "int d = 1; d < NUMBERS; d++)",
         "scores",
+    ),
+    "a row's softmax has another row's factor": (
+        "attention.h",
+        "keep[r] = softmax_kept(",
+        "keep[r / 2] = softmax_kept(",
+        "a row's attention alone",
+    ),
+    "the numbers of values that are converted once all go to the first place": (
+        "vector_products.h",
+        "some, out + r * D + d);",
+        "some, out + r * D);",
+        "a row's output alone",
     ),
     "a half loses its sign": ("simd.h", "| (w & 0x8000) << 16", "", "a half"),
     "an offset of 4 or 5 bits is left out": (
@@ -142,8 +154,8 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
     "the halves of a key's byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "scores of codes"),
     "the last of an odd number of values is paired with what lies after it": (
         "pair_products.h",
-        "slot + 1 < n ? half(slot + 1) : _mm256_setzero_si256()",
-        "half(slot + 1)",
+        "both = slot + 1 < n;",
+        "both = true;",
         "values",
     ),
     "the offsets of weights in integers are left out": (

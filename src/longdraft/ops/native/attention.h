@@ -75,9 +75,13 @@ class Prefetch {
 
 // One row's scores of a chunk become weights relative to the row's new maximum -> the factor for the row's output so far.
 ONE_COPY static float softmax_chunk(float* row, int64_t padded, float& max, float& total, Prefetch& prefetch) {
-    vec top = load(row);
-    for (int64_t j = V; j < padded; j += V) top = vmax(top, load(row + j));
-    const float m = std::fmax(max, greatest(top));
+    constexpr int64_t SIXTEEN = 16 / V;  // vectors whose maxima do not wait for each other
+    vec top[SIXTEEN];
+    for (int64_t i = 0; i < SIXTEEN; i++) top[i] = load(row + i * V);
+    for (int64_t j = 16; j < padded; j += 16)
+        for (int64_t i = 0; i < SIXTEEN; i++) top[i] = vmax(top[i], load(row + j + i * V));
+    for (int64_t i = 1; i < SIXTEEN; i++) top[0] = vmax(top[0], top[i]);
+    const float here = greatest(top[0]), m = here > max ? here : max;
     if (m == NONE) {
         std::memset(row, 0, sizeof(float) * padded);
         return 1;
@@ -85,7 +89,7 @@ ONE_COPY static float softmax_chunk(float* row, int64_t padded, float& max, floa
     vec add = splat(0);
     for (int64_t j = 0; j < padded; j += V) {
         if (j % (CHUNK / ROW) == 0) prefetch.step();
-        const vec p = vexp(load(row + j) - m);
+        const vec p = vexp_of_negative(load(row + j) - m);
         add += p;
         store(row + j, p);
     }

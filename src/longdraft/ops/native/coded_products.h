@@ -100,17 +100,17 @@ ONE_COPY static void score_codes(const CodedQueries<D>& q, int64_t first, const 
     }
 }
 
-// Slots of codes as vectors of floats, as those of weights.h.
+// Slots of codes as vectors of floats.
 template <int BITS, int D>
-struct CodedSlots {
-    using Number = float;
-    using Converted = Slots<float, D>;
-    static constexpr int TOGETHER = 1, BESIDE = SUMS * 2 / 3;
-    const CodedBlock<BITS>* first;
-    vec at(int64_t slot, int64_t number, int step) const {
-        const CodedBlock<BITS>& block = first[slot * coded_blocks(D) + (number + step) / CODED];
-        const int inside = static_cast<int>(number + step) % static_cast<int>(CODED);
-        return fused(codes_at<BITS>(block.codes, inside), scale_in(block), offset_in(block));
+struct CodedSlots : Slots<float, D> {
+    static constexpr int BESIDE = SUMS * 2 / 3;
+    static constexpr bool QUICK = false;
+    const CodedBlock<BITS>* codes;
+    explicit CodedSlots(const CodedBlock<BITS>* codes) : Slots<float, D>{}, codes(codes) {}
+    void at(int64_t slot, int64_t number, vec* to) const {
+        const CodedBlock<BITS>& block = codes[slot * coded_blocks(D) + number / CODED];
+        const int inside = static_cast<int>(number) % static_cast<int>(CODED);
+        to[0] = fused(codes_at<BITS>(block.codes, inside), scale_in(block), offset_in(block));
     }
 };
 
@@ -124,7 +124,7 @@ class CodedVectors {
    public:
     static constexpr int64_t KEY = coded_blocks(D);           // blocks of a key
     static int64_t steps(int64_t) { return CHUNK / 16 * 2; }  // of a Prefetch, in a whole chunk
-    static int64_t floats(int64_t R) { return CodedQueries<D>::floats(R) + value_floats(D, R); }  // that an object needs
+    static int64_t floats(int64_t R) { return CodedQueries<D>::floats(R) + value_floats(R); }  // that an object needs
     CodedVectors(const Queries& x, float* memory)
         : q(x.q, x.R, memory), R(x.R), decoded(memory + CodedQueries<D>::floats(R)) {}
 
@@ -137,6 +137,6 @@ class CodedVectors {
     }
 
     void values(const float* weights, const float* keep, const CodedBlock<BITS>* v, int64_t n, float* out, Prefetch& prefetch) {
-        add_values<D>(R, weights, keep, CodedSlots<BITS, D>{v}, n, out, decoded, prefetch);
+        add_values<D>(R, weights, keep, CodedSlots<BITS, D>(v), n, out, decoded, prefetch);
     }
 };

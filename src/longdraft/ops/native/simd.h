@@ -163,36 +163,54 @@ template <int Odd>
 struct Fours {
     static constexpr int of(int i) { return (i % (V / 2) / 4 * 2 + Odd) * 4 + i % 4 + i / (V / 2) * V; }
 };
+// The fours of a and b alternating: those of their first or second halves.
+template <int Second>
+struct MixedFours {
+    static constexpr int of(int i) { return (Second * V / 8 + i / 8) * 4 + i % 4 + i / 4 % 2 * V; }
+};
+// Every second element of a, then of b.
+template <int Odd>
+struct Every {
+    static constexpr int of(int i) { return 2 * i + Odd; }
+};
+// The elements of a and b alternating: those of their first or second halves.
+template <int Second>
+struct Woven {
+    static constexpr int of(int i) { return Second * V / 2 + i / 2 + i % 2 * V; }
+};
 // Element i of a is element i ^ Apart of the result.
 template <int Apart>
 struct Swap {
     static constexpr int of(int i) { return i ^ Apart; }
 };
 
-// Rows of a square of V by V elements become its columns.
-template <typename T>
-static inline void transpose(T* r) {
-    T t[V];
-    for (int i = 0; i < V; i += 4) {
-        t[i] = shuffled<Zip<0>>(r[i], r[i + 1]), t[i + 1] = shuffled<Zip<1>>(r[i], r[i + 1]);
-        t[i + 2] = shuffled<Zip<0>>(r[i + 2], r[i + 3]), t[i + 3] = shuffled<Zip<1>>(r[i + 2], r[i + 3]);
-    }
-    for (int i = 0; i < V; i += 4) {  // element j of the i-th four of r[i+c] is then row i+j of column 4i+c
-        r[i] = shuffled<Halves<0>>(t[i], t[i + 2]), r[i + 1] = shuffled<Halves<1>>(t[i], t[i + 2]);
-        r[i + 2] = shuffled<Halves<0>>(t[i + 1], t[i + 3]), r[i + 3] = shuffled<Halves<1>>(t[i + 1], t[i + 3]);
-    }
-    if constexpr (V == 8)
-        for (int c = 0; c < 4; c++) {
-            const T a = r[c], b = r[c + 4];
-            r[c] = shuffled<Fours<0>>(a, b), r[c + 4] = shuffled<Fours<1>>(a, b);
-        }
-    if constexpr (V == 16)
-        for (int c = 0; c < 4; c++) {
-            const T a = shuffled<Fours<0>>(r[c], r[c + 4]), b = shuffled<Fours<1>>(r[c], r[c + 4]);
-            const T d = shuffled<Fours<0>>(r[c + 8], r[c + 12]), e = shuffled<Fours<1>>(r[c + 8], r[c + 12]);
-            r[c] = shuffled<Fours<0>>(a, d), r[c + 8] = shuffled<Fours<1>>(a, d);
-            r[c + 4] = shuffled<Fours<0>>(b, e), r[c + 12] = shuffled<Fours<1>>(b, e);
-        }
+// A square of TURNED rows and four columns becomes four vectors. Eight rows also where V is 16: loading half a register from two
+// places and storing it takes less time than doing so from four.
+#ifdef __AVX2__
+constexpr int TURNED = 8;
+#else
+constexpr int TURNED = 4;
+#endif
+typedef uint32_t turned __attribute__((vector_size(4 * TURNED)));
+
+// Four elements of four bytes of each row, `stride` bytes apart -> column[j]: the j-th of every row.
+static inline void four_columns(const char* rows, int64_t stride, turned (&column)[4]) {
+#ifdef __AVX2__
+    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i*)(rows + i * stride)); };
+    const auto both = [&](int i) { return _mm256_inserti128_si256(_mm256_castsi128_si256(part(i)), part(i + 4), 1); };
+    const __m256i a = both(0), b = both(1), c = both(2), d = both(3);
+    const __m256i ab = _mm256_unpacklo_epi32(a, b), cd = _mm256_unpacklo_epi32(c, d);
+    const __m256i after_ab = _mm256_unpackhi_epi32(a, b), after_cd = _mm256_unpackhi_epi32(c, d);
+    column[0] = (turned)_mm256_unpacklo_epi64(ab, cd), column[1] = (turned)_mm256_unpackhi_epi64(ab, cd);
+    column[2] = (turned)_mm256_unpacklo_epi64(after_ab, after_cd), column[3] = (turned)_mm256_unpackhi_epi64(after_ab, after_cd);
+#else
+    turned r[4];
+    for (int i = 0; i < 4; i++) std::memcpy(&r[i], rows + i * stride, sizeof r[i]);
+    const turned ab = shuffled<Zip<0>>(r[0], r[1]), cd = shuffled<Zip<0>>(r[2], r[3]);
+    const turned after_ab = shuffled<Zip<1>>(r[0], r[1]), after_cd = shuffled<Zip<1>>(r[2], r[3]);
+    column[0] = shuffled<Halves<0>>(ab, cd), column[1] = shuffled<Halves<1>>(ab, cd);
+    column[2] = shuffled<Halves<0>>(after_ab, after_cd), column[3] = shuffled<Halves<1>>(after_ab, after_cd);
+#endif
 }
 
 // Sums of V vectors: element i of the result is the sum over a[i]'s elements.
@@ -248,5 +266,24 @@ static inline vec vexp(vec x) {
 #else
     const ivec e = (__builtin_convertvector(n, ivec) + 127) << 23;
     return as<vec>(as<ivec>(y * as<vec>(e)) & some);
+#endif
+}
+
+// e^x to 4e-7 of it for x <= 0, in two thirds of the instructions of vexp; exactly 1 for 0, and 0 below -87 as there.
+static inline vec vexp_of_negative(vec x) {
+    const vec shifted = fused(x, splat(1.44269504088896341f), splat(12582912.0f));  // the lowest bits: the nearest integer
+    const vec f = fused(shifted - 12582912.0f, splat(-0.693147180559945f), x);
+    vec y = splat(8.3123984561e-3f);
+    y = fused(y, f, splat(4.1891281893e-2f));
+    y = fused(y, f, splat(1.6667119421e-1f));
+    y = fused(y, f, splat(4.9999223844e-1f));
+    y = fused(y, f, splat(1));
+    y = fused(y, f, splat(1));
+    const ivec power = as<ivec>(y) + (as<ivec>(shifted) << 23);
+#ifdef __AVX512F__
+    return (vec)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_GE_OQ), (__m512)as<vec>(power));
+#else
+    const ivec some = x >= splat(-87.0f);
+    return as<vec>(power & some);
 #endif
 }
