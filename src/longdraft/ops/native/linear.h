@@ -35,19 +35,24 @@ ONE_COPY static void add_sixteen(const typename Weights::Input* x, const Weights
     }
 }
 
-// total [FEW_ROWS] = products of one row of x [n] with the rows of a window of packed weights, added in the order of add_sixteen.
-template <typename Weights>
-ONE_COPY static void add_window(const typename Weights::Input* x, const Weights& weights, int64_t n, vec* total) {
-    vec sum[FEW_ROWS] = {};
-    for (int64_t in = 0; in < n; in += Weights::STEP)
-        each<FEW_ROWS>([&](int i) {
-            weights.prefetch(i, in);
+// total [RB,16] = products of RB rows of x [n] with the FEW_ROWS rows of a window of packed weights, in columns [o, o + FEW_ROWS);
+// added in the order of add_sixteen. A code is unpacked once for all rows of x, in registers.
+template <int RB, typename Weights>
+ONE_COPY static void add_window(const typename Weights::Input* x, const Weights& weights, int64_t n, int64_t o, vec* total) {
+    constexpr int N = vectors_beside(RB, FEW_ROWS, FEW_ROWS, SUMS * 2 / 3);  // the other registers are for unpacking
+    for (int64_t first = 0; first < FEW_ROWS; first += N) {
+        vec sum[RB][N] = {};
+        for (int64_t in = 0; in < n; in += Weights::STEP) {
+            for (int i = 0; i < N; i++) weights.prefetch(first + i, in);
             each<Weights::STEP / Weights::WIDE>([&](int s) {
-                const int step = s * Weights::WIDE;
-                sum[i] = fused(Weights::input(x + in + step), weights.at(i, in, step), sum[i]);
+                constexpr int WIDE = Weights::WIDE;
+                add_products(
+                    sum, [&](int r) { return Weights::input(x + (in + s * WIDE) * RB + r * WIDE); },
+                    [&](int i) { return weights.at(first + i, in, s * WIDE); });
             });
-        });
-    each<FEW_ROWS>([&](int i) { total[i] = sum[i]; });
+        }
+        each<RB>([&](int r) { each<N>([&](int i) { total[r * 16 + o + first + i] = sum[r][i]; }); });
+    }
 }
 
 // sink(t, y) takes the sixteen outputs of row t, whose vectors are added up.
@@ -67,7 +72,7 @@ struct VectorLinear {
     int64_t T, in;    // in: of packed weights, whole blocks
     Input* x;         // [T,in], in the blocks of rows that are computed together: see add_sixteen
     float* unpacked;  // what Weights needs
-    Input* panel;     // [16,INPUTS], or of several blocks of rows [16,in]: converted weights
+    Input* panel;     // [16,in]: converted weights, where there are many rows
     VectorLinear(const float* from, int64_t T, int64_t inputs, Arena arena) : VectorLinear(T, inputs) {
         memory(arena, inputs);
         blocks([&](auto rows, int64_t t) {
@@ -94,22 +99,21 @@ struct VectorLinear {
     void outputs(const Linear& f, int64_t first, Sink sink) {
         Weights from(f, first, unpacked);
         if (many())
-            many_rows(from, sink);
+            many_blocks(from, sink);
         else if constexpr (Weights::UNPACKED)
-            one_row(from, sink);
+            one_block(from, sink);
         else
             few_rows(from, sink);
     }
 
    private:
     VectorLinear(int64_t T, int64_t inputs) : T(T), in(Weights::UNPACKED ? whole_blocks(inputs) : inputs) {}
-    bool many() const { return T > (Weights::UNPACKED ? 1 : Weights::FEW); }
-    bool several() const { return T > TALLEST; }  // blocks of rows
+    bool many() const { return T > (Weights::UNPACKED ? TALLEST : Weights::FEW); }
 
     void memory(Arena& arena, int64_t inputs) {
         x = arena.array<Input>(T * in);
         unpacked = arena.array<float>(Weights::unpacked(inputs));
-        panel = arena.array<Input>(many() ? 16 * (several() ? in : INPUTS) : 0);
+        panel = arena.array<Input>(many() ? 16 * in : 0);
     }
 
     template <typename Block>
@@ -128,44 +132,42 @@ struct VectorLinear {
         });
     }
 
-    // Codes are unpacked in registers, a few rows of weights at a time, so that memory is read in few streams.
+    // A few rows of weights at a time, so that memory is read in few streams.
     template <typename Sink>
-    void one_row(Weights& from, Sink sink) {
-        vec all[16];
-        for (int64_t o = 0; o < 16; o += FEW_ROWS) {
-            from.open(o, FEW_ROWS, 0, in);
-            add_window(x, from, in, all + o);
-        }
-        finish(all, 0, sink);
+    void one_block(Weights& from, Sink sink) {
+        blocks([&](auto rows, int64_t) {
+            constexpr int RB = decltype(rows)::value;
+            vec all[RB * 16];
+            for (int64_t o = 0; o < 16; o += FEW_ROWS) {
+                from.open(o, FEW_ROWS, 0, in);
+                add_window<RB>(x, from, in, o, all);
+            }
+            for (int r = 0; r < RB; r++) finish(all + r * 16, r, sink);
+        });
     }
 
     // Weights are converted once for all blocks. Those of INPUTS inputs stay in the first-level cache with a block of rows.
     template <typename Sink>
-    void many_rows(Weights& from, Sink sink) {
-        if (several())
-            for (int64_t i = 0; i < in; i += INPUTS) convert(from, i, std::min(INPUTS, in - i), panel + i, in);
+    void many_blocks(Weights& from, Sink sink) {
+        for (int64_t o = 0; o < 16; o += FEW_ROWS) convert(from, o);
         blocks([&](auto rows, int64_t t) {
             constexpr int RB = decltype(rows)::value;
             vec all[RB * 16] = {};
-            for (int64_t i = 0; i < in; i += INPUTS) {
-                const int64_t n = std::min(INPUTS, in - i);
-                if (!several()) convert(from, i, n, panel, INPUTS);
-                const Converted part = several() ? Converted(panel + i, in) : Converted(panel, INPUTS);
-                add_sixteen<RB>(x + t * in + i * RB, part, 0, n, all);
-            }
+            for (int64_t i = 0; i < in; i += INPUTS)
+                add_sixteen<RB>(x + t * in + i * RB, Converted(panel + i, in), 0, std::min(INPUTS, in - i), all);
             for (int r = 0; r < RB; r++) finish(all + r * 16, t + r, sink);
         });
     }
 
-    // Inputs [begin, begin + n) of sixteen rows of weights -> to, with `pitch` numbers from one row to the next.
-    ONE_COPY void convert(Weights& from, int64_t begin, int64_t n, Input* to, int64_t pitch) const {
-        if constexpr (Weights::UNPACKED) from.open(0, 16, begin, n);
-        const int64_t first = Weights::UNPACKED ? 0 : begin;
-        for (int64_t o = 0; o < 16; o++)
-            for (int64_t e = 0; e < n; e += Weights::STEP) {
-                from.prefetch(o, first + e);
+    // Rows [o, o + FEW_ROWS) of sixteen rows of weights -> the panel's.
+    ONE_COPY void convert(Weights& from, int64_t o) const {
+        if constexpr (Weights::UNPACKED) from.open(o, FEW_ROWS, 0, in);
+        const int64_t first = Weights::UNPACKED ? 0 : o;
+        for (int64_t e = 0; e < in; e += Weights::STEP)
+            for (int64_t i = 0; i < FEW_ROWS; i++) {
+                from.prefetch(first + i, e);
                 each<Weights::STEP / Weights::WIDE>([&](int s) {
-                    store(to + o * pitch + e + s * Weights::WIDE, from.at(o, first + e, s * Weights::WIDE));
+                    store(panel + (o + i) * in + e + s * Weights::WIDE, from.at(first + i, e, s * Weights::WIDE));
                 });
             }
     }

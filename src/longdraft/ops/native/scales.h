@@ -82,9 +82,17 @@ static inline float number(half x) {
 #endif
 }
 
+// Scales of later rows are prefetched with those of a row: they lie apart from the codes, and whoever waits for them waits for
+// memory once in every few rows.
+constexpr int64_t SCALES_AHEAD = 2048;  // bytes
+[[gnu::always_inline]] static inline void prefetch_scales(const void* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i + SCALES_AHEAD, 0, 2);
+}
+
 // n numbers that follow each other.
 template <typename E>
 static inline void to_floats(const void* from, int64_t first, int64_t n, float* to) {
+    prefetch_scales(static_cast<const E*>(from) + first, n * sizeof(E));
     for (int64_t i = 0; i < n; i += V) store(to + i, numbers_at(static_cast<const E*>(from) + first + i, n - i));
 }
 
@@ -130,6 +138,8 @@ static inline void unpack_scales(const Linear& f, int64_t groups, int64_t row, i
             if (Form::OFFSET && f.offset) to_floats<half>(f.offset, begin, n, offset);
             break;
         case SIX_BITS:
+            prefetch_scales(static_cast<const uint8_t*>(f.scale) + begin / 8 * 12, n / 8 * 12);
+            prefetch_scales(unit + begin / 4, n / 4 * sizeof(half));
             for (int64_t i = 0; i < n; i += 8) {
                 const int64_t block = (begin + i) / 8;
                 uint8_t codes[16];
@@ -139,6 +149,8 @@ static inline void unpack_scales(const Linear& f, int64_t groups, int64_t row, i
             }
             return;
         case EIGHT_BITS:
+            prefetch_scales(static_cast<const int8_t*>(f.scale) + begin, n);
+            prefetch_scales(unit + begin / 16, n / 16 * sizeof(half));
             for (int64_t i = 0; i < n; i += 16) {
                 const float by = number(unit[(begin + i) / 16]);
                 const int8_t* const codes = static_cast<const int8_t*>(f.scale) + begin + i;
