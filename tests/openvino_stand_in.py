@@ -12,6 +12,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 
 class LLMPipeline:
@@ -54,8 +55,9 @@ def main() -> None:
         print("2026.4.1.0")
         return
     core = SimpleNamespace(get_property=lambda device, name: "bfloat16")
-    sys.modules["openvino"] = SimpleNamespace(__version__="2026.4.1", Core=lambda: core, Tensor=lambda array: array)
-    sys.modules["openvino_genai"] = SimpleNamespace(
+    modules: dict[str, Any] = sys.modules
+    modules["openvino"] = SimpleNamespace(__version__="2026.4.1", Core=lambda: core, Tensor=lambda array: array)
+    modules["openvino_genai"] = SimpleNamespace(
         LLMPipeline=LLMPipeline,
         StreamerBase=StreamerBase,
         StreamingStatus=SimpleNamespace(RUNNING=0),
