@@ -1,7 +1,6 @@
 """Stands in for a Python with openvino-genai: run as an interpreter, it executes longdraft's script with fake packages.
 
-Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "old": one of the
-default reader alone, "dies": last words}.
+Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "dies": last words}.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ class LLMPipeline:
         self.model, self.options = json.loads(text or "{}"), options
         if "refuses" in self.model:
             raise RuntimeError(f"Exception from a source file:\nCheck 'x' failed\n\n{self.model['refuses']}\n\n")
-        if "old" in self.model and options.get("GGUF_READER") != "FRONTEND":
-            raise RuntimeError(self.model["old"])
         if options.get("enable_save_ov_model"):
             (Path(file).parent / "openvino_model.xml").write_text("saved")
 
