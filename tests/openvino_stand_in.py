@@ -1,7 +1,6 @@
 """Stands in for a Python with openvino-genai: run as an interpreter, it executes longdraft's script with fake packages.
 
-Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "old": one of the
-default reader alone, "dies": last words}.
+Its model is what follows GGUF in the file: {"tokens": those it decodes, "refuses": an error, "dies": last words}.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 
 class LLMPipeline:
@@ -20,8 +20,6 @@ class LLMPipeline:
         self.model, self.options = json.loads(text or "{}"), options
         if "refuses" in self.model:
             raise RuntimeError(f"Exception from a source file:\nCheck 'x' failed\n\n{self.model['refuses']}\n\n")
-        if "old" in self.model and options.get("GGUF_READER") != "FRONTEND":
-            raise RuntimeError(self.model["old"])
         if options.get("enable_save_ov_model"):
             (Path(file).parent / "openvino_model.xml").write_text("saved")
 
@@ -54,8 +52,9 @@ def main() -> None:
         print("2026.4.1.0")
         return
     core = SimpleNamespace(get_property=lambda device, name: "bfloat16")
-    sys.modules["openvino"] = SimpleNamespace(__version__="2026.4.1", Core=lambda: core, Tensor=lambda array: array)
-    sys.modules["openvino_genai"] = SimpleNamespace(
+    modules: dict[str, Any] = sys.modules
+    modules["openvino"] = SimpleNamespace(__version__="2026.4.1", Core=lambda: core, Tensor=lambda array: array)
+    modules["openvino_genai"] = SimpleNamespace(
         LLMPipeline=LLMPipeline,
         StreamerBase=StreamerBase,
         StreamingStatus=SimpleNamespace(RUNNING=0),

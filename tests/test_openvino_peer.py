@@ -74,7 +74,6 @@ def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
     assert {r["peer_version"] for r in theirs} == {"2026.4.1.0"}
     built = {
         "from": "wheel",
-        "gguf_reader": "LEGACY",
         "openvino": "2026.4.1",
         "genai": "2026.4.1.0",
         "key_value_precision": "u8",
@@ -130,12 +129,6 @@ def test_what_it_cannot_read_is_one_line(python, tmp_path):
         peer.read(work(target, rows=2))
     with pytest.raises(CannotRun, match="--temperature 0"):
         peer.read(work(target, temperature=1.0))
-
-
-def test_a_file_that_its_default_reader_refuses_goes_to_the_other(python, tmp_path):
-    peer = OpenVINO("openvino", python, model(tmp_path, tokens=[1] * 12, old="unsupported type"))
-    assert peer.read(work(tiny.target("llama"))).decode(12).rows == [[1] * 12]
-    assert peer.origin["peer_build"]["gguf_reader"] == "FRONTEND"
 
 
 def test_its_process_ends(python, tmp_path):

@@ -201,7 +201,7 @@ def _run(job: Any, out: Path | None) -> None:
         except KeyboardInterrupt:
             stopped = True
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for section in sections([r for r in found if "reason" not in r]):  # why peers are left out is said below
+    for section in sections([r for r in found if r["task"] != "left out"]):  # why peers are left out is said below
         console.print(rich_table(section))
         for note in section.notes[:-1]:
             console.print(note, highlight=False)

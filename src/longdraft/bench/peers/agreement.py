@@ -56,26 +56,30 @@ def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
     """How many tokens of each row the target would choose after those before them; the least of all rows."""
     if any(not 0 <= token < session.target.vocab for row in rows for token in row):
         return 0
+    given = torch.tensor(rows, device=session.target.device)
     best: list[Tensor] = []
 
     def look(tree: Tree, logits: Tensor, sampler: Sampler, of: Rows) -> Verdict:
         best.append(sampler.processed(logits, tree, of).argmax(-1))
-        return match(tree, logits, sampler, of)
+        if len(best) > 1:
+            return match(tree, logits, sampler, of)
+        first = torch.zeros_like(given[:, :1])  # the first step does not draft: it takes the engine's token
+        return Verdict(first, first[:, 0] + 1, given[:, :1])
 
-    next(session.decode(_Given(rows), limit=len(rows[0]), verify=look))
-    same = best[0] == torch.tensor(rows, device=best[0].device)
-    return int(same.sum(1).min())
+    for _ in session.decode(_Given(given), limit=given.shape[1], verify=look):
+        if len(best) == 2:
+            break
+    return int((torch.cat(best, 1) == given).sum(1).min())
 
 
 class _Given(Drafter):
-    """Drafts the given tokens of each row, but for the last one, whose successor does not matter."""
+    """Drafts, after the first of the given tokens [B,N], all others but the last, whose successor does not matter."""
 
-    def __init__(self, rows: list[list[int]]):
-        self.rows = rows
+    def __init__(self, given: Tensor):
+        self.given = given
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        drafts = torch.tensor([row[:-1] for row in self.rows], device=tree.tokens.device, dtype=tree.tokens.dtype)
-        return Tree.chain(torch.cat([tree.tokens, drafts], 1))
+        return Tree.chain(self.given[:, :-1])
 
 
 def leading(rows: list[list[int]], others: list[list[int]]) -> int:

@@ -27,9 +27,6 @@ SETTINGS = {  # those of OpenVINO's own samples
 }
 
 
-READERS = ("LEGACY", "FRONTEND")  # of GGUF files: the default, and a preview that reads more types of tensors
-
-
 class Engine:
     """One model with one kind of speculation."""
 
@@ -43,27 +40,19 @@ class Engine:
         if draft is not None:
             self.folder = TemporaryDirectory(prefix="longdraft-")
             more["draft_model"] = self.lib.draft_model(self.converted(draft), "CPU", **device)
-        self.pipeline, self.reader = self.loaded(file, **device, **more)
+        self.pipeline = self.lib.LLMPipeline(file, "CPU", **device, **more)
         self.load_s = perf_counter() - begin
-
-    def loaded(self, file: str, **options: Any) -> tuple[Any, str]:
-        """A pipeline, and the reader that could read the file."""
-        try:
-            return self.lib.LLMPipeline(file, "CPU", **options), READERS[0]
-        except Exception:
-            return self.lib.LLMPipeline(file, "CPU", GGUF_READER=READERS[1], **options), READERS[1]
 
     def converted(self, draft: str) -> str:
         """A folder with the draft model in OpenVINO's form: as a draft, it does not read GGUF."""
         link = Path(self.folder.name) / "draft.gguf"
         link.symlink_to(Path(draft).resolve())
-        self.loaded(str(link), enable_save_ov_model=True)
+        self.lib.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
         return self.folder.name
 
     def facts(self) -> dict[str, Any]:
         """How it computes by its own account: what is not set is OpenVINO's choice for this processor."""
         told: dict[str, Any] = {"from": "wheel", "openvino": self.ov.__version__, "genai": self.lib.get_version()}
-        told["gguf_reader"] = self.reader
         core = self.ov.Core()
         for name in ("INFERENCE_PRECISION_HINT", "OPTIMIZATION_CAPABILITIES"):
             with suppress(Exception):  # a device need not have each property

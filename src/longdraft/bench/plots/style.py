@@ -19,7 +19,14 @@ FAMILIES = {  # methods that draft alike share a colour; in one plot they differ
     "#332288": ("magicdec-snapkv", "magicdec-quest"),
     "#8c6d31": ("medusa", "tokenswift", "eagle2", "eagle3", "mtp", "dflash"),
     "#882255": ("auto",),
-    GREY: ("magicdec-stream", "random-picks", "recents", "llama.cpp", "transformers"),  # controls, other engines
+    GREY: (
+        "magicdec-stream",
+        "random-picks",
+        "recents",
+        "llama.cpp",
+        "openvino",
+        "transformers",
+    ),  # controls, other engines
     BLACK: ("plain",),
 }
 CONTROLS = ("magicdec-stream", "random-picks", "recents")
