@@ -37,7 +37,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 @pytest.mark.parametrize("kind", files.QUANTISED)
 def test_blocks_are_what_ggml_computes(kind):
-    """Bit for bit, and packed: nothing is rounded. Types of 4, 5, 6 and 8 bits take the bytes that they take in the file."""
+    """Bit for bit, and packed: nothing is rounded. Types of 4, 5, 6 and 8 bits take as many bytes as in the file."""
     entries, size = files.SIZES[kind]
     data = files.blocks(kind, (3, 2 * entries), scale=0.1)
     made = TYPES[files.NUMBER[kind]].unpack(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(3, 2, size))

@@ -104,7 +104,7 @@ class SuiteRun:
                     self.left_out.append(f"{task.kind} task {task.instance} ends with turn {len(answers)}: no room")
                     break
                 for record in speed.run(log, tick, shared):
-                    if record["method"] == "plain":
+                    if record.get("method") == "plain":
                         answer = text_of(self.tokenizer, record["token_ids"])
                     yield record
                 answers.append(answer or "")
@@ -137,8 +137,8 @@ class SuiteRun:
             self.sampler,
             self.seed,
             None,
-            self.left_out,
-            self.kept,
+            kept=self.kept,
+            left_out=self.left_out,
         )
 
 

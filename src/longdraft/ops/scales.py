@@ -73,8 +73,9 @@ class PlainScales(Scales):
 class SixBitScales(Scales):
     """Of Q4_K and Q5_K: eight groups share two halves, by which their codes of 6 bits are multiplied.
 
-    scale: uint8 [outputs,12*n]: each 12 bytes hold 8 codes of scales and 8 of minima. Of bytes a, b, c [4] each: scale i
-    is a[i]'s low six bits, scale i+4 c[i]'s low half below a[i]'s high two; the minima likewise, of b and c's high half.
+    scale: uint8 [outputs,12*n]: each 12 bytes hold 8 codes of scales and 8 of minima. Of bytes a, b, c [4] each: scale
+    i is a[i]'s low six bits, scale i+4 c[i]'s low half below a[i]'s high two; the minima likewise, of b and c's high
+    half.
     unit: float16 [outputs,2*n]: what scales are multiplied with, then minima. An offset is a minimum, negated.
     """
 

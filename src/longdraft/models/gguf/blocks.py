@@ -1,8 +1,8 @@
 """The tensor types of GGUF files: how many bytes a block of entries takes, and what its bits mean.
 
 Every type of 8 bits or fewer becomes a Packed with the same values: the bits are regrouped, nothing is rounded. Types
-of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and 3 bits take 8 bits per entry, and so do
-IQ4_NL and IQ4_XS, whose 4 bits select from a table.
+of 4, 5, 6 and 8 bits take as many bytes in memory as in the file. Those of 2 and 3 bits take 8 bits per entry, and so
+do IQ4_NL and IQ4_XS, whose 4 bits select from a table.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ struct IntegerLinear : Form<F> {
         alignas(64) float y[FEW][16];
         for (int o = 0; o < 16; o += 4) {
             for (int64_t i = 0; i < 4; i++)
-                unpack_scales<Form<F>>(f, groups, first + o + i, 0, groups, scale + i * room, offset + i * room);
+                unpack_scales<Form<F>>(f, (first + o + i) * groups, groups, scale + i * room, offset + i * room);
             for (int64_t t = 0; t < T; t++) add_four(f, first + o, t, y[t] + o);
         }
         for (int64_t t = 0; t < T; t++) sink(t, y[t]);

@@ -35,23 +35,23 @@ ONE_COPY static void add_sixteen(const typename Weights::Input* x, const Weights
     }
 }
 
-// total [RB,16] = products of RB rows of x [n] with the FEW_ROWS rows of a window of packed weights, in columns [o, o + FEW_ROWS);
-// added in the order of add_sixteen. A code is unpacked once for all rows of x, in registers.
+// total [RB,16] = products of RB rows of x [n] with FEW_ROWS rows, from `row` on, of a window of packed weights, in columns
+// [o, o + FEW_ROWS); added in the order of add_sixteen. A code is unpacked once for all rows of x, in registers.
 template <int RB, typename Weights>
-ONE_COPY static void add_window(const typename Weights::Input* x, const Weights& weights, int64_t n, int64_t o, vec* total) {
+ONE_COPY static void add_window(const typename Weights::Input* x, const Weights& weights, int64_t row, int64_t n, int64_t o, vec* total) {
     constexpr int N = vectors_beside(RB, FEW_ROWS, FEW_ROWS, SUMS * 2 / 3);  // the other registers are for unpacking
-    for (int64_t first = 0; first < FEW_ROWS; first += N) {
+    for (int64_t i = 0; i < FEW_ROWS; i += N, row += N, o += N) {
         vec sum[RB][N] = {};
         for (int64_t in = 0; in < n; in += Weights::STEP) {
-            for (int i = 0; i < N; i++) weights.prefetch(first + i, in);
+            for (int j = 0; j < N; j++) weights.prefetch(row + j, in);
             each<Weights::STEP / Weights::WIDE>([&](int s) {
                 constexpr int WIDE = Weights::WIDE;
                 add_products(
                     sum, [&](int r) { return Weights::input(x + (in + s * WIDE) * RB + r * WIDE); },
-                    [&](int i) { return weights.at(first + i, in, s * WIDE); });
+                    [&](int j) { return weights.at(row + j, in, s * WIDE); });
             });
         }
-        each<RB>([&](int r) { each<N>([&](int i) { total[r * 16 + o + first + i] = sum[r][i]; }); });
+        each<RB>([&](int r) { each<N>([&](int j) { total[r * 16 + o + j] = sum[r][j]; }); });
     }
 }
 
@@ -68,7 +68,7 @@ template <typename Weights>
 struct VectorLinear {
     using Input = typename Weights::Input;
     using Converted = typename Weights::Converted;
-    static constexpr int64_t INPUTS = PANEL * 2 / sizeof(Input);
+    static constexpr int64_t INPUTS = 1024 / sizeof(Input);
     int64_t T, in;    // in: of packed weights, whole blocks
     Input* x;         // [T,in], in the blocks of rows that are computed together: see add_sixteen
     float* unpacked;  // what Weights needs
@@ -139,8 +139,8 @@ struct VectorLinear {
             constexpr int RB = decltype(rows)::value;
             vec all[RB * 16];
             for (int64_t o = 0; o < 16; o += FEW_ROWS) {
-                from.open(o, FEW_ROWS, 0, in);
-                add_window<RB>(x, from, in, o, all);
+                if (o % from.together() == 0) from.open(o);
+                add_window<RB>(x, from, o % from.together(), in, o, all);
             }
             for (int r = 0; r < RB; r++) finish(all + r * 16, r, sink);
         });
@@ -161,8 +161,11 @@ struct VectorLinear {
 
     // Rows [o, o + FEW_ROWS) of sixteen rows of weights -> the panel's.
     ONE_COPY void convert(Weights& from, int64_t o) const {
-        if constexpr (Weights::UNPACKED) from.open(o, FEW_ROWS, 0, in);
-        const int64_t first = Weights::UNPACKED ? 0 : o;
+        int64_t first = o;
+        if constexpr (Weights::UNPACKED) {
+            if (o % from.together() == 0) from.open(o);
+            first = o % from.together();
+        }
         for (int64_t e = 0; e < in; e += Weights::STEP)
             for (int64_t i = 0; i < FEW_ROWS; i++) {
                 from.prefetch(first + i, e);
@@ -272,7 +275,8 @@ static void outputs(const Linear& f, Products& products, float* y, bool add) {
 
 // Bytes that a thread needs for products of T rows of `in` numbers, in whatever form the weights are.
 static int64_t linear_bytes(int64_t T, int64_t in) {
-    int64_t most = VectorLinear<Codes<BITS_8_OF_16>>::bytes(T, in);  // of all codes, these have the most scales and offsets
+    // Of each size of groups, those that have offsets need the most.
+    int64_t most = std::max(VectorLinear<Codes<BITS_4>>::bytes(T, in), VectorLinear<Codes<BITS_8_OF_16>>::bytes(T, in));
 #ifdef __AMX_BF16__
     Arena tiles;
     TileLinear::memory(tiles, T, in);

@@ -5,8 +5,7 @@
 #include "scales.h"
 #include "weights.h"
 
-constexpr int64_t PANEL = 512;   // inputs of a window of sixteen rows, at most
-constexpr int64_t FEW_ROWS = 4;  // rows of a window of all inputs
+constexpr int64_t FEW_ROWS = 4;  // of weights that are read at once: memory is read in few streams
 
 // Codes that become floats.
 template <Format F>
@@ -22,28 +21,30 @@ struct Codes : WithFloats, Form<F> {
     const int64_t first, blocks, groups = blocks * (STEP / GROUP);
     float *const scale, *const offset;
     const uint8_t *low = nullptr, *high = nullptr;  // of the window's first row and input
-    int64_t stride = 0, ahead = 0;                  // numbers of a row in scale; blocks that are prefetched ahead
+    int64_t ahead = 0;                              // blocks that are prefetched ahead
 
     // Sixteen rows from `first` on. memory: unpacked(inputs) numbers.
     Codes(const Linear& f, int64_t first, float* memory)
         : f(f), first(first), blocks(whole_blocks(f.inputs) / STEP), scale(memory), offset(memory + unpacked(f.inputs) / (OFFSET ? 2 : 1)) {}
     static int64_t unpacked(int64_t in) {
-        const int64_t groups = (whole_blocks(in) / GROUP + 15) / 16 * 16;
-        return std::max(FEW_ROWS * groups, 16 * PANEL / GROUP) * (OFFSET ? 2 : 1);
+        const int64_t groups = whole_blocks(in) / GROUP;
+        return (together(groups) * groups + 15) / 16 * 16 * (OFFSET ? 2 : 1);
     }
+    // Rows of a window: as many as have scales that stay in the first-level cache.
+    static int64_t together(int64_t groups) { return groups <= 64 ? 16 : FEW_ROWS; }
+    int64_t together() const { return together(groups); }
 
-    // From now on, `at` is of rows [row, row + rows) and of inputs [begin, begin + n).
-    void open(int64_t row, int64_t rows, int64_t begin, int64_t n) {
-        const int64_t block = (first + row) * blocks + begin / STEP, count = n / GROUP;
+    // From now on, `at` is of the window's rows from `row` on.
+    void open(int64_t row) {
+        const int64_t block = (first + row) * blocks;
         low = static_cast<const uint8_t*>(f.weight) + block * LOW, high = static_cast<const uint8_t*>(f.high) + block * HIGH;
-        stride = (count + 15) / 16 * 16, ahead = rows * blocks;
-        while (ahead * LOW < AHEAD) ahead += rows * blocks;
-        for (int64_t i = 0; i < rows; i++)
-            unpack_scales<Form<F>>(f, groups, first + row + i, begin / GROUP, count, scale + i * stride, offset + i * stride);
+        ahead = FEW_ROWS * blocks;
+        while (ahead * LOW < AHEAD) ahead += FEW_ROWS * blocks;
+        unpack_scales<Form<F>>(f, (first + row) * groups, together() * groups, scale, offset);
     }
 
     vec at(int64_t row, int64_t input, int step) const {
-        const int64_t block = row * blocks + input / STEP, group = row * stride + input / GROUP + step / GROUP;
+        const int64_t block = row * blocks + input / STEP, group = row * groups + input / GROUP + step / GROUP;
         const uint8_t* const codes = low + block * LOW;
         const vec size = splat(scale[group]);
         if constexpr (BITS == 8) {
@@ -114,12 +115,13 @@ struct PairCodes : WithPairs {
     Codes<F> floats;
     PairCodes(const Linear& f, int64_t first, float* memory) : floats(f, first, memory) {}
     static int64_t unpacked(int64_t in) { return Codes<F>::unpacked(in); }
-    void open(int64_t row, int64_t rows, int64_t begin, int64_t n) { floats.open(row, rows, begin, n); }
+    int64_t together() const { return floats.together(); }
+    void open(int64_t row) { floats.open(row); }
     [[gnu::always_inline]] void prefetch(int64_t row, int64_t input) const { floats.prefetch(row, input); }
 
     pairs at(int64_t row, int64_t input, int step) const {
         if constexpr (F != BITS_4 && F != BITS_5) return rounded(floats.at(row, input, step), floats.at(row, input, step + 16));
-        const int64_t block = row * floats.blocks + input / STEP, group = row * floats.stride + input / 32;
+        const int64_t block = row * floats.blocks + input / STEP, group = row * floats.groups + input / 32;
         const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(floats.low + block * floats.LOW)));
         if constexpr (F == BITS_4) {  // one table of two groups: first the second's weights
             const __m512i table = as<__m512i>(rounded(weights(group + 1, 0), weights(group, 0)));

@@ -122,11 +122,10 @@ static inline void six_bits(const uint8_t* from, uint8_t* to) {
     std::memcpy(to, all, sizeof all);
 }
 
-// Groups [first, first + n) of a row that has `groups` of them -> scale [n], offset [n] if the form has offsets; up to a whole
-// vector beyond n is written. Of scales that are codes, `first` and n are whole units.
+// n groups from `begin` on, of rows that follow each other -> scale [n], offset [n] if the form has offsets; up to a whole vector
+// beyond n is written. Of scales that are codes, `begin` and n are whole units.
 template <typename Form>
-static inline void unpack_scales(const Linear& f, int64_t groups, int64_t row, int64_t first, int64_t n, float* scale, float* offset) {
-    const int64_t begin = row * groups + first;
+static inline void unpack_scales(const Linear& f, int64_t begin, int64_t n, float* scale, float* offset) {
     const half* const unit = static_cast<const half*>(f.unit);
     switch (f.scales) {
         case FLOATS:
