@@ -126,11 +126,17 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "eight_signed(codes), by)",
         "outputs",
     ),
-    "a row's scales are those of the row before": ("packed_weights.h", "offset + i * stride);", "offset);", "outputs"),
+    "a row's scales are those of the row before": (
+        "packed_weights.h",
+        "group = row * groups + input / GROUP",
+        "group = (row & ~1) * groups + input / GROUP",
+        "outputs",
+    ),
     "a row alone adds in another order": (
         "linear.h",
-        "sum[i] = fused(Weights::input(x + in + step), weights.at(i, in, step), sum[i]);",
-        "sum[i] += fused(Weights::input(x + in + step), weights.at(i, in, step), splat(0));",
+        "for (int64_t in = 0; in < n; in += Weights::STEP) {\n            for (int j = 0;",
+        "for (int64_t in = RB == 1 ? n - Weights::STEP : 0; in >= 0 && in < n; in += RB == 1 ? -Weights::STEP : Weights::STEP) {\n"
+        "            for (int j = 0;",
         "a row's outputs alone",
     ),
     "a code is written to the other half of its byte": (

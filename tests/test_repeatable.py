@@ -140,7 +140,7 @@ def test_measured_costs_are_caught(drafter, monkeypatch):
     """The planted fault: seconds are measured on every target."""
     monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
     with pytest.raises(AssertionError, match="differ"):
-        check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=8)
+        check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=16)
 
 
 def test_the_clock_changes_the_output_where_it_chooses_the_trees(monkeypatch):
@@ -156,7 +156,7 @@ def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
     lm = half("llama")
     options = {"max_new_tokens": 64, "sampler": SAMPLERS[sampler], "seed": SEED}
     want = generate(lm, tiny.prompts(70), **options)
-    found = list(runs(monkeypatch, lm, DRAFTERS[drafter], sampler, times=8))
+    found = list(runs(monkeypatch, lm, DRAFTERS[drafter], sampler, times=16))
     assert lm.exact and all(text == want for text, _ in found)
     assert any(shapes != found[0][1] for _, shapes in found), "the clocks chose nothing"
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longdraft.errors import InputError
-from longdraft.ops.packed import GROUP, Packed, quantised
+from longdraft.ops.packed import BLOCK, GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
 SCALES = {8: 2, 4: 4}  # bytes of a group's scale, and of its offset if it has one, as halves
@@ -99,7 +99,12 @@ def bytes_saved(hf: Any, kind: str) -> float:
     """How many bytes of weights fewer a step reads after `quantise_linears`; computed from shapes."""
     layers = [(hf.get_submodule(name), bits) for name, bits in _finer(hf, kind).items()]
     now = sum(p.nbytes for m, _ in layers for p in m.parameters() if p is not m.bias)
-    return now - sum(m.in_features * m.out_features / GROUP * (GROUP * bits / 8 + SCALES[bits]) for m, bits in layers)
+    return now - sum(m.out_features * _row_bytes(m.in_features, bits) for m, bits in layers)
+
+
+def _row_bytes(inputs: int, bits: int) -> float:
+    """Of a quantised row, which has codes and scales of whole blocks."""
+    return -(-inputs // BLOCK) * BLOCK * (bits / 8 + SCALES[bits] / GROUP)
 
 
 def _finer(hf: Any, kind: str) -> dict[str, int]:
