@@ -135,7 +135,8 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
     "a row alone adds in another order": (
         "linear.h",
         "for (int64_t in = 0; in < n; in += Weights::STEP) {\n            for (int j = 0;",
-        "for (int64_t in = RB == 1 ? n - Weights::STEP : 0; in >= 0 && in < n; in += RB == 1 ? -Weights::STEP : Weights::STEP) {\n"
+        "for (int64_t in = RB == 1 ? n - Weights::STEP : 0; in >= 0 && in < n;"
+        " in += RB == 1 ? -Weights::STEP : Weights::STEP) {\n"
         "            for (int j = 0;",
         "a row's outputs alone",
     ),
