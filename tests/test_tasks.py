@@ -347,13 +347,14 @@ def test_recommended_sampling_comes_from_the_model(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="m recommends no sampling"):
         recommended.recommended_sampler(of())
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))
-    file = fetch.place_of("smollm2")
+    file = fetch.place_of("qwen2.5-coder-0.5b")
     file.parent.mkdir()
     file.touch()
     model.hf.name_or_path = str(file)
     said: dict[str, Any] = {}
     monkeypatch.setattr(recommended.gguf, "read", lambda path: SimpleNamespace(metadata=said))
-    assert recommended.recommended_sampler(model) == Sampler(0.2, top_p=0.9)
+    expected = Sampler(0.7, top_k=20, top_p=0.8, penalty=1.1, window=recommended.EVERYTHING)
+    assert recommended.recommended_sampler(model) == expected
     said["general.sampling.temp"] = 0.5  # what a file says itself counts
     assert recommended.recommended_sampler(model) == Sampler(0.5)
     assert fetch.SOURCES.keys() <= recommended.OF_FETCHED.keys()

@@ -19,9 +19,10 @@ FIELDS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min
 FIELDS |= {"repetition_penalty": "penalty"}
 IN_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "penalty"}
 QWEN = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "penalty": 1.1}
-# Of the models that `longdraft fetch` knows, from the makers' generation_config.json (SmolLM2's has none: its card).
+# What the makers of the models that `longdraft fetch` knows recommend; those of SmolLM2 say nothing in its
+# generation_config.json.
 OF_FETCHED: dict[str, dict[str, float]] = {
-    "smollm2": {"temperature": 0.2, "top_p": 0.9},
+    "smollm2": {},
     "qwen2.5-coder-0.5b": QWEN,
     "qwen2.5-coder-1.5b": QWEN,
     "gemma-3-270m": {"temperature": 1.0, "top_k": 64, "top_p": 0.95},
