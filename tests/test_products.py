@@ -158,7 +158,13 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "scale_in(block), splat(0))",
         "values of codes",
     ),
-    "the halves of a key's byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "scores of codes"),
+    "the halves of a value's byte are swapped": ("codes.h", "step < 16)", "step >= 16)", "values of codes"),
+    "the halves of a key's byte are swapped": (
+        "coded_products.h",
+        "        low = _mm256_and_si256(two, _mm256_set1_epi16(15)), high =",
+        "        high = _mm256_and_si256(two, _mm256_set1_epi16(15)), low =",
+        "scores of codes",
+    ),
     "the last of an odd number of values is paired with what lies after it": (
         "pair_products.h",
         "both = slot + 1 < n;",

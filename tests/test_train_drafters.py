@@ -301,7 +301,7 @@ from longdraft.cli import main
 
 said = sys.argv.pop(1)
 atexit.register(Path(said + "-exit").touch)
-main(sys.argv[1:])
+main()
 Path(said + "-after").touch()
 """
 

@@ -111,8 +111,12 @@ def explain(error: Any) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line -> exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 broken pipe."""
-    return processes.leave(_main(argv))
+    """Runs a command line -> exit status: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 broken pipe.
+
+    Without argv, the process's own: one of several processes then ends here (`processes.leave`).
+    """
+    status = _main(argv)
+    return processes.leave(status) if argv is None else status
 
 
 def _main(argv: Sequence[str] | None) -> int:
