@@ -286,6 +286,16 @@ def test_reasons_why_llama_cpp_is_left_out(fake, gguf, tmp_path):
         found[0].read(work(target))
 
 
+def test_only_the_named_rows_are_measured(fake, gguf):
+    target, rows = tiny.target("llama"), f"{WHEEL} ngram-mod,transformers"
+    found, _ = Choice("llama.cpp,transformers", gguf, only=rows).find(target)
+    assert [p.label for p in found] == [f"{WHEEL} ngram-mod", "transformers"]
+    with pytest.raises(InputError, match=r"--peer-only has no 'vegas' to choose from: transformers, transformers st"):
+        Choice("transformers", only="transformers,vegas").find(target)
+    found, _ = Choice("llama.cpp", only=WHEEL).find(target)  # which rows it would have is not known
+    assert [type(p) for p in found] == [Absent]
+
+
 def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  # noqa: F811
     _, lines = Choice("llama.cpp,transformers", gguf, [folder]).find(tiny.target("llama"))
     assert lines[1:] == [
@@ -311,6 +321,8 @@ def test_a_draft_model_in_the_other_engines_form_is_named(fake, gguf, folder):  
         ("--peers transformers --peer-llama-server x", "add it to --peers"),
         ("--peers llama.cpp --peer-llama-server nowhere", "nowhere is not a program"),
         ("--peer-openvino x", "add --peers"),
+        ("--peer-only x", "add --peers"),
+        ("--peers transformers --peer-only x", "--peer-only has no 'x' to choose from: transformers,"),
         ("--peers transformers --peer-openvino x", "add openvino to --peers"),
         ("--peers openvino --peer-openvino pyproject.toml", "pyproject.toml is not a program"),
         ("--peers llama.cpp --peer-llama-server pyproject.toml", "pyproject.toml is not a program"),

@@ -95,11 +95,15 @@ def bench(
         Path | None,
         typer.Option(help="llama.cpp's llama-server, built for this machine (default: the wheel, which is not)."),
     ] = None,
-    prompt_cache: common.PromptCache = None,
     peer_openvino: Annotated[
         Path | None,
         typer.Option(help="A Python interpreter that has openvino-genai (default: this one, if it has it)."),
     ] = None,
+    peer_only: Annotated[
+        str,
+        typer.Option(help="Of other engines, only these rows, named as tables name them: llama.cpp@fa=on,openvino."),
+    ] = "",
+    prompt_cache: common.PromptCache = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,
 ) -> None:
     """Measure methods side by side, print medians, and append one record per measurement to --out."""
@@ -144,7 +148,7 @@ def bench(
         raise InputError("--recommended sets the sampling: leave --shape, --temperature, --top-p, --penalty out")
     documents = tuple((f.name, inputs.read(f)) for f in prompt_file) if suite else ()
     of_suite = Suite(suite, _contexts(context) if context else [], instances, seed, documents) if suite else None
-    others = Choice(peers, peer_model, peer_draft, peer_llama_server, peer_openvino)
+    others = Choice(peers, peer_model, peer_draft, peer_llama_server, peer_openvino, peer_only)
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if others.chosen and (ask or recommended or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):

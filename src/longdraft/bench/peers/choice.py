@@ -34,7 +34,8 @@ class Choice:
 
     model: a GGUF file for llama.cpp and OpenVINO, in place of the target's own. drafts: GGUF files and folders of
     small models. server: llama.cpp's binary; without one llama.cpp is the wheel. python: an interpreter that has
-    OpenVINO GenAI; without one it is this interpreter, if it has the package.
+    OpenVINO GenAI; without one it is this interpreter, if it has the package. only: labels of peers, as tables have
+    them; without any, all that the engines offer.
     """
 
     names: str
@@ -42,16 +43,17 @@ class Choice:
     drafts: list[Path] = field(default_factory=list)
     server: Path | None = None
     python: Path | None = None
+    only: str = ""
 
     def __post_init__(self) -> None:
-        self.chosen = list(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
+        self.chosen, self.labels = _split(self.names), _split(self.only)
         for name in self.chosen:
             if name not in PEERS:
                 raise InputError(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
-        if not self.chosen and (self.model or self.drafts or self.server or self.python):
+        if not self.chosen and (self.model or self.drafts or self.server or self.python or self.labels):
             raise InputError(
-                "--peer-model, --peer-draft, --peer-llama-server and --peer-openvino are for other engines:"
-                " add --peers llama.cpp,openvino,transformers"
+                "--peer-model, --peer-draft, --peer-llama-server, --peer-openvino and --peer-only are for other"
+                " engines: add --peers llama.cpp,openvino,transformers"
             )
         if self.server is not None:
             if NAME not in self.chosen:
@@ -70,12 +72,16 @@ class Choice:
                 _check(draft, "--peer-draft a GGUF file or a folder with config.json")
 
     def find(self, target: LM) -> tuple[list[Peer], list[str]]:
-        """The peers, and a line on each that cannot be had (Absent)."""
+        """The peers, and a line on each that cannot be had (Absent). Raises InputError for a label that none has."""
         found: list[Peer] = []
+        offered: list[str] = []
         lines = [NOT_ITS_BEST] if NAME in self.chosen and self.server is None else []
         for name in self.chosen:
             try:
                 for label, make in PEERS[name](self, target):
+                    offered.append(label)
+                    if self.labels and label not in self.labels:
+                        continue
                     try:
                         found.append(make(label))
                     except CannotRun as why:
@@ -84,6 +90,9 @@ class Choice:
             except CannotRun as why:
                 lines.append(left_out(name, why))
                 found.append(Absent(name, name, why))
+                offered += [label for label in self.labels if label.startswith(name)]
+        if unknown := [label for label in self.labels if label not in offered]:
+            raise InputError(f"--peer-only has no {unknown[0]!r} to choose from: {', '.join(offered) or 'none'}")
         return found, lines
 
     def draft(self, is_gguf: bool) -> Path | None:
@@ -100,6 +109,10 @@ class Choice:
         if file is None:
             raise CannotRun("the model is not a GGUF file: name the same model's with --peer-model FILE.gguf")
         return file
+
+
+def _split(names: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
 def left_out(label: str, why: CannotRun) -> str:
