@@ -20,7 +20,7 @@ from test_bench import bench, folder, run  # noqa: F401
 
 from longdraft.bench import records as record
 from longdraft.bench import report
-from longdraft.bench.peers.base import CannotRun, Work
+from longdraft.bench.peers.base import Absent, CannotRun, Work
 from longdraft.bench.peers.choice import NOT_ITS_BEST, Choice
 from longdraft.bench.peers.llama_binary import BUILD_FILE, Binary
 from longdraft.bench.peers.llama_cpp import LlamaCpp
@@ -28,6 +28,7 @@ from longdraft.bench.peers.llama_wheel import WHEEL, Wheel
 from longdraft.bench.peers.transformers import Transformers, stock
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
+from longdraft.errors import InputError
 from longdraft.models.loading import load
 
 KINDS = ["none", "ngram-cache", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-simple", "draft-simple"]
