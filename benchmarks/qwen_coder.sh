@@ -67,7 +67,7 @@ for part in ${PARTS:-peers edit suites pair given yarn}; do
             pair-1.5b)
                 [ "$context" -lt 30000 ] || continue
                 bench 1.5b --suite repo --context "$context" --instances 1 --drafter qwen2.5-coder-0.5b \
-                    --methods plain,sd,sd-sparse,budgetdraft,specextend,triforce,auto --max-new-tokens 96
+                    --methods plain,sd,sd-sparse,budgetdraft,specextend,triforce,auto --max-new-tokens 256
                 ;;
             given-0.5b)
                 [ "$context" -gt 1024 ] || continue

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from statistics import median
 
 import peers
+import qwen_coder
 import smollm2
 from measured import (
     BUNDLED,
@@ -42,8 +43,17 @@ def _one(kernels: str, bad: bool = False) -> Callable[[Cell], bool]:
     return lambda c: c.rows == 1 and c.kernels == kernels and (c.text in BAD) is bad
 
 
+def _trained_for(model: str) -> Callable[[Cell], bool]:
+    return lambda c: c.model == model and c.context <= qwen_coder.TRAINED and c.kernels == BEST
+
+
 # Row of the table -> the file of its cells, and which of them.
 ROWS: dict[str, tuple[str, Callable[[Cell], bool]]] = {
+    "Qwen2.5-Coder-0.5B (4-bit file), code and tasks, 1K to 30K tokens": (
+        qwen_coder.SOURCE,
+        _trained_for(qwen_coder.SMALL),
+    ),
+    "Qwen2.5-Coder-1.5B, the same, 1K and 8K": (qwen_coder.SOURCE, _trained_for(qwen_coder.LARGE)),
     "SmolLM2-135M (4-bit file), 1K to 7K tokens": (FREE, _one(BEST)),
     "the same, AVX2, 4K": (FREE, _one("avx2")),
     "SmolLM2 after 16K and 32K tokens (YaRN)": (LONG, _one(BEST)),
@@ -76,7 +86,7 @@ def _spread(speedups: list[float]) -> str:
 
 def everything() -> list[Cell]:
     """All cells of the files behind the figures, of every method."""
-    return [c for file in (FREE, LONG, OFFGRID, BUNDLED) for c in cells(file)]
+    return [c for file in (qwen_coder.SOURCE, FREE, LONG, OFFGRID, BUNDLED) for c in cells(file)]
 
 
 def below(found: list[Cell]) -> str:
@@ -138,13 +148,14 @@ def readme_block() -> str:
     shown = table(["", "settings (repetitive)", *COLUMNS, "revision, processor"], lines)
     parts = [one_line(HEAD), shown, *[one_line(OLD)] * ("†" in shown)]
     losses = f"**Losses**, over all methods and settings in these records: {below(everything())}."
-    facts = (losses, trained(), keys(), end_to_end(), peers.headline())
+    facts = (losses, trained(), keys(), end_to_end(), qwen_coder.headline(), peers.headline())
     return "\n\n".join([*parts, "\n".join(f"- {fact}" for fact in facts)])
 
 
 def losses_block() -> str:
     """The losses of docs/performance.md."""
-    pages = {"this page": (BUNDLED, OFFGRID), "[SmolLM2](results/smollm2.md)": (FREE, LONG)}
+    pages: dict[str, tuple[str, ...]] = {"this page": (BUNDLED, OFFGRID), "[SmolLM2](results/smollm2.md)": (FREE, LONG)}
+    pages["[Qwen2.5-Coder](results/qwen-coder.md)"] = (qwen_coder.SOURCE,)
     lines = [f"- {name}: {below([c for f in files for c in cells(f)])}." for name, files in pages.items()]
     for name, file in {"the bundled model": BUNDLED, "SmolLM2 in bfloat16": OFFGRID}.items():
         bad = [c for c in cells(file) if c.text in BAD]

@@ -31,8 +31,8 @@ def records(name: str) -> list[Record]:
 class Cell:
     """One method on one text, sampled in one way, at one context: the median of its repeats over plain decoding's.
 
-    rows: decoded side by side. repetitive: whether plain decoding's output repeats itself. end_to_end: the speedup with
-    the prompt's prefill.
+    text: of a task of a suite, with its turn. rows: decoded side by side. repetitive: whether plain decoding's output
+    repeats itself. end_to_end: the speedup with the prompt's prefill.
     """
 
     label: str
@@ -45,6 +45,7 @@ class Cell:
     end_to_end: float
     repetitive: bool
     origin: str
+    model: str
 
 
 @cache
@@ -52,8 +53,11 @@ def cells(name: str) -> list[Cell]:
     """Those of real acceptance and adaptive drafting in a file of records, without plain decoding and other engines."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for r in records(name):
-        if r["task"] == "speed" and "oracle" not in r and "peer" not in r and not r["method"].startswith("hf-"):
-            groups.setdefault((r["run"], r["text_name"], r["context"], r["label"]), []).append(r)
+        ours = "oracle" not in r and "peer" not in r and not r["method"].startswith("hf-")
+        if ours and r["task"] in ("speed", "suite"):
+            turn = f", turn {r['turn']}" if r.get("turns", 1) > 1 else ""
+            text = r["text_name"].removesuffix(".txt") + turn
+            groups.setdefault((r["run"], text, r["context"], r["label"]), []).append(r)
     found = []
     for (run, text, context, label), same in groups.items():
         if label == "plain" or label.endswith("@pace=off"):
@@ -64,8 +68,8 @@ def cells(name: str) -> list[Cell]:
             for rate in ("tokens_per_s", "tokens_per_s_end_to_end")
         )
         repetitive = median(r["distinct_3"] for r in plain) < REPETITIVE
-        setting = (label, text.removesuffix(".txt"), first["temperature"], context, first["batch"], first["kernels"])
-        found.append(Cell(*setting, *ratios, repetitive, origin(first)))
+        setting = (label, text, first["temperature"], context, first["batch"], first["kernels"])
+        found.append(Cell(*setting, *ratios, repetitive, origin(first), first["model"]))
     return found
 
 

@@ -336,6 +336,27 @@ def test_demo_asks_a_model_that_answers(cli, monkeypatch):
     assert "documentation, then: Why?" in out and "temperature 0.3" in out
 
 
+def test_demo_lets_a_coder_change_a_file(cli, monkeypatch, tmp_path):
+    """The coder that was fetched is the default, and gets a source file."""
+    load, asked = common.load_target, []
+
+    def coder(name, *args):
+        asked.append(name)
+        target, tokenizer = load("tiny", *args)
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+        target.name = name
+        return target, tokenizer
+
+    monkeypatch.setattr(common, "load_target", coder)
+    monkeypatch.setattr("longdraft.models.fetch.is_there", lambda name: name == "qwen2.5-coder-0.5b")
+    monkeypatch.setattr("longdraft.cli.demo_scene.CHANGE", "Change it.")
+    status, out, _ = cli("demo", "--context", "64", "--max-new-tokens", "16", "--dtype", "float32")
+    rows = [line.split() for line in out.splitlines() if line.startswith("│")]
+    assert status == 0 and [row[1] for row in rows] == ["plain", "suffix", "vegas"] and rows[1][-2] == "yes"
+    assert asked == ["qwen2.5-coder-0.5b"] and "64 tokens of textwrap.py" in out and "temperature 0," in out
+    assert cli("demo", "--context", "900000")[0] == 2
+
+
 def test_demo_without_a_network(cli, monkeypatch, tmp_path):
     """If the real model cannot be fetched, the demo says so and uses the bundled one."""
     monkeypatch.setenv("LONGDRAFT_CACHE", str(tmp_path))

@@ -19,6 +19,7 @@ import figures  # noqa: E402
 import headlines  # noqa: E402
 import measured  # noqa: E402
 import peers  # noqa: E402
+import qwen_coder  # noqa: E402
 import smollm2  # noqa: E402
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -163,8 +164,8 @@ def test_the_speed_tables_are_the_report_of_the_records(tmp_path, capsys, monkey
     assert PAGES["docs/results/speed.md"].split("\n## ", 1)[1] == report.split("\n## ", 1)[1]
 
 
-def test_the_page_on_smollm2_is_made_from_the_records():
-    assert smollm2.main(["--check"]) == 0
+def test_the_pages_on_models_are_made_from_the_records():
+    assert smollm2.main(["--check"]) == 0 and qwen_coder.main(["--check"]) == 0
 
 
 def test_the_figures_of_the_readme_are_from_the_records(capsys):
@@ -177,7 +178,7 @@ def test_no_figure_of_the_readme_is_written_by_hand():
     assert re.search(factor, block) and not re.search(factor, README.replace(block, ""))
 
 
-@pytest.mark.parametrize(("generator", "page"), [(headlines, "README"), (headlines, "PERFORMANCE"), (peers, "PAGE")])
+@pytest.mark.parametrize(("generator", "page"), [(headlines, "README"), (headlines, "PERFORMANCE"), (peers, "PAGE"))])
 def test_the_check_of_a_page_sees_another_number(tmp_path, monkeypatch, capsys, generator, page):
     text = getattr(generator, page).read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- losses: begin" if page == "PERFORMANCE" else "begin;")
@@ -189,6 +190,21 @@ def test_the_check_of_a_page_sees_another_number(tmp_path, monkeypatch, capsys, 
     getattr(generator, page).write_text(changed, encoding="utf-8")
     assert generator.main(["--check"]) == 1
     assert generator.main([]) == 0 and getattr(generator, page).read_text(encoding="utf-8") == text
+
+
+def test_the_figures_on_qwen_coder_are_ratios_of_medians(tmp_path, monkeypatch, capsys):
+    """One is counted here once more; goals that are missed are marked; and the check sees another number."""
+    found, page = measured.records(qwen_coder.SOURCE), qwen_coder.PAGE.read_text(encoding="utf-8")
+    same = [r for r in found if (r["model"], r["context"], r["task"]) == (qwen_coder.SMALL, 1024, "speed")]
+    rates = [[r["tokens_per_s"] for r in same if r["label"] == f"llama.cpp@fa={fa}"] for fa in ("on", "off")]
+    ratio = median(r["tokens_per_s"] for r in same if r["label"] == "plain") / max(map(median, rates))
+    assert f"| 0.5B, plain over the fastest engine's plain | {ratio:.2f} (1.2) |" in page
+    assert [qwen_coder.goal_cell(r, 1.2) for r in (1.194, 1.196, None)] == ["**1.19** (1.2)", "1.20 (1.2)", ""]
+    monkeypatch.setattr(measured, "ROOT", tmp_path)
+    monkeypatch.setattr(qwen_coder, "PAGE", tmp_path / "page.md")
+    qwen_coder.PAGE.write_text(page.replace(f"{ratio:.2f} (1.2)", "9.99 (1.2)"), encoding="utf-8")
+    assert qwen_coder.main(["--check"]) == 1 and "page.md is not what" in capsys.readouterr().out
+    assert qwen_coder.main([]) == 0 and qwen_coder.PAGE.read_text(encoding="utf-8") == page
 
 
 def test_a_headline_is_the_median_of_all_cells_and_the_worst():

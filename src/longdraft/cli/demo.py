@@ -9,13 +9,13 @@ import typer
 
 from longdraft.cli import common
 
-REAL, FALLBACK = "smollm2", "bundled"
+CODER, REAL, FALLBACK = "qwen2.5-coder-0.5b", "smollm2", "bundled"
 DRAFTED, OWN = "green", "bold"
 
 
 def demo(
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="The target (default: smollm2, else the bundled model).")
+        str | None, typer.Option("-m", "--model", help="The target (default: smollm2, else the bundled model; qwen2.5-coder-0.5b if it was fetched).")
     ] = None,
     context: Annotated[int | None, typer.Option(min=16, help="Number of tokens of text in the prompt.")] = None,
     max_new_tokens: common.NewTokens = 256,
@@ -31,7 +31,8 @@ def demo(
 ) -> None:
     """Ask a model about a long text, and compare plain decoding with two methods while they answer.
 
-    A model without a chat template continues source code of the standard library.
+    The text is Python's documentation; for a model whose name has "coder" in it, a source file of which it changes a
+    method. A model without a chat template continues source code.
     """
     from rich.console import Console
 
@@ -49,7 +50,7 @@ def demo(
 
     console = Console(highlight=False)
     target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv)
-    shown = scene(tokenizer, context)
+    shown = scene(tokenizer, context, coder="coder" in target.name.lower())
     sampling: dict[str, Any] = shown.sampling | ({} if temperature is None else {"temperature": temperature})
     sampler = Sampler(**sampling)
     check(target, [shown.prompt], max_new_tokens, Drafter(), match)
@@ -92,10 +93,12 @@ def demo(
 
 
 def real_model() -> str:
-    """The real model, fetched if it can be; else the bundled one, with a note on why."""
+    """CODER if it was fetched before; else the small real model, which is fetched; else the bundled one, and why."""
     from longdraft.errors import InputError
-    from longdraft.models.fetch import fetch
+    from longdraft.models.fetch import fetch, is_there
 
+    if is_there(CODER):
+        return CODER
     try:
         with common.fetching(REAL) as tick:
             fetch(REAL, tick, common.announce)
