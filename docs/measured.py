@@ -85,6 +85,10 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---", *["---:"] * (len(head) - 1)], *lines])
 
 
+def listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+
+
 def one_line(text: str) -> str:
     """A paragraph that the source breaks into lines."""
     return " ".join(text.split())

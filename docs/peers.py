@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from measured import RECORDS, ROOT, Record, filled, one_line, origin, records, table, write_or_check
+from measured import RECORDS, ROOT, Record, filled, listed, one_line, origin, records, table, write_or_check
 
 PAGE = ROOT / "docs" / "performance.md"
 SOURCE = "2026-11-24-llama-cpp.jsonl.gz"  # llama.cpp built from source, and the wheel
@@ -105,7 +105,7 @@ def compared(found: list[Record]) -> dict[str, str]:
         plain.append(f"{_fastest(r for r in same if r['label'] == 'plain') / _fastest(alone):.1f}")
         best.append(f"{_fastest(r for r in same if 'peer' not in r) / _fastest(theirs):.1f}")
     names = [_size(c) for c in contexts(found)]
-    return {"plain": _and(plain), "best": _and(best), "contexts": _and(names), "origin": _origin(found[0])}
+    return {"plain": listed(plain), "best": listed(best), "contexts": listed(names), "origin": _origin(found[0])}
 
 
 def ours(found: list[Record]) -> list[str]:
@@ -154,10 +154,6 @@ def _by_label(found: Iterable[Record]) -> dict[str, list[Record]]:
 
 def _origin(r: Record) -> str:
     return origin(r).replace("†", ", before kernels became faster")
-
-
-def _and(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
 
 
 def _size(context: int) -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
-from measured import ROOT, Record, records, table, write_or_check
+from measured import ROOT, Record, listed, records, table, write_or_check
 from measured import origin as where
 from smollm2 import given_text, unique
 
@@ -24,17 +24,17 @@ PAIR = ("sd", "sd-sparse", "budgetdraft", "specextend", "triforce")
 TITLES = {"greedy": "greedy", "recommended": "the recommended sampling"}
 HEAD = """# Qwen2.5-Coder-Instruct, 0.5B and 1.5B
 
-Two official files (Q4_K_M) of models that were trained on 32,768 positions, with keys and values in bfloat16, on source
-code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh` measures, and `python docs/qwen_coder.py` writes
-this page from its records, `benchmarks/records/{source}`. Outputs equal plain decoding's in all {count:,}
-measurements of our methods. In tables, *d* is the share of distinct 3-grams of plain decoding's output: an output that
-repeats itself is easy to draft.
+Two official files (Q4_K_M) of models that were trained on 32,768 positions, with keys and values in bfloat16, on
+source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh` measures, and
+`python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs equal plain
+decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of plain
+decoding's output: an output that repeats itself is easy to draft.
 """
 GOAL = """## Goals and what was found
 
-Ratios of medians; in parentheses the goal. A ratio below its goal is in bold type, an empty cell was not measured. Over
-tasks, the best method is the one whose median over the tasks is the largest: one method for the whole cell, not the best
-of each task.
+Ratios of medians; in parentheses the goal. A ratio below its goal is in bold type, an empty cell was not measured.
+Over tasks, the best method is the one whose median over the tasks is the largest: one method for the whole cell, not
+the best of each task.
 """
 BESIDE = """## Beside other engines: {model}
 
@@ -43,20 +43,20 @@ same run, each with its prompt read once; llama.cpp is built from source for thi
 """
 TASKS = """## Tasks: {model}, {how}
 
-Speedup over plain decoding, with adaptive drafting: the median over the tasks' turns, and in parentheses the worst, up to
-{tokens} tokens each. `auto` is the default. [How tasks are built](../tasks.md).
+Speedup over plain decoding, with adaptive drafting: the median over the tasks' turns, and in parentheses the worst,
+up to {tokens} tokens each. `auto` is the default. [How tasks are built](../tasks.md).
 """
 PAIRED = """## The 1.5B with the 0.5B as its drafter
 
-Task `repo`, greedy, up to {tokens} tokens: tokens per step, then the speedup over plain decoding, and in parentheses that of
-the decoding steps alone. The drafter first reads the prompt or the end of it (option `reads`), which the speedup includes.
+Task `repo`, greedy, up to {tokens} tokens: tokens per step, then the speedup over plain decoding. The drafter first
+reads the prompt or the end of it (option `reads`), which the speedup includes.
 """
 GIVEN = """## How many drafts the target accepts
 
-0.5B, on source code. Teacher-forced: at each of {anchors} positions of the text, how many of 5 drafts the target accepts
-if the text up to there is given. Mean acceptance length ± standard error over windows. Each method drafts with the share
-of the keys that *keep_ratio* names; `magicdec-stream` is a sink and a window, `random-picks` and `recents` are controls
-that differ from `vegas` in which keys they keep.
+0.5B, on source code. Teacher-forced: at each of {anchors} positions of the text, how many of 5 drafts the target
+accepts if the text up to there is given. Mean acceptance length ± standard error over windows. Each method drafts
+with the share of the keys that *keep_ratio* names; `magicdec-stream` is a sink and a window, `random-picks` and
+`recents` are controls that differ from `vegas` in which keys they keep.
 """
 YARN = """## Beyond the trained positions
 
@@ -95,7 +95,9 @@ def rates(found: Iterable[Record], rate: str = "tokens_per_s") -> dict[str, floa
 # --- beside other engines
 
 
-def beside(found: list[Record], model: str, context: int, suite: str | None = None) -> tuple[list[Record], list[Record]]:
+def beside(
+    found: list[Record], model: str, context: int, suite: str | None = None
+) -> tuple[list[Record], list[Record]]:
     """Records of ours and of other engines, of the runs that have both."""
     task = {"task": "suite", "suite": suite} if suite else {"task": "speed"}
     same = at(found, model, context, **task)
@@ -237,8 +239,7 @@ def pair(found: list[Record]) -> str:
         for context in contexts:
             here = at(same, LARGE, context, label=label)
             plain = rates(at(same, LARGE, context, label="plain"))["plain"]
-            steady = median(r["speedup_steady"] for r in here) if here else 0.0
-            cells.append(f"{_steps(here, plain)} ({steady:.2f}x)" if here else "")
+            cells.append(_steps(here, plain))
         rows.append([f"`{label}`", *cells])
     head = PAIRED.format(tokens=max((r["new_tokens_limit"] for r in same), default=0))
     return f"{head}\n{table(['', *map('{:,}'.format, contexts)], rows)}\n" if rows else ""
@@ -348,8 +349,8 @@ def headline() -> str:
     for model, size in SIZES.items():
         ratios = {c: ratio for c in CONTEXTS if (ratio := over_peers(found, model, c)) is not None}
         shown.append(
-            f"{' and '.join(f'{ratio:.2f}' for ratio in ratios.values())} times as fast as the fastest of them after"
-            f" {' and '.join(f'{c:,}' for c in ratios)} tokens ({size})"
+            f"{listed([f'{ratio:.2f}' for ratio in ratios.values()])} times as fast as the fastest of them after"
+            f" {listed([f'{c:,}' for c in ratios])} tokens ({size})"
         )
     reached = [figure(found, model, c) for _, model, figure, wanted in GOALS for c in wanted]
     goals = [goal for *_, wanted in GOALS for goal in wanted.values()]
@@ -367,7 +368,9 @@ def commands(found: list[Record]) -> str:
     groups: dict[str, list[str]] = {}
     for r in {r["run"]: r for r in found}.values():
         versions = ", ".join(f"{name} {value}" for name, value in r["versions"].items())
-        about = f"{r['time'][:10]}, {r['git_sha'][:12]}, {r['device']}, {r['threads']} threads, {r['kernels']}, {versions}"
+        about = (
+            f"{r['time'][:10]}, {r['git_sha'][:12]}, {r['device']}, {r['threads']} threads, {r['kernels']}, {versions}"
+        )
         groups.setdefault(about, []).append(f"- {r['time'][11:19]}: `{r['command']}`")
     return "\n\n".join(f"{about}:\n\n" + "\n".join(lines) for about, lines in groups.items())
 

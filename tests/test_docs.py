@@ -178,7 +178,7 @@ def test_no_figure_of_the_readme_is_written_by_hand():
     assert re.search(factor, block) and not re.search(factor, README.replace(block, ""))
 
 
-@pytest.mark.parametrize(("generator", "page"), [(headlines, "README"), (headlines, "PERFORMANCE"), (peers, "PAGE"))])
+@pytest.mark.parametrize(("generator", "page"), [(headlines, "README"), (headlines, "PERFORMANCE"), (peers, "PAGE")])
 def test_the_check_of_a_page_sees_another_number(tmp_path, monkeypatch, capsys, generator, page):
     text = getattr(generator, page).read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- losses: begin" if page == "PERFORMANCE" else "begin;")

@@ -15,7 +15,12 @@ DRAFTED, OWN = "green", "bold"
 
 def demo(
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="The target (default: smollm2, else the bundled model; qwen2.5-coder-0.5b if it was fetched).")
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            help="The target (default: smollm2, else the bundled model; qwen2.5-coder-0.5b if it was fetched).",
+        ),
     ] = None,
     context: Annotated[int | None, typer.Option(min=16, help="Number of tokens of text in the prompt.")] = None,
     max_new_tokens: common.NewTokens = 256,

@@ -14,7 +14,9 @@ TOPICS = ("with", "try", "exceptions", "for", "while", "function", "class", "ass
 TOPICS += ("sequence-types", "callable-types", "strings", "naming", "attribute-access", "typesseq", "specialnames")
 QUESTION = "What does the with statement do? Explain it to a beginner."
 FILE, METHOD = Path(textwrap.__file__), "_handle_long_word"
-CHANGE = f"Write the method `{METHOD}` again, with type hints and without its docstring. Then explain it in two sentences."
+CHANGE = (
+    f"Write the method `{METHOD}` again, with type hints and without its docstring. Then explain it in two sentences."
+)
 
 
 @dataclass(frozen=True)
