@@ -8,11 +8,13 @@
 #   suites  methods on edit, repo, question and chat, greedy and at the recommended sampling
 #   pair    the 1.5B with the 0.5B as its drafter
 #   given   how many drafts the target accepts on given text, by the share of the keys that drafts read
-#   yarn    64K tokens; YARN="2:60000 4:120000" has 128K too, which takes an hour
+#   yarn    64K tokens; YARN="2:60000 4:120000" has 128K too, which takes an hour (only if PARTS names it)
 #
-# PARTS, MODELS and CONTEXTS choose among them. Nothing else must run: llama.cpp's threads wait for each other in loops, so
-# beside another process it is many times slower. It is built at first (LLAMA_SERVER=FILE: is there already; 20 minutes
-# more), and OpenVINO GenAI is installed into FOLDER/openvino (OPENVINO=PYTHON: is there already).
+# PARTS, MODELS and CONTEXTS choose among them. ALL=1 measures what takes longest as well, in three hours more: 30,000 tokens
+# of the 1.5B, its suites, `edit` and given text at 30,000, chat and sampling there. Nothing else must run: llama.cpp's
+# threads wait for each other in loops, so beside another process it is many times slower. It is built at first
+# (LLAMA_SERVER=FILE: is there already; 20 minutes more), and OpenVINO GenAI is installed into FOLDER/openvino
+# (OPENVINO=PYTHON: is there already).
 set -eu
 out=${1:-runs/qwen-coder}
 contexts=${CONTEXTS:-1024 8192 30000}
@@ -45,27 +47,31 @@ beside() {
         --peer-llama-server "$server" --peer-openvino "$openvino" --peer-only "$rows,openvino,openvino prompt lookup"
 }
 
-for part in ${PARTS:-peers edit suites pair given yarn}; do
+for part in ${PARTS:-peers edit suites pair given}; do
     case $part in
     peers | edit) engines ;;
     esac
     for context in $contexts; do
         for model in $models; do
+            [ -n "${ALL:-}" ] || case $part-$model-$context in
+            *-1.5b-30000 | suites-1.5b-* | edit-1.5b-8192 | edit-*-30000 | given-*-30000) continue ;;
+            esac
             case $part-$model in
             peers-*) beside "$model" "$context" --text code --max-new-tokens 64 --repeat 3 ;;
             edit-*) beside "$model" "$context" --suite edit --instances 1 --max-new-tokens 192 ;;
             suites-*)
-                [ "$model" = 0.5b ] || [ "$context" -lt 30000 ] || continue # reading them would take an hour
                 for suite in edit repo question chat; do
                     for how in "" --recommended; do
+                        [ -n "${ALL:-}" ] || case $context-$suite$how in
+                        30000-chat* | 30000-*--recommended) continue ;;
+                        esac
                         # shellcheck disable=SC2086
                         bench "$model" --suite $suite --context "$context" $how --instances "${INSTANCES:-1}" \
-                            --methods "${METHODS:-plain,suffix,recycle,vegas,auto}" --max-new-tokens "${TOKENS:-160}"
+                            --methods "${METHODS:-plain,suffix,recycle,vegas,auto}" --max-new-tokens "${TOKENS:-128}"
                     done
                 done
                 ;;
             pair-1.5b)
-                [ "$context" -lt 30000 ] || continue
                 bench 1.5b --suite repo --context "$context" --instances 1 --drafter qwen2.5-coder-0.5b \
                     --methods plain,sd,sd-sparse,budgetdraft,specextend,triforce,auto --max-new-tokens 256
                 ;;
