@@ -1,5 +1,5 @@
 #!/bin/sh
-# Qwen2.5-Coder 0.5B and 1.5B, trained on 32,768 positions: benchmarks/qwen_coder.sh [FOLDER], 90 minutes on two quiet cores.
+# Qwen2.5-Coder 0.5B and 1.5B, trained on 32,768 positions: benchmarks/qwen_coder.sh [FOLDER], about 90 minutes on two cores.
 # Appends to FOLDER/qwen-coder.jsonl, which is copied to benchmarks/records under the name in docs/qwen_coder.py; then
 # `python docs/qwen_coder.py` makes docs/results/qwen-coder.md of it.
 #
@@ -8,9 +8,9 @@
 #   suites  methods on edit, repo, question and chat, greedy and at the recommended sampling
 #   pair    the 1.5B with the 0.5B as its drafter
 #   given   how many drafts the target accepts on given text, by the share of the keys that drafts read
-#   yarn    64K tokens; YARN="2:60000 4:120000" has 128K too, which takes an hour (only if PARTS names it)
+#   yarn    64K tokens; YARN="2:60000 4:120000" has 128K too (only if PARTS names it)
 #
-# PARTS, MODELS and CONTEXTS choose among them. ALL=1 measures what takes longest as well, in three hours more: 30,000 tokens
+# PARTS, MODELS and CONTEXTS choose among them. ALL=1 measures what takes longest as well, probably hours more: 30,000 tokens
 # of the 1.5B, its suites, `edit` and given text at 30,000, chat and sampling there. Nothing else must run: llama.cpp's
 # threads wait for each other in loops, so beside another process it is many times slower. It is built at first
 # (LLAMA_SERVER=FILE: is there already; 20 minutes more), and OpenVINO GenAI is installed into FOLDER/openvino

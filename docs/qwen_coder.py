@@ -141,7 +141,8 @@ def engines(found: list[Record], model: str, suite: str | None = None) -> str:
             cells.setdefault(label, {})[context] = f"{rate:.1f} ({prompts[label]:.0f})"
     rows = [[f"`{label}`", *(row.get(c, "") for c in measured)] for label, row in cells.items()]
     left = unique((r["label"], r["reason"]) for r in found if r["task"] == "left out" and r["model"] == model)
-    compared = ". Up to 192 tokens; each engine may use drafts of its own" if suite else ""
+    tokens = max(r["new_tokens"] for mine, _ in measured.values() for r in mine)
+    compared = f". Up to {tokens} tokens; each engine may use drafts of its own" if suite else ""
     text = "The task `edit`" if suite else "Source code that goes on"
     head = BESIDE.format(model=SIZES[model] + (", `edit`" if suite else ""), text=text, compared=compared)
     notes = "".join(f"\n- `{label}` is left out: {reason}." for label, reason in left)
@@ -352,10 +353,11 @@ def headline() -> str:
             f"{listed([f'{ratio:.2f}' for ratio in ratios.values()])} times as fast as the fastest of them after"
             f" {listed([f'{c:,}' for c in ratios])} tokens ({size})"
         )
-    reached = [figure(found, model, c) for _, model, figure, wanted in GOALS for c in wanted]
-    goals = [goal for *_, wanted in GOALS for goal in wanted.values()]
-    measured = [(r, g) for r, g in zip(reached, goals, strict=True) if r is not None]
-    missed = sum(round(ratio, 2) < goal for ratio, goal in measured)
+    cells = [
+        goal_cell(figure(found, model, c), goal) for _, model, figure, wanted in GOALS for c, goal in wanted.items()
+    ]
+    measured = [cell for cell in cells if cell]
+    missed = sum(cell.startswith("**") for cell in measured)
     return (
         f"**llama.cpp built from source and OpenVINO GenAI**, on Qwen2.5-Coder's files (greedy, source code;"
         f" {where(found[0])}): plain decoding is {'; '.join(shown)}. {missed} of {len(measured)} goals were missed"
