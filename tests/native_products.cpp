@@ -421,6 +421,91 @@ static void each_integer() {
 }
 #endif
 
+#ifdef __AVX2__
+// The bytes of a layer in the order of sixteen rows, as ops/sixteens.py specifies it.
+struct Sixteens {
+    std::vector<uint8_t> low, high, scale, offset, unit;
+    Linear f;
+    explicit Sixteens(const PackedLayer& layer) : f(layer.f) {
+        const int64_t n = layer.outputs, blocks = layer.blocks, groups = layer.groups;
+        low = turned(f.weight, n, layer.low.size(), 4);
+        f.weight = low.data();
+        high.resize(layer.high.size());
+        for (int64_t o = 0; o < n; o++)
+            for (int64_t i = 0; i < blocks * 64; i++) {
+                const int64_t word = i % 32 / 4, width = layer.bits - 4, each = 8 / width;
+                const int64_t at = (i / 32 * (8 / each) + word / each) * 4 + i % 4, words = blocks * 2 * (8 / each);
+                if (!high.empty()) high[(o / 16 * words + at / 4) * 64 + o % 16 * 4 + at % 4] |= over(layer, o, i) << word % each * width;
+            }
+        if (!high.empty()) f.high = high.data();
+        const int64_t size = f.scales == FLOATS ? 4 : f.scales == HALVES ? 2 : f.scales == SIX_BITS ? 4 : 1;
+        scale = turned(f.scale, n, f.scales == SIX_BITS ? n * groups / 8 * 12 : n * groups * size, size);
+        f.scale = scale.data();
+        if (f.offset) offset = turned(f.offset, n, n * groups * size, size), f.offset = offset.data();
+        if (f.unit) unit = turned(f.unit, n, layer.unit.size() * 2, 2), f.unit = unit.data();
+        f.sixteens = 1;
+    }
+
+   private:
+    static int over(const PackedLayer& layer, int64_t o, int64_t i) {
+        const int64_t block = o * layer.blocks + i / 64, at = i % 64;
+        return layer.bits == 5 ? layer.high[block * 8 + at / 8] >> at % 8 & 1 : layer.high[block * 16 + at % 16] >> at / 16 * 2 & 3;
+    }
+    static std::vector<uint8_t> turned(const void* from, int64_t outputs, int64_t bytes, int64_t piece) {
+        std::vector<uint8_t> to(bytes);
+        const int64_t row = bytes / outputs;
+        for (int64_t i = 0; i < bytes; i++) {
+            const int64_t o = i / row, at = i % row;
+            to[((o / 16 * (row / piece) + at / piece) * 16 + o % 16) * piece + at % piece] = static_cast<const uint8_t*>(from)[i];
+        }
+        return to;
+    }
+};
+
+// Products with rounded inputs are exact but for the order in which groups are added; rows with zeros and outliers.
+static void sixteen_outputs(const Kind& kind, int64_t T, int64_t in, int64_t outputs) {
+    auto x = numbers<float>(T * in);
+    for (int64_t i = 0; i < T * in; i += 5) x[i] *= i % 3 ? 0 : 100;
+    std::fill(x.begin(), x.begin() + std::min<int64_t>(in, 32), 0.0f);
+    const auto before = numbers<float>(T * outputs), bias = numbers<float>(outputs);
+    const PackedLayer layer(kind.format, kind.form, kind.has_offset, outputs, in, bias.data());
+    const Sixteens sixteens(layer);
+    require(packed_fits(sixteens.f), "sixteens that fit", kind.format, kind.form, in);
+    Buffer<char> own;
+    own.reserve(linear_bytes(T, in));
+    auto y = before;
+    linear<bf16>(sixteens.f, x.data(), T, y.data(), true, own.data());
+    for (int64_t t = 0; t < T; t++) {
+        std::vector<float> alone(before.begin() + t * outputs, before.begin() + (t + 1) * outputs), rounded(in);
+        linear<float>(sixteens.f, x.data() + t * in, 1, alone.data(), true, own.data());
+        require(!std::memcmp(alone.data(), &y[t * outputs], outputs * sizeof(float)), "a row's rounded outputs alone", t, T, in);
+        for (int64_t g = 0; g < in; g += 32) {
+            float top = 0;
+            for (int64_t i = g; i < std::min(in, g + 32); i++) top = std::max(top, std::fabs(x[t * in + i]));
+            const float size = std::max(top, 1e-30f) / 127;
+            for (int64_t i = g; i < std::min(in, g + 32); i++) rounded[i] = std::nearbyint(double(x[t * in + i]) * (1 / size)) * size;
+        }
+        for (int64_t o = 0; o < outputs; o++) {
+            double exact = before[t * outputs + o] + bias[o], most = 1 + std::fabs(exact);
+            for (int64_t i = 0; i < in; i++) {
+                const double product = double(rounded[i]) * layer.weight(o, i);
+                exact += product, most += std::fabs(product) + std::fabs(rounded[i] * layer.offset[o * layer.groups + i / layer.group]);
+            }
+            require(std::fabs(y[t * outputs + o] - exact) <= 1e-6 * most, "rounded outputs", t, o, in);
+        }
+    }
+}
+
+static void each_sixteens() {
+    for (const int64_t T : {1, 2, 3, 4, 5, 9, 12, 13, 29})
+        for (const Kind& kind : kinds)
+            for (const int64_t in : {32, 96, 256, 288, 576, 768})
+                if (kind.form < SIX_BITS || in % 256 == 0) sixteen_outputs(kind, T, in, T % 2 ? 48 : 32);
+    for (const Kind& kind : kinds)
+        if (kind.format == BITS_8_OF_16) sixteen_outputs(kind, 3, 48, 16);
+}
+#endif
+
 template <typename Products, typename E, int ND>
 static void each_size_of() {
     for (int64_t R = 1; R <= 2 * TALLEST + 3; R++) attention<Products, E, ND>(R, 37);
@@ -472,6 +557,9 @@ int main() {
     each_packed<bf16>();
 #ifdef INTEGER_PRODUCTS
     each_integer();
+#endif
+#ifdef __AVX2__
+    each_sixteens();
 #endif
     each_code<1>(), each_code<2>(), each_code<4>(), each_code<6>(), each_code<8>(), each_code<16>();
     std::printf("vectors of %d floats\n", V);

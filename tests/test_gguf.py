@@ -147,13 +147,14 @@ def test_the_kernels_compute_with_the_packed_weights(tmp_path, kind):
     """Numbers are those of the dequantised matrices, and a row alone has the bits that it has among others."""
     hf = stock(**WIDE) if files.SIZES[kind][0] == 256 else stock()
     path = str(saved(tmp_path, hf=hf, quantised=kind))
-    lm = load_lm(path, "float32")
+    lm = load_lm(path, "float32", activations="full")
     assert lm.backend.name == "native"
     computed = [backend(Tree.chain(IDS), lm) for backend in (forward, lambda *a: forward(*a, eager=True))]
     torch.testing.assert_close(*computed, rtol=1e-3, atol=1e-3)
-    lm = load_lm(path, "bfloat16")
-    wide, alone = forward(Tree.chain(IDS), lm), forward(Tree.root(IDS[:, 0]), lm)
-    assert torch.equal(wide[:, :1], alone)
+    for activations in ("full", None):
+        lm = load_lm(path, "bfloat16", activations=activations)
+        wide, alone = forward(Tree.chain(IDS), lm), forward(Tree.root(IDS[:, 0]), lm)
+        assert torch.equal(wide[:, :1], alone)
 
 
 def forward(tree: Tree, lm, eager: bool = False) -> torch.Tensor:

@@ -15,7 +15,7 @@ from longdraft.methods import CONTROLS, METHODS
 from longdraft.views import Chunks, Full, Guided, RandomSlots, SinkWindow, SnapKV
 
 
-@each_method_on(*tiny.MAIN, "llama-kv8", first=BUILD)
+@each_method_on(*tiny.MAIN, "llama-kv8", "llama-a8", first=BUILD)
 @each_sampler
 @each_rows
 def test_output_is_plain_decoding(model, rows, sampler, method):
@@ -39,7 +39,7 @@ def test_the_matrix_is_not_vacuous(method):
     assert first < 0.9 * steps or method == "full view"
 
 
-@pytest.mark.parametrize("model", [*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8])
+@pytest.mark.parametrize("model", [*sorted(set(tiny.CONFIGS) - set(tiny.MAIN)), *tiny.KV8, *tiny.A8])
 @pytest.mark.parametrize("method", [pytest.param("vegas", marks=full), "vegas tree, then lookup"])
 def test_other_shapes_and_architectures(model, method):
     """Head sizes, grouped heads, soft caps, windows in some layers, norms in other places."""

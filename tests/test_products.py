@@ -189,6 +189,43 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "high + 4 - 4 * half,",
         "outputs in integers",
     ),
+    "a row's rounded sums depend on the rows beside it": (
+        "sixteens.h",
+        "total[r] = fused(all[r], splat(size[r]), total[r]);",
+        "total[r] = fused(all[r], splat(size[r] * (RB > 1 ? 1.0001f : 1)), total[r]);",
+        "a row's rounded outputs alone",
+    ),
+    "offsets of sixteen rows are left out": (
+        "sixteens.h",
+        "fused(more, splat(sum[p * RB + r]), all[r])",
+        "fused(more, splat(0), all[r])",
+        "rounded outputs",
+    ),
+    "codes of sixteen rows that are signed lose their sign": (
+        "sixteens.h",
+        "begin[at] = -bias * all",
+        "begin[at] = 0",
+        "rounded outputs",
+    ),
+    "sixth bits of sixteen rows are of the next word": (
+        "sixteens.h",
+        "high + g * 128 + j / 4 * 64",
+        "high + g * 128 + (1 - j / 4) * 64",
+        "rounded outputs",
+    ),
+    "minima of sixteen rows are added": (
+        "sixteens.h",
+        "down = -load(units + 16)",
+        "down = load(units + 16)",
+        "rounded outputs",
+    ),
+    "units of sixteen rows are of the next of them": (
+        "sixteens.h",
+        "(first / 16 + i) / 16 * 16 + e)",
+        "(first / 16 + i) / 16 * 16 + (e ^ V / 2))",
+        "rounded outputs",
+    ),
+    "sums of pairs are more than 16 bits hold": ("sixteens.h", "bits == 6 ? 2 :", "bits == 6 ? 4 :", "rounded outputs"),
     "in pairs, halves of a byte are swapped": (
         "packed_weights.h",
         "step ? _mm512_srli_epi16(bytes, 4) : _mm512_ternary",

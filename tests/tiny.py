@@ -25,6 +25,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from longdraft.backends.packed_linear import quantise_linears, round_inputs
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import Glide, random_glide
@@ -88,6 +89,7 @@ CONFIGS |= {
 }
 
 
+A8 = ("llama-torch-a8", "qwen3-a8", "mistral-window-a8")  # inputs in 8 bits
 KV8 = ("llama-torch-kv8", "qwen3-kv8", "gpt-oss-kv8", "mistral-window-kv8")  # keys and values in 8 bits
 STD = {"embed_tokens": 1.0, "o_proj": 0.06}
 
@@ -112,11 +114,16 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
 
 @cache
 def target(name: str) -> LM:
-    """The model of this name; with "-bf16" behind it in bfloat16, and with "-kv8" its keys and values in 8 bits."""
+    """The model of this name. Behind it: "-bf16" for bfloat16; "-kv8" for keys and values in 8 bits; "-a8" for weights
+    in 4 bits whose inputs have 8."""
     wide = name.removesuffix("-bf16")
-    plain = wide.removesuffix("-kv8")
+    stored = wide.removesuffix("-a8")
+    plain = stored.removesuffix("-kv8")
     hf = stock(plain, dtype=torch.float32 if wide == name else torch.bfloat16)
-    lm = LM(hf, name, kv=None if plain == wide else "int8")
+    if stored != wide:
+        quantise_linears(hf, "int4")
+        round_inputs(hf)
+    lm = LM(hf, name, kv=None if plain == stored else "int8", activations=None if stored == wide else "int8")
     if plain.endswith("-torch"):
         lm.backend = lm.eager
     return lm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longdraft.errors import InputError
+from longdraft.ops import sixteens
 from longdraft.ops.packed import BLOCK, GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
@@ -35,8 +36,13 @@ class PackedLinear(nn.Module):
         return tuple(self._kind.parts)
 
     @property
-    def packed(self) -> Packed:
+    def stored(self) -> Packed:
+        """The parameters as they lie in memory."""
         return self._kind.of({name: getattr(self, name).data for name in self.parts})
+
+    @property
+    def packed(self) -> Packed:
+        return self.stored
 
     @property
     def weight(self) -> Tensor:
@@ -53,6 +59,37 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias, kept = None if self.bias is None else self.bias.to(x.dtype), self._unpacked
         return F.linear(x, self.weight.to(x.dtype) if kept is None or kept.dtype != x.dtype else kept, bias)
+
+
+class EightBitInputs(PackedLinear):
+    """Computes rounded(x) W^T + bias: inputs have 8 bits, and the weights lie in the order of ops/sixteens.py."""
+
+    def __init__(self, layer: PackedLinear):
+        super().__init__(sixteens.together(layer.packed), layer.bias)
+
+    @property
+    def packed(self) -> Packed:
+        return sixteens.apart(self.stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(sixteens.rounded(x).to(x.dtype))
+
+
+@torch.no_grad()
+def round_inputs(hf: Any) -> int:
+    """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs -> how many do."""
+    found = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear) and sixteens.fits(m.stored)}
+    for name, layer in found.items():
+        if not isinstance(layer, EightBitInputs):
+            _replace(hf, name, EightBitInputs(layer))
+    return len(found)
+
+
+def _replace(hf: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    module = hf.get_submodule(parent)
+    new._forward_hooks = getattr(module, leaf)._forward_hooks  # what joins the parts of several processes
+    setattr(module, leaf, new)
 
 
 @torch.no_grad()
@@ -72,12 +109,7 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
     for name, weights in packed:
-        parent, _, leaf = name.rpartition(".")
-        module = hf.get_submodule(parent)
-        old = getattr(module, leaf)
-        new = PackedLinear(weights, old.bias)
-        new._forward_hooks = old._forward_hooks  # what joins the parts of several processes
-        setattr(module, leaf, new)
+        _replace(hf, name, PackedLinear(weights, hf.get_submodule(name).bias))
 
 
 @torch.no_grad()

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 from transformers.activations import ACT2FN
 
-from longdraft.backends.packed_linear import PackedLinear
+from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.errors import InputError
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-PLAIN = {nn.Linear, PackedLinear, nn.Embedding, nn.ModuleList}
+PLAIN = {nn.Linear, PackedLinear, EightBitInputs, nn.Embedding, nn.ModuleList}
 RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whose hooks only record
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
@@ -80,7 +80,7 @@ def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
 def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     bias = getattr(module, "bias", None)
     if isinstance(module, PackedLinear):
-        yield name, module.packed.shape, shape
+        yield name, module.stored.shape, shape
     elif (weight := getattr(module, "weight", None)) is not None:
         yield name, tuple(weight.shape), shape
     if bias is not None:

@@ -48,6 +48,7 @@ class Run(Named):
     rope: str | None = None
     weights: str | None = None
     kv: str | None = None
+    activations: str | None = None
     kernels: str | None = None
     question: str | None = None
     interrupted: bool = False

@@ -10,8 +10,10 @@ from longdraft.engine.measure import completed, speedups
 
 Record = dict[str, Any]
 # Records that differ in one of these fields never share a table.
-SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "dtype", "device", "threads", "text_name", "text_sha256")
+SETTING = ("model", "weights_sha256", "rope", "weights", "kv", "activations", "dtype", "device", "threads")
 SETTING += (
+    "text_name",
+    "text_sha256",
     "question",
     "temperature",
     "top_k",

@@ -227,7 +227,7 @@ def _spread(values: list[float], shape: str) -> str:
 
 
 def _model(r: Record) -> str:
-    chosen = [f"--{name} {r[name]}" for name in ("rope", "weights", "kv") if r.get(name)]
+    chosen = [f"--{name} {r[name]}" for name in ("rope", "weights", "kv", "activations") if r.get(name)]
     kernels = f", {r['kernels']} kernels" if r.get("kernels") else ""
     return r["model"] + (f" ({' '.join(chosen)})" if chosen else "") + kernels
 

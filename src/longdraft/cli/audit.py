@@ -30,6 +30,7 @@ def audit(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -71,7 +72,7 @@ def audit(
     kept_in = common.check_prompt_cache(prompt_cache, folder=True)
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
@@ -90,6 +91,7 @@ def audit(
         "rope": target.rope,
         "weights": target.weights,
         "kv": target.kv,
+        "activations": target.activations,
         "dtype": dtype,
         **about,
     }

@@ -74,6 +74,7 @@ def bench(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     drafter: common.Drafter = None,
     random_drafter: common.RandomDrafter = False,
     any_target: common.AnyTarget = False,
@@ -128,8 +129,9 @@ def bench(
         raise InputError("--rope extends a model's trained positions, and --shape has no trained model: leave one out")
     if shape and weights:
         raise InputError("--weights quantises a model as it is loaded, and --shape loads none: leave one out")
-    if shape and kv:
-        raise InputError("--kv is of a model that is loaded, and --shape loads none: leave one out")
+    for name, given in (("--kv", kv), ("--activations", activations)):
+        if shape and given:
+            raise InputError(f"{name} is of a model that is loaded, and --shape loads none: leave one out")
     if task == "anchored" and (shape or accept is not None or batch > 1):
         raise InputError("task anchored measures real acceptance, row by row: leave --shape, --accept, --batch out")
     if shape and task == "speed" and accept is None and any(e.speculative for e in chosen):
@@ -163,7 +165,7 @@ def bench(
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
         common.settle()
     else:
-        target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights, kv=kv)
+        target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights, kv=kv, activations=activations)
         sampler = recommended_sampler(target) if recommended else sampler
         texts = [] if suite else inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
         texts = inputs.ask(texts, ask, tokenizer) if ask else texts

@@ -28,6 +28,7 @@ def chat(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     temperature: common.Temperature = 0.7,
     top_p: common.TopP = 0.9,
     penalty: common.Penalty = 1.1,
@@ -57,7 +58,7 @@ def chat(
     first = [] if system is None else [{"role": "system", "content": system}]
     with closing(Templates()) as templates:
         templates.start()  # beside the model, which takes longer to load
-        target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+        target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
         spec.check(target, None)
         tokens = partial(chat_tokens, tokenizer, render=templates.render)
         tokens([*first, {"role": "user", "content": "?"}])  # refuses a model without a template now

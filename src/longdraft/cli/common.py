@@ -60,6 +60,14 @@ KeysAndValues = Annotated[
         help="Keep the target's keys and values in 8 bits, which is another target (default: in --dtype).",
     ),
 ]
+Activations = Annotated[
+    str | None,
+    typer.Option(
+        metavar="int8|full",
+        help="Round the inputs of packed weights (GGUF, --weights) to 8 bits, which is faster and another target, or do"
+        " not (default: int8 for a GGUF file where the kernels can).",
+    ),
+]
 PromptCache = Annotated[
     Path | None,
     typer.Option(
@@ -83,6 +91,7 @@ def load_target(
     rope: str | None = None,
     weights: str | None = None,
     kv: str | None = None,
+    activations: str | None = None,
 ) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
     from longdraft.core.processes import joined, share_interrupts
@@ -90,7 +99,7 @@ def load_target(
 
     quiet(threads)
     team = joined(TIMEOUT)
-    loaded = load(model, dtype, rope=rope, weights=weights, kv=kv, team=team)
+    loaded = load(model, dtype, rope=rope, weights=weights, kv=kv, team=team, activations=activations)
     if team.size > 1:
         share_interrupts()
         return loaded  # a pin would give all processes of a machine the same processors

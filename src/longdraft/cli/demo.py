@@ -28,6 +28,7 @@ def demo(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature (default: 0.3 for an answer, 0 for source code).")
     ] = None,
@@ -54,7 +55,7 @@ def demo(
     from longdraft.models.text import Detokenizer
 
     console = Console(highlight=False)
-    target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv)
+    target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv, activations)
     shown = scene(tokenizer, context, coder="coder" in target.name.lower())
     sampling: dict[str, Any] = shown.sampling | ({} if temperature is None else {"temperature": temperature})
     sampler = Sampler(**sampling)

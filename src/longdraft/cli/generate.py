@@ -26,6 +26,7 @@ def generate(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     temperature: common.Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
     top_p: common.TopP = 1.0,
@@ -89,7 +90,7 @@ def generate(
     spec = MethodSpec(
         method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
     )
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     kept = None if kept_in is None else PromptFile(kept_in, target)
     job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None, kept)

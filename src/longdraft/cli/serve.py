@@ -82,6 +82,7 @@ def serve(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     drafter: common.Drafter = None,
     random_drafter: common.RandomDrafter = False,
     any_target: common.AnyTarget = False,
@@ -115,7 +116,7 @@ def serve(
         print("longdraft: note: without --api-key-file, anyone who can reach this address can use it", file=sys.stderr)
     beside = "" if rope else model
     spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, 0, beside, any_target))
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv)
+    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
     spec.check(target, None)
     slots = min(context or target.positions, target.positions)
     prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None

@@ -52,6 +52,7 @@ def write_text(
     rope: common.Rope = None,
     weights: common.Weights = None,
     kv: common.KeysAndValues = None,
+    activations: common.Activations = None,
     threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, or answer questions about them, to train drafters on its own output.
@@ -61,7 +62,7 @@ def write_text(
     quiet(threads or None)
     out = new_file(out)
     before, done = _lines(out), 0
-    target, tokenizer = load(model, dtype, rope=rope, weights=weights, kv=kv)
+    target, tokenizer = load(model, dtype, rope=rope, weights=weights, kv=kv, activations=activations)
     sources = Sources(text, environment if environment is not None else not text)
     corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
 

@@ -28,7 +28,7 @@ from longdraft.version import __version__
 
 WEIGHTS, CONFIG, FACTS = "model.safetensors", "config.json", "training.json"
 FILES = (WEIGHTS, CONFIG, FACTS)
-VARIES = ("digest", "rope", "weights", "stored", "kv")  # what targets of the same sizes may differ in
+VARIES = ("digest", "rope", "weights", "stored", "kv", "activations")  # what targets of the same sizes may differ in
 LAYOUT = "0.9.0"  # the version of `speculators` whose fields config.json has
 
 

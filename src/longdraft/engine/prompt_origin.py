@@ -66,6 +66,7 @@ def origin_of(target: LM) -> Origin:
         "quantised weights": target.weights or "none",
         "dtype": _word(target.dtype),
         "8-bit keys": target.kv or "none",
+        "8-bit activations": target.activations or "none",
         "layout": _layout(shapes),
         "backend": target.backend.name + (f" {kernels}" if kernels else ""),
         **versions(),

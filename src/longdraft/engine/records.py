@@ -58,6 +58,7 @@ def provenance(lm: LM, seed: int) -> dict[str, Any]:
         "rope": lm.rope,
         "weights": lm.weights,
         "kv": lm.kv,
+        "activations": lm.activations,
         "tensor_parallel": lm.team.size,
         "dtype": str(lm.dtype).removeprefix("torch."),
         "backend": lm.backend.name,

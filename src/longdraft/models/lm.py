@@ -18,7 +18,7 @@ from longdraft.backends.architecture import Architecture, without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.divided import Divided
 from longdraft.backends.eager import Eager
-from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, rows_of
+from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampler, Sequences, Tree
 from longdraft.core.processes import ALONE, Team
@@ -39,6 +39,7 @@ class LM:
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
     weights: "int8" or "int4" if its linear layers were quantised when it was loaded; None: as stored.
     kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
+    activations: "int8" if its packed layers round their inputs to 8 bits; None: they do not.
     team: the processes that hold a share of its heads and weights each; caches have this process's heads.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
@@ -52,10 +53,12 @@ class LM:
         weights: str | None = None,
         kv: str | None = None,
         team: Team = ALONE,
+        activations: str | None = None,
     ):
         if kv is not None and (kv not in KV_BITS or hf.device.type != "cpu"):
             raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
         self.hf, self.name, self.rope, self.weights, self.kv = hf.eval(), name, rope, weights, kv
+        self.activations = activations
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
         self.lock, self._process = threading.RLock(), os.getpid()
         a = self.architecture = Architecture(hf)
@@ -105,8 +108,12 @@ class LM:
         with self.lock:
             if kind not in self.copies:
                 copy, shared = quantised_copy(self.hf, kind), {id(p) for p in self.hf.parameters()}
+                if self.activations:
+                    round_inputs(copy)
                 align_weights(p for p in copy.parameters() if id(p) not in shared)
-                self.copies[kind] = LM(copy, f"{self.name} in {kind}", kv=self.kv, team=self.team)
+                self.copies[kind] = LM(
+                    copy, f"{self.name} in {kind}", kv=self.kv, team=self.team, activations=self.activations
+                )
             return self.copies[kind]
 
     def saving(self, kind: str) -> float:
@@ -251,7 +258,8 @@ def fingerprint(target: LM, whole: str | None = None) -> dict[str, Any]:
     whole: the digest of its weights, where it holds only a share of them.
 
     Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
-    `stored`, by which drafters know it; and the kind of its keys, if these are quantised.
+    `stored`, by which drafters know it; and the kinds of its keys and of its
+    layers' inputs, if these are quantised.
     """
     if target.known is not None:
         return target.known
@@ -260,6 +268,7 @@ def fingerprint(target: LM, whole: str | None = None) -> dict[str, Any]:
         {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": whole or digest(target.hf)}
     )
     chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
+    chosen |= {"activations": target.activations}
     return found | {k: v for k, v in chosen.items() if v is not None}
 
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
-from longdraft.backends.packed_linear import BITS, quantise_linears
+from longdraft.backends.packed_linear import BITS, quantise_linears, round_inputs
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
 from longdraft.core.tree import Tree
@@ -31,9 +31,11 @@ from longdraft.models.lm import LM, digest, fingerprint
 from longdraft.models.rope import Rope
 from longdraft.models.tensor_parallel import options_for, settle
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
+from longdraft.ops import native
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "models" / "target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ACTIVATIONS = ("int8", "full")
 TIMEOUT = 5.0  # seconds to wait for the Hub
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HOW = (
@@ -53,6 +55,7 @@ def load(
     weights: str | None = None,
     kv: str | None = None,
     team: Team = ALONE,
+    activations: str | None = None,
 ) -> tuple[LM, Any]:
     """A target and its tokenizer from 'bundled', a folder, a .gguf file, a model of `longdraft fetch`, or a Hub id.
 
@@ -61,9 +64,11 @@ def load(
     rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
     weights: "int8" or "int4" quantises the linear layers, which makes another model: the target is that one.
     kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
+    activations: "int8" rounds the inputs of packed layers (of a GGUF file, or of `weights`) to 8 bits in groups of 32,
+    which is faster and makes another model; "full" does not. None: "int8" for a GGUF file where the kernels can.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
-    lm = load_lm(name, dtype, device, rope, weights, kv, team)
+    lm = load_lm(name, dtype, device, rope, weights, kv, team, activations)
     lm.rules()  # refuses an unknown rule now, not at the first prompt
     tokenizer = _tokenizer(name, lm)
     lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
@@ -91,12 +96,15 @@ def load_lm(
     weights: str | None = None,
     kv: str | None = None,
     team: Team = ALONE,
+    activations: str | None = None,
 ) -> LM:
     """A model without its tokenizer. Raises InputError."""
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     if weights is not None and weights not in BITS:
         raise InputError(f"weights is {weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
+    if activations is not None and activations not in ACTIVATIONS:
+        raise InputError(f"activations is {activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}, or leave it out")
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
     if team.size > 1 and (file or weights):
@@ -113,11 +121,23 @@ def load_lm(
     stored = None if weights is None else digest(hf)
     if weights is not None:
         quantise_linears(hf, weights)
+    rounds = activations == "int8" or (activations is None and file is not None and _can_round(hf))
+    whole = digest(hf) if rounds else whole  # later it would have to restore the order of all weights
+    if rounds and not (rounds := round_inputs(hf) > 0) and activations:
+        raise InputError(
+            f"activations=int8 is for packed weights, and {name} has none: give a GGUF file, or weights=int8"
+        )
     align_weights(hf.parameters())
-    lm = LM(hf, name, None if scaling is None else str(scaling), weights, kv, team)
+    lm = LM(hf, name, None if scaling is None else str(scaling), weights, kv, team, "int8" if rounds else None)
     lm.note, lm.stored = note, stored
     lm.known = None if whole is None else fingerprint(lm, whole)
     return lm
+
+
+def _can_round(hf: Any) -> bool:
+    """Whether kernels can multiply inputs of 8 bits here; without them it would only be slower."""
+    lib = native.library()
+    return hf.device.type == "cpu" and lib is not None and native.name_of(lib) not in native.WITHOUT_INT8
 
 
 def _gguf(name: str) -> Path | None:

@@ -13,7 +13,7 @@ from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.step import NativeStep
-from longdraft.backends.packed_linear import PackedLinear
+from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.ops import native
 
@@ -23,7 +23,10 @@ HEAD_DIMS = {16, 32, 64, 96, 128, 256}  # that the kernels are compiled for
 def fits(hf: Any, windows: dict[int, int]) -> bool:
     """Whether the native step computes this model: its family, shape, dtype and device."""
     c = hf.config
-    if not stock.is_stock(hf) or native.library() is None:
+    lib = native.library()
+    if not stock.is_stock(hf) or lib is None:
+        return False
+    if native.name_of(lib) in native.WITHOUT_INT8 and any(isinstance(m, EightBitInputs) for m in hf.modules()):
         return False
     rope = getattr(hf.model.rotary_emb, "rope_type", "default")
     packed = {p for m in hf.modules() if isinstance(m, PackedLinear) for p in m.parameters()}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends.packed_linear import PackedLinear
+from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.backends.stock import projections
 from longdraft.core import Captures, ChainDraws, KVCache, Tree
 from longdraft.ops import coded, native
@@ -44,16 +44,17 @@ class Pins:
 
     def linear(self, module: Any) -> native.Linear:
         if isinstance(module, PackedLinear):
-            return self.packed(module.packed, self.float(module.bias))
+            return self.packed(module.stored, self.float(module.bias), isinstance(module, EightBitInputs))
         return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
 
-    def packed(self, p: Packed, bias: int | None) -> native.Linear:
+    def packed(self, p: Packed, bias: int | None, sixteens: bool) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}
         scale = p.scales.parts["scale"]
         form = native.ScaleForm[FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")]
         layer = native.Linear(parts["low"], bias, *p.shape, native.Format[FORMATS[p.bits, p.group]], form)
         layer.high, layer.scale = parts.get("high"), parts["scale"]
         layer.offset, layer.unit = parts.get("offset"), parts.get("unit")
+        layer.sixteens = sixteens
         return layer
 
 
