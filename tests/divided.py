@@ -20,7 +20,8 @@ from longdraft.cli import main
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.core.processes import Team, joined
 from longdraft.errors import InputError
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import weights_of
 

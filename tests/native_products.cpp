@@ -422,11 +422,11 @@ static void each_integer() {
 #endif
 
 #ifdef __AVX2__
-// The bytes of a layer in the order of sixteen rows, as ops/sixteens.py specifies it.
-struct Sixteens {
+// The bytes of a layer in the order of sixteen rows, as ops/interleaved.py specifies it.
+struct Interleaved {
     std::vector<uint8_t> low, high, scale, offset, unit;
     Linear f;
-    explicit Sixteens(const PackedLayer& layer) : f(layer.f) {
+    explicit Interleaved(const PackedLayer& layer) : f(layer.f) {
         const int64_t n = layer.outputs, blocks = layer.blocks, groups = layer.groups;
         low = turned(f.weight, n, layer.low.size(), 4);
         f.weight = low.data();
@@ -443,7 +443,7 @@ struct Sixteens {
         f.scale = scale.data();
         if (f.offset) offset = turned(f.offset, n, n * groups * size, size), f.offset = offset.data();
         if (f.unit) unit = turned(f.unit, n, layer.unit.size() * 2, 2), f.unit = unit.data();
-        f.sixteens = 1;
+        f.interleaved = 1;
     }
 
    private:
@@ -463,21 +463,22 @@ struct Sixteens {
 };
 
 // Products with rounded inputs are exact but for the order in which groups are added; rows with zeros and outliers.
-static void sixteen_outputs(const Kind& kind, int64_t T, int64_t in, int64_t outputs) {
+static void interleaved_outputs(const Kind& kind, int64_t T, int64_t in, int64_t outputs) {
     auto x = numbers<float>(T * in);
     for (int64_t i = 0; i < T * in; i += 5) x[i] *= i % 3 ? 0 : 100;
     std::fill(x.begin(), x.begin() + std::min<int64_t>(in, 32), 0.0f);
+    std::fill(x.end() - in / 2, x.end(), -0.7f);  // the largest sums of products that there are
     const auto before = numbers<float>(T * outputs), bias = numbers<float>(outputs);
     const PackedLayer layer(kind.format, kind.form, kind.has_offset, outputs, in, bias.data());
-    const Sixteens sixteens(layer);
-    require(packed_fits(sixteens.f), "sixteens that fit", kind.format, kind.form, in);
+    const Interleaved interleaved(layer);
+    require(packed_fits(interleaved.f), "interleaved that fit", kind.format, kind.form, in);
     Buffer<char> own;
     own.reserve(linear_bytes(T, in));
     auto y = before;
-    linear<bf16>(sixteens.f, x.data(), T, y.data(), true, own.data());
+    linear<bf16>(interleaved.f, x.data(), T, y.data(), true, own.data());
     for (int64_t t = 0; t < T; t++) {
         std::vector<float> alone(before.begin() + t * outputs, before.begin() + (t + 1) * outputs), rounded(in);
-        linear<float>(sixteens.f, x.data() + t * in, 1, alone.data(), true, own.data());
+        linear<float>(interleaved.f, x.data() + t * in, 1, alone.data(), true, own.data());
         require(!std::memcmp(alone.data(), &y[t * outputs], outputs * sizeof(float)), "a row's rounded outputs alone", t, T, in);
         for (int64_t g = 0; g < in; g += 32) {
             float top = 0;
@@ -496,13 +497,13 @@ static void sixteen_outputs(const Kind& kind, int64_t T, int64_t in, int64_t out
     }
 }
 
-static void each_sixteens() {
+static void each_interleaved() {
     for (const int64_t T : {1, 2, 3, 4, 5, 9, 12, 13, 29})
         for (const Kind& kind : kinds)
             for (const int64_t in : {32, 96, 256, 288, 576, 768})
-                if (kind.form < SIX_BITS || in % 256 == 0) sixteen_outputs(kind, T, in, T % 2 ? 48 : 32);
+                if (kind.form < SIX_BITS || in % 256 == 0) interleaved_outputs(kind, T, in, T % 2 ? 48 : 32);
     for (const Kind& kind : kinds)
-        if (kind.format == BITS_8_OF_16) sixteen_outputs(kind, 3, 48, 16);
+        if (kind.format == BITS_8_OF_16) interleaved_outputs(kind, 3, 48, 16);
 }
 #endif
 
@@ -559,7 +560,7 @@ int main() {
     each_integer();
 #endif
 #ifdef __AVX2__
-    each_sixteens();
+    each_interleaved();
 #endif
     each_code<1>(), each_code<2>(), each_code<4>(), each_code<6>(), each_code<8>(), each_code<16>();
     std::printf("vectors of %d floats\n", V);

@@ -1,4 +1,4 @@
-"""--activations int8: packed layers round their inputs to 8 bits, which makes a target of its own, decoded losslessly."""
+"""--activations int8: packed layers round their inputs to 8 bits: a target of its own, decoded losslessly."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from longdraft import InputError, Stats, build, generate
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
-from longdraft.models.lm import fingerprint
+from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load, load_lm
-from longdraft.ops import native, sixteens
+from longdraft.ops import interleaved, native
 from longdraft.ops.packed import Packed, pack
 from longdraft.ops.scales import EightBitScales, PlainScales, SixBitScales
 
@@ -64,16 +64,16 @@ def test_the_order_of_sixteen_rows_loses_nothing(bits, group, form, inputs):
     if form in ("six", "eight") and inputs % 256:
         return
     packed = matrix(bits, group, form, inputs)
-    turned = sixteens.together(packed)
+    turned = interleaved.together(packed)
     assert turned.nbytes == packed.nbytes and not torch.equal(turned.low, packed.low)
-    for name, part in sixteens.apart(turned).parts.items():
+    for name, part in interleaved.apart(turned).parts.items():
         assert torch.equal(part, packed.parts[name])
 
 
 def test_inputs_are_rounded_to_127_steps_of_the_largest_of_32():
     x = torch.randn(3, 80, generator=torch.Generator().manual_seed(0))
     x[0, :32], x[1, 40] = 0, 50.0
-    found = sixteens.rounded(x)
+    found = interleaved.rounded(x)
     assert found.shape == x.shape and torch.equal(found[0, :32], x[0, :32])
     for begin in (0, 32, 64):
         part, near = x[:, begin : begin + 32], found[:, begin : begin + 32]
@@ -111,7 +111,7 @@ def test_every_backend_rounds_alike(folder, kind):
     want = logits(lm, lm.eager)
     for m in full.hf.modules():
         if isinstance(m, PackedLinear):
-            m.register_forward_pre_hook(lambda _, args: sixteens.rounded(args[0]))
+            m.register_forward_pre_hook(lambda _, args: interleaved.rounded(args[0]))
     torch.testing.assert_close(logits(full, full.eager), want, rtol=1e-4, atol=1e-4)
     if KERNELS:
         found = logits(lm := load_lm(folder, "float32", "cpu", weights=kind, activations="int8"), lm.backend)
@@ -124,13 +124,13 @@ def test_rounding_that_depends_on_the_pass_is_caught(monkeypatch):
     check = partial(check_lossless, BUILD["vegas tree"], "llama-torch-a8", SAMPLERS["T=1"], (70, 31, 90), 32)
     check()
     plain.cache_clear()
-    good = sixteens.rounded
+    good = interleaved.rounded
 
     def beside(x: Tensor) -> Tensor:
         """The fault: a node's inputs depend on the nodes beside it."""
         return good(x + 0.05 * x.flatten(0, -2).mean(0))
 
-    monkeypatch.setattr(sixteens, "rounded", beside)
+    monkeypatch.setattr(interleaved, "rounded", beside)
     with pytest.raises(AssertionError):
         check()
     broken.caught("8-bit activations: inputs of the nodes beside", "check_lossless")

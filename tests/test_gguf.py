@@ -22,7 +22,7 @@ from longdraft.models import fetch, loading
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.gguf.blocks import TYPES
-from longdraft.models.lm import digest, fingerprint
+from longdraft.models.identity import digest, fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.models.text import token_ids
 from longdraft.ops import native

@@ -67,7 +67,7 @@ def test_a_graph_is_made_anew_where_the_bucket_or_the_number_of_nodes_grows(monk
     assert len(step.step.passes) == 4  # both of 16 nodes
     for nodes in range(17, 129):
         step(nodes=nodes)
-    assert len(step.step.passes) <= 3 + 1 + 6 + 4  # 24..64 by eights, 80..128 by sixteens
+    assert len(step.step.passes) <= 3 + 1 + 6 + 4  # 24..64 by eights, 80..128 by interleaved
 
 
 def test_a_model_that_cannot_be_recorded_runs_on_without(monkeypatch):

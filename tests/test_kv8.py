@@ -18,7 +18,8 @@ from longdraft.core.cache import KVCache
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
 from longdraft.engine.decode_session import DecodeSession
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import keys_read, slot_bytes
 from longdraft.ops import coded

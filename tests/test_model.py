@@ -16,7 +16,7 @@ from longdraft import InputError, Sampler, build, generate
 from longdraft.backends.architecture import NAME, attention, windows_of
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
-from longdraft.models import loading
+from longdraft.models import support
 from longdraft.models.lm import LM
 
 SMALL = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -34,7 +34,7 @@ def test_prompts_of_many_tokens(model):
 
 
 def test_every_architecture_that_is_not_probed_is_tested_here():
-    assert not loading.TESTED - {config.model_type for config in tiny.CONFIGS.values()}
+    assert not support.TESTED - {config.model_type for config in tiny.CONFIGS.values()}
 
 
 @torch.inference_mode()
@@ -126,7 +126,7 @@ OTHER_LAYERS = ["llama4_text", "minimax", "granitemoehybrid", "nemotron_h"]
 @pytest.mark.parametrize("kind", NO_INTERFACE + STATEFUL + OTHER_LAYERS)
 def test_architectures_that_cannot_run_right_are_refused(kind):
     with pytest.raises(InputError) as error:
-        loading.refuse(AutoConfig.for_model(kind))
+        support.refuse(AutoConfig.for_model(kind))
     words = "attention interface" if kind in NO_INTERFACE else "rolled back"
     assert words in one_line(error) and ": use a" in one_line(error)
 
@@ -134,12 +134,12 @@ def test_architectures_that_cannot_run_right_are_refused(kind):
 @pytest.mark.parametrize("kind", ["t5", "vit"])
 def test_what_is_no_causal_language_model_is_refused(kind):
     with pytest.raises(InputError, match="not a causal language model"):
-        loading.refuse(AutoConfig.for_model(kind))
+        support.refuse(AutoConfig.for_model(kind))
 
 
-@pytest.mark.parametrize("kind", sorted(loading.TESTED))
+@pytest.mark.parametrize("kind", sorted(support.TESTED))
 def test_what_is_tried_is_not_refused(kind):
-    loading.refuse(AutoConfig.for_model(kind))
+    support.refuse(AutoConfig.for_model(kind))
 
 
 def test_a_rotation_that_changes_with_the_length_is_refused():
@@ -147,7 +147,7 @@ def test_a_rotation_that_changes_with_the_length_is_refused():
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     config = Phi3Config(**tiny.BASE, original_max_position_embeddings=64, rope_parameters=rope)
     with pytest.raises(InputError, match="longrope"):
-        loading.refuse(config)
+        support.refuse(config)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_model_that_skips_the_interface_is_refused():
 def test_the_probe_passes_what_is_right(model):
     hf = tiny.stock(model)
     before = deepcopy(hf.config)
-    loading.probe(hf)
+    support.probe(hf)
     assert hf.config.to_dict() == before.to_dict()
 
 
@@ -203,7 +203,7 @@ def test_the_probe_catches_a_wrong_attention(fault, monkeypatch):
     AttentionInterface.register(NAME, bad)
     try:
         with pytest.raises(InputError, match="differs from Transformers' own") as error:
-            loading.probe(hf)
+            support.probe(hf)
         one_line(error)
     finally:
         AttentionInterface.register(NAME, good)

@@ -30,7 +30,8 @@ from longdraft.drafters.mtp.checkpoint import read_mtp
 from longdraft.drafters.mtp.kind import MTP
 from longdraft.engine.generate import prefill, step
 from longdraft.methods.drafter_weights import DrafterWeights
-from longdraft.models.loading import load_lm, quiet, refuse
+from longdraft.models.loading import load_lm, quiet
+from longdraft.models.support import refuse
 from longdraft.ops import Segment, attend
 
 quiet(None)

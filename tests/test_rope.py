@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from longdraft import InputError
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
-from longdraft.models.lm import fingerprint
+from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.ops import native
 

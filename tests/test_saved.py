@@ -22,8 +22,8 @@ from longdraft.drafters.released import Released
 from longdraft.drafters.small_model import kind as small_model
 from longdraft.methods import drafter_weights
 from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.models.identity import fingerprint
 from longdraft.models.lm import LM as Model
-from longdraft.models.lm import fingerprint
 from longdraft.training import checkpoint, data, plot
 
 LM = tiny.target("llama")

@@ -25,7 +25,8 @@ from longdraft.engine import prompt_file, prompt_origin, saved_prompt
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.saved_prompt import About, SavedPrompt
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 
 NEW = 16
 LENGTH = 150

@@ -21,7 +21,8 @@ from transformers import LlamaConfig
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
 from longdraft.models import tensor_parallel
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.models.tensor_parallel import options_for
 

@@ -18,7 +18,7 @@ from longdraft.core.sampling import ChainDraws
 from longdraft.core.tree import Tree
 from longdraft.drafters.kinds import KINDS
 from longdraft.models.alignment import LINE
-from longdraft.models.lm import fingerprint
+from longdraft.models.identity import fingerprint
 from longdraft.models.loading import load_lm
 from longdraft.ops import native
 from longdraft.ops.packed import Packed, quantised

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longdraft.errors import InputError
-from longdraft.ops import sixteens
+from longdraft.ops import interleaved
 from longdraft.ops.packed import BLOCK, GROUP, Packed, quantised
 
 BITS = {"int8": 8, "int4": 4}
@@ -62,23 +62,23 @@ class PackedLinear(nn.Module):
 
 
 class EightBitInputs(PackedLinear):
-    """Computes rounded(x) W^T + bias: inputs have 8 bits, and the weights lie in the order of ops/sixteens.py."""
+    """Computes rounded(x) W^T + bias: inputs have 8 bits, and the weights lie in the order of ops/interleaved.py."""
 
     def __init__(self, layer: PackedLinear):
-        super().__init__(sixteens.together(layer.packed), layer.bias)
+        super().__init__(interleaved.together(layer.packed), layer.bias)
 
     @property
     def packed(self) -> Packed:
-        return sixteens.apart(self.stored)
+        return interleaved.apart(self.stored)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(sixteens.rounded(x).to(x.dtype))
+        return super().forward(interleaved.rounded(x).to(x.dtype))
 
 
 @torch.no_grad()
 def round_inputs(hf: Any) -> int:
     """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs -> how many do."""
-    found = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear) and sixteens.fits(m.stored)}
+    found = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear) and interleaved.fits(m.stored)}
     for name, layer in found.items():
         if not isinstance(layer, EightBitInputs):
             _replace(hf, name, EightBitInputs(layer))

@@ -64,8 +64,8 @@ Activations = Annotated[
     str | None,
     typer.Option(
         metavar="int8|full",
-        help="Round the inputs of packed weights (GGUF, --weights) to 8 bits, which is faster and another target, or do"
-        " not (default: int8 for a GGUF file where the kernels can).",
+        help="int8 quantizes the inputs of packed layers (GGUF, --weights), which is faster and changes the target"
+        " model; full does not (default: int8 for a GGUF file where the CPU kernels support it).",
     ),
 ]
 PromptCache = Annotated[

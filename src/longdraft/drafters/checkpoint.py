@@ -22,7 +22,8 @@ from longdraft.drafters.kind import DrafterKind
 from longdraft.drafters.released import fill
 from longdraft.errors import InputError
 from longdraft.models import eight_bits
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 from longdraft.models.loading import HUB_ID, reachable
 from longdraft.version import __version__
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from longdraft.core.provenance import versions
 from longdraft.engine.records import processor
 from longdraft.errors import InputError
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 from longdraft.ops import native
 
 PACKAGE = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.loading import TESTED, probe, refuse
+from longdraft.models.support import TESTED, probe, refuse
 
 
 @dataclass

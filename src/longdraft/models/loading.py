@@ -16,19 +16,19 @@ from huggingface_hub.utils import logging as hub
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.packed_linear import BITS, quantise_linears, round_inputs
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import end_tokens
-from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models import eight_bits, fetch
 from longdraft.models.alignment import align_weights
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
-from longdraft.models.lm import LM, digest, fingerprint
+from longdraft.models.identity import digest, fingerprint
+from longdraft.models.lm import LM
 from longdraft.models.rope import Rope
+from longdraft.models.support import TESTED, probe, refuse
 from longdraft.models.tensor_parallel import options_for, settle
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 from longdraft.ops import native
@@ -43,8 +43,6 @@ HOW = (
     " or a Hub id like org/name"
 )
 READERS = ("gguf", "accelerate")  # packages that Transformers needs to read a GGUF file
-# Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
-TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
 
 def load(
@@ -64,8 +62,9 @@ def load(
     rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
     weights: "int8" or "int4" quantises the linear layers, which makes another model: the target is that one.
     kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
-    activations: "int8" rounds the inputs of packed layers (of a GGUF file, or of `weights`) to 8 bits in groups of 32,
-    which is faster and makes another model; "full" does not. None: "int8" for a GGUF file where the kernels can.
+    activations: "int8" quantizes the inputs of packed layers (of a GGUF file, or of `weights`) to 8 bits in groups of
+    32, which is faster and makes another model; "full" does not. None: "int8" for a GGUF file where the CPU kernels
+    support it.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
     lm = load_lm(name, dtype, device, rope, weights, kv, team, activations)
@@ -273,48 +272,3 @@ def _try(name: str, action: Any) -> Any:
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"cannot load {name}: {reason[:300].rstrip('.')}; {HOW}") from error
-
-
-def refuse(config: Any) -> None:
-    """Raises InputError for models that are no causal LM, lack the attention interface, or have layers without keys."""
-    kind = getattr(config, "model_type", "?")
-    try:
-        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    except KeyError:
-        raise InputError(f"{kind} is not a causal language model of Transformers: use one that is") from None
-    windows_of(config)
-    c = config.get_text_config()
-    ropes = getattr(c, "rope_parameters", None) or {}
-    if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
-        why = "longrope changes its rotation for long texts, which makes cached keys wrong"
-        raise InputError(f"{kind}'s {why}: use a model with another rope type")
-    stateful = getattr(cls, "_is_stateful", False)
-    if stateful or not getattr(cls, "_supports_attention_backend", False):
-        why = "keeps a state that cannot be rolled back" if stateful else "has no attention interface in Transformers"
-        raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
-
-
-@torch.inference_mode()
-def probe(hf: Any, tokens: int = 12) -> None:
-    """Raises InputError if one pass differs from Transformers' own, for architectures that the tests do not cover."""
-    config = hf.config.get_text_config()
-    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % config.vocab_size
-    window = getattr(config, "sliding_window", None)
-    if window:
-        config.sliding_window = tokens // 3  # short enough for these tokens to show which layers have it
-    try:
-        hf.set_attn_implementation("eager")
-        stock = hf(input_ids=ids, use_cache=False).logits.float()
-        lm = LM(hf)
-        cache = lm.new_cache(1, 2 * tokens)
-        lm.prefill(ids[0, : tokens // 2].tolist(), cache)
-        ours = lm(Tree.chain(ids[:, tokens // 2 :]), cache).float()
-    finally:
-        if window:
-            config.sliding_window = window
-    error = (ours - stock[:, tokens // 2 :]).abs().max() / stock.abs().max()
-    if not error < 0.05:
-        raise InputError(
-            f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {float(error):.1%}"
-            " of the largest logit, so its output would be wrong: use another architecture"
-        )

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 from longdraft.training.frozen import Frozen, TargetStates
 from longdraft.training.turns import Turns
 

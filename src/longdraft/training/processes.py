@@ -8,7 +8,8 @@ from torch.distributed.fsdp import fully_shard
 
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
-from longdraft.models.lm import LM, fingerprint
+from longdraft.models.identity import fingerprint
+from longdraft.models.lm import LM
 
 
 def spread(lm: LM, team: Team) -> None:

@@ -47,14 +47,14 @@ class Pins:
             return self.packed(module.stored, self.float(module.bias), isinstance(module, EightBitInputs))
         return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
 
-    def packed(self, p: Packed, bias: int | None, sixteens: bool) -> native.Linear:
+    def packed(self, p: Packed, bias: int | None, interleaved: bool) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}
         scale = p.scales.parts["scale"]
         form = native.ScaleForm[FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")]
         layer = native.Linear(parts["low"], bias, *p.shape, native.Format[FORMATS[p.bits, p.group]], form)
         layer.high, layer.scale = parts.get("high"), parts["scale"]
         layer.offset, layer.unit = parts.get("offset"), parts.get("unit")
-        layer.sixteens = sixteens
+        layer.interleaved = interleaved
         return layer
 
 

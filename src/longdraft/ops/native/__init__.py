@@ -19,7 +19,7 @@ NEEDS = {  # what each build needs, best build first
     "_avx2": "AVX2 and FMA",
     "_neon": "Arm's NEON",
 }
-WITHOUT_INT8 = ("neon",)  # builds that cannot round inputs to 8 bits (sixteens.h)
+WITHOUT_INT8 = ("neon",)  # builds that cannot round inputs to 8 bits (interleaved.h)
 INTERFACE = Interface((Path(__file__).parent / "interface.h").read_text())
 STRUCTS, ENUMS = INTERFACE.structs, INTERFACE.enums
 Linear = STRUCTS["Linear"]

@@ -9,7 +9,7 @@
 
 static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
     if (!f.weight || f.outputs != outputs || f.inputs != inputs) return false;
-    return f.format == NUMBERS ? !f.sixteens : packed_fits(f);
+    return f.format == NUMBERS ? !f.interleaved : packed_fits(f);
 }
 
 static bool fits(const Layer& f, const Model& m) {

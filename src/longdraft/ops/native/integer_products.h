@@ -172,7 +172,7 @@ struct IntegerLinear : Form<F> {
 
 // Whether the products of so many rows with these weights can be computed so.
 static inline bool in_integers(const Linear& f, int64_t rows) {
-    return f.format != NUMBERS && !f.sixteens && f.format != BITS_8_OF_16 && rows <= IntegerLinear<BITS_4>::FEW;
+    return f.format != NUMBERS && !f.interleaved && f.format != BITS_8_OF_16 && rows <= IntegerLinear<BITS_4>::FEW;
 }
 
 template <typename Take>

@@ -46,7 +46,7 @@ struct Linear {
     const void* scale;   // [outputs,groups] floats or IEEE halves; or codes
     const void* offset;  // [outputs,groups] as scale; null where the format has none, and of codes
     const void* unit;    // IEEE halves by which codes of scales are multiplied; else null
-    int64_t sixteens;    // 1: codes and scales of sixteen outputs lie together (ops/sixteens.py), and inputs are rounded to 8 bits
+    int64_t interleaved;    // 1: codes and scales of sixteen outputs lie together (ops/interleaved.py), and inputs are rounded to 8 bits
 };
 
 struct Layer {

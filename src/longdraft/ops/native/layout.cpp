@@ -40,7 +40,7 @@ static constexpr Entry table[] = {
 
     STRUCT(Linear), FIELD(Linear, weight), FIELD(Linear, bias), FIELD(Linear, outputs), FIELD(Linear, inputs),
     FIELD(Linear, format), FIELD(Linear, scales), FIELD(Linear, high), FIELD(Linear, scale), FIELD(Linear, offset),
-    FIELD(Linear, unit), FIELD(Linear, sixteens),
+    FIELD(Linear, unit), FIELD(Linear, interleaved),
 
     STRUCT(Layer), FIELD(Layer, q), FIELD(Layer, k), FIELD(Layer, v), FIELD(Layer, o), FIELD(Layer, gate),
     FIELD(Layer, up), FIELD(Layer, down), FIELD(Layer, input_norm), FIELD(Layer, mlp_norm), FIELD(Layer, q_norm),

@@ -1,7 +1,7 @@
 // The products of a linear layer, whatever form its weights have.
 #pragma once
 #include "linear.h"
-#include "sixteens.h"
+#include "interleaved.h"
 
 // Bytes that a thread needs for products of T rows of `in` numbers, in whatever form the weights are.
 static int64_t linear_bytes(int64_t T, int64_t in) {
@@ -14,7 +14,7 @@ static int64_t linear_bytes(int64_t T, int64_t in) {
     most = std::max(most, tiles.bytes());
 #endif
 #ifdef __AVX2__
-    most = std::max(most, sixteen_bytes(T, in));
+    most = std::max(most, interleaved_bytes(T, in));
 #endif
     return most;
 }
@@ -35,7 +35,7 @@ static void with_packed(const Linear& f, const float* x, int64_t T, const Arena&
 template <typename E, typename Take>
 static void with_products(const Linear& f, const float* x, int64_t T, const Arena& arena, Take take) {
 #ifdef __AVX2__
-    if (f.sixteens) return with_sixteens(f, x, T, arena, take);
+    if (f.interleaved) return with_interleaved(f, x, T, arena, take);
 #endif
 #ifdef BF16_PAIRS
     if constexpr (sizeof(E) == 2)

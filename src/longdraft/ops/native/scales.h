@@ -6,9 +6,9 @@
 #include "simd.h"
 
 #ifdef __AVX2__
-constexpr bool SIXTEENS = true;  // whether this build can multiply weights of which sixteen rows lie together
+constexpr bool INTERLEAVED = true;  // whether this build can multiply weights of which sixteen rows lie together
 #else
-constexpr bool SIXTEENS = false;
+constexpr bool INTERLEAVED = false;
 #endif
 constexpr int64_t BLOCK_INPUTS = 64;  // whose codes lie together; a row has whole blocks
 static inline int64_t whole_blocks(int64_t inputs) { return (inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS * BLOCK_INPUTS; }
@@ -56,7 +56,7 @@ static inline auto with_form(const Linear& f, Take take) {
 
 // Whether the fields of a layer of packed weights can belong together.
 static inline bool packed_fits(const Linear& f) {
-    if (f.sixteens && (!SIXTEENS || f.outputs % 16)) return false;
+    if (f.interleaved && (!INTERLEAVED || f.outputs % 16)) return false;
     if (f.format < BITS_4 || f.format > BITS_8_OF_16 || f.scales < FLOATS || f.scales > EIGHT_BITS || !f.scale) return false;
     if (f.scales >= SIX_BITS && (!f.unit || f.inputs % 256)) return false;
     return with_form(f, [&](auto form) {

@@ -1,4 +1,4 @@
-// Products of inputs of 8 bits with packed weights of which sixteen rows lie together (ops/sixteens.py has the specification).
+// Products of inputs of 8 bits with packed weights of which sixteen rows lie together (ops/interleaved.py has the specification).
 // One arithmetic for any number of rows of inputs: products of a group are added as integers, exactly; groups as floats, in order.
 #pragma once
 #include "coded_keys.h"
@@ -99,7 +99,7 @@ struct EightBitInputs {
 
 // The scales and offsets of n groups from group g on of sixteen rows -> [n,16] each. Of scales that are codes, whole units.
 template <typename Form>
-static inline void sixteen_scales(const Linear& f, int64_t sixteen, int64_t groups, int64_t g, int64_t n, float* scale, float* offset) {
+static inline void interleaved_scales(const Linear& f, int64_t sixteen, int64_t groups, int64_t g, int64_t n, float* scale, float* offset) {
     const int64_t first = (sixteen * groups + g) * 16;
     const auto numbers = [&](auto* from, float* to) {
         for (int64_t i = 0; i < n * 16; i += V) store(to + i, load(from + first + i));
@@ -141,7 +141,7 @@ static inline void sixteen_scales(const Linear& f, int64_t sixteen, int64_t grou
 
 // Sixteen outputs of every row, as VectorLinear.
 template <Format F>
-struct SixteenLinear : Form<F> {
+struct InterleavedLinear : Form<F> {
     using Form<F>::BITS;
     using Form<F>::GROUP;
     using Form<F>::LOW;
@@ -152,13 +152,13 @@ struct SixteenLinear : Form<F> {
     const int64_t T;
     EightBitInputs<GROUP> x;
     float *scale, *offset;  // [UNIT,16]
-    SixteenLinear(const Linear& f, const float* from, int64_t T, Arena arena) : SixteenLinear(T, f.inputs, arena) {
+    InterleavedLinear(const Linear& f, const float* from, int64_t T, Arena arena) : InterleavedLinear(T, f.inputs, arena) {
         const int bias = bias_of<Form<F>>(f);
         in_blocks<MOST>(T, [&](auto rows, int64_t t) { x.template round<decltype(rows)::value>(from, f.inputs, t, bias); });
     }
     static int64_t bytes(int64_t T, int64_t in) {
         Arena arena;
-        SixteenLinear(T, in, arena);
+        InterleavedLinear(T, in, arena);
         return arena.bytes();
     }
 
@@ -173,7 +173,7 @@ struct SixteenLinear : Form<F> {
     }
 
    private:
-    SixteenLinear(int64_t T, int64_t in, Arena& arena)
+    InterleavedLinear(int64_t T, int64_t in, Arena& arena)
         : T(T), x(T, in, arena), scale(arena.array<float>(UNIT * 16)), offset(arena.array<float>(UNIT * 16)) {}
 
     template <int RB>
@@ -185,7 +185,7 @@ struct SixteenLinear : Form<F> {
         vec total[16 / V][RB] = {};
         for (int64_t g = 0; g < groups; g += UNIT) {
             const int64_t n = std::min(UNIT, groups - g);
-            sixteen_scales<Form<F>>(f, sixteen, groups, g, n, scale, offset);
+            interleaved_scales<Form<F>>(f, sixteen, groups, g, n, scale, offset);
             for (int64_t i = 0; i < n / PER; i++) {
                 const int64_t all = g / PER + i;  // groups of 32 before
                 each<16 / V>([&](int e) { add_group<RB>(low, high, all, i, t, e * V, offsets, total[e]); });
@@ -255,14 +255,14 @@ struct SixteenLinear : Form<F> {
 };
 
 template <typename Take>
-static void with_sixteens(const Linear& f, const float* x, int64_t T, const Arena& arena, Take take) {
+static void with_interleaved(const Linear& f, const float* x, int64_t T, const Arena& arena, Take take) {
     switch (f.format) {
-        case BITS_4: return take(SixteenLinear<BITS_4>(f, x, T, arena));
-        case BITS_5: return take(SixteenLinear<BITS_5>(f, x, T, arena));
-        case BITS_6: return take(SixteenLinear<BITS_6>(f, x, T, arena));
-        case BITS_8: return take(SixteenLinear<BITS_8>(f, x, T, arena));
-        default: return take(SixteenLinear<BITS_8_OF_16>(f, x, T, arena));
+        case BITS_4: return take(InterleavedLinear<BITS_4>(f, x, T, arena));
+        case BITS_5: return take(InterleavedLinear<BITS_5>(f, x, T, arena));
+        case BITS_6: return take(InterleavedLinear<BITS_6>(f, x, T, arena));
+        case BITS_8: return take(InterleavedLinear<BITS_8>(f, x, T, arena));
+        default: return take(InterleavedLinear<BITS_8_OF_16>(f, x, T, arena));
     }
 }
-static int64_t sixteen_bytes(int64_t T, int64_t in) { return SixteenLinear<BITS_6>::bytes(T, in); }
+static int64_t interleaved_bytes(int64_t T, int64_t in) { return InterleavedLinear<BITS_6>::bytes(T, in); }
 #endif

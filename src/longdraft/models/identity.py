@@ -1,0 +1,74 @@
+"""What identifies a model: its sizes, a digest of its weights, and what was changed when it was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from longdraft.backends.packed_linear import PackedLinear
+from longdraft.models.lm import LM
+from longdraft.ops.packed import Packed
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ between two models of one shape
+
+
+def fingerprint(target: LM, whole: str | None = None) -> dict[str, Any]:
+    """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
+
+    whole: the digest of its weights, where it holds only a share of them.
+
+    Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
+    `stored`, by which drafters know it; and the kinds of its keys and of its
+    layers' inputs, if these are quantised.
+    """
+    if target.known is not None:
+        return target.known
+    c = target.config
+    found = (
+        {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": whole or digest(target.hf)}
+    )
+    chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
+    chosen |= {"activations": target.activations}
+    return found | {k: v for k, v in chosen.items() if v is not None}
+
+
+def digest(hf: Any) -> str:
+    """Of a sample of every weight, read as bfloat16, so that it does not depend on the dtype of loading.
+
+    Packed weights count as the numbers that they stand for, and an output matrix that repeats the embeddings does not
+    count: a model is the same target in any kind of file.
+    """
+    found, table = sha256(), _sample(hf.get_input_embeddings().weight)[1]
+    head = {f"{name}.weight" for name, m in hf.named_modules() if m is hf.get_output_embeddings()}
+    for name, weight in sorted(_weights(hf), key=lambda item: item[0]):
+        shape, some = _sample(weight)
+        if name in head and torch.equal(some, table):
+            continue
+        found.update(f"{name} {shape} ".encode())
+        found.update(some.numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def _weights(hf: Any) -> Iterator[tuple[str, Tensor | Packed]]:
+    packed = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear)}
+    parts = {f"{name}.{leaf}" for name, m in packed.items() for leaf in m.parts}
+    yield from ((name, p) for name, p in hf.named_parameters() if name not in parts)
+    yield from ((f"{name}.weight", m.packed) for name, m in packed.items())
+
+
+def _sample(weight: Tensor | Packed) -> tuple[list[int], Tensor]:
+    """The shape, and some numbers as the bits of bfloat16."""
+    step = max(1, prod(weight.shape) // SAMPLE)
+    if isinstance(weight, Packed):
+        some = weight.at(torch.arange(0, prod(weight.shape), step, device=weight.low.device))
+    else:
+        full = weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+        some = full.reshape(-1)[::step]
+    return list(weight.shape), some.to("cpu", torch.bfloat16).view(torch.int16)
