@@ -225,7 +225,7 @@ PLANTED = {  # a fault: its file, the right code, the wrong code, and what the p
         "(first / 16 + i) / 16 * 16 + (e ^ V / 2))",
         "rounded outputs",
     ),
-    "sums of pairs of products overflow 16 bits": (
+    "sums of products overflow 16 bits": (
         "interleaved.h",
         "bits == 6 ? 2 :",
         "bits == 6 ? 4 :",
