@@ -109,7 +109,8 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
     """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
     for name, weights in packed:
-        _replace(hf, name, PackedLinear(weights, hf.get_submodule(name).bias))
+        old: Any = hf.get_submodule(name)
+        _replace(hf, name, PackedLinear(weights, old.bias))
 
 
 @torch.no_grad()
