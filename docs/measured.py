@@ -17,7 +17,7 @@ BUNDLED, OFFGRID = "2026-11-22-cpu-bundled.jsonl.gz", "2026-11-22-cpu-smollm2.js
 FREE, LONG = "2026-11-23-smollm2-free.jsonl.gz", "2026-11-23-smollm2-long.jsonl.gz"
 ZEN = {"25, model 17": "Zen 4"}  # processors by family and model
 UNNAMED = {"2026-11-22": "Zen 5", "2026-11-23": "Zen 4"}  # by day, for records that do not name them (docs/log.md)
-KERNELS = "2026-11-23T12:45"  # since when the kernels and adaptive drafting have been as fast as they are
+KERNELS = "2026-11-24T16:02"  # since when the kernels and adaptive drafting have been as fast as they are
 REPETITIVE = 0.6  # an output with a smaller share of distinct 3-grams repeats itself, which is easy to draft
 
 Record = dict[str, Any]

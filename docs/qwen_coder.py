@@ -15,7 +15,7 @@ from measured import origin as where
 from smollm2 import given_text, unique
 
 PAGE = ROOT / "docs" / "results" / "qwen-coder.md"
-SOURCE = "2026-11-24-qwen-coder.jsonl.gz"
+SOURCE = "2026-11-24-qwen-coder-int8.jsonl.gz"
 SMALL, LARGE = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
 SIZES = {SMALL: "0.5B", LARGE: "1.5B"}
 CONTEXTS, TRAINED = (1024, 8192, 30_000), 32_768  # positions
@@ -24,10 +24,10 @@ PAIR = ("sd", "sd-sparse", "budgetdraft", "specextend", "triforce")
 TITLES = {"greedy": "greedy", "recommended": "the recommended sampling"}
 HEAD = """# Qwen2.5-Coder-Instruct, 0.5B and 1.5B
 
-Two official files (Q4_K_M) of models that were trained on 32,768 positions, with keys and values in bfloat16, on
-source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh` measures, and
-`python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs equal plain
-decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of plain
+Two official files (Q4_K_M) of models that were trained on 32,768 positions, with activations in {activations} and
+keys and values in bfloat16, on source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh`
+measures, and `python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs equal
+plain decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of plain
 decoding's output: an output that repeats itself is easy to draft.
 """
 GOAL = """## Goals and what was found
@@ -378,7 +378,9 @@ def commands(found: list[Record]) -> str:
 
 
 def parts(found: list[Record]) -> Iterator[str]:
-    yield HEAD.format(source=SOURCE, count=sum(map(ours, found)))
+    (activations,) = {r["activations"] for r in found if r["task"] != "left out"}
+    shown = "8 bits (the default for such files)" if activations == "int8" else "full precision"
+    yield HEAD.format(source=SOURCE, count=sum(map(ours, found)), activations=shown)
     yield goals(found)
     for model in SIZES:
         yield engines(found, model)
