@@ -27,8 +27,8 @@ HEAD = """# Qwen2.5-Coder-Instruct, 0.5B and 1.5B
 Two official files (Q4_K_M) of models that were trained on 32,768 positions, with activations in {activations} and
 keys and values in bfloat16, on source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh`
 measures, and `python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs
-equal plain decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of plain
-decoding's output: an output that repeats itself is easy to draft.
+equal plain decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of
+plain decoding's output: an output that repeats itself is easy to draft.
 """
 GOAL = """## Goals and what was found
 
@@ -53,10 +53,10 @@ reads the prompt or the end of it (option `reads`), which the speedup includes.
 """
 GIVEN = """## How many drafts the target accepts
 
-0.5B, on source code. Teacher-forced: at each of {anchors} positions of the text, how many of 5 drafts the target
-accepts if the text up to there is given. Mean acceptance length ± standard error over windows. Each method drafts
-with the share of the keys that *keep_ratio* names; `magicdec-stream` is a sink and a window, `random-picks` and
-`recents` are controls that differ from `vegas` in which keys they keep.
+0.5B, on source code, with activations in {activations}. Teacher-forced: at each of {anchors} positions of the text,
+how many of 5 drafts the target accepts if the text up to there is given. Mean acceptance length ± standard error over
+windows. Each method drafts with the share of the keys that *keep_ratio* names; `magicdec-stream` is a sink and a
+window, `random-picks` and `recents` are controls that differ from `vegas` in which keys they keep.
 """
 YARN = """## Beyond the trained positions
 
@@ -263,7 +263,8 @@ def given(found: list[Record]) -> str:
     same = [r for r in found if r["task"] == "anchored"]
     if not same:
         return ""
-    head = GIVEN.format(anchors=" or ".join(map(str, unique(r["anchors"] for r in same))))
+    anchors = " or ".join(map(str, unique(r["anchors"] for r in same)))
+    head = GIVEN.format(anchors=anchors, activations=" or ".join(unique(map(_activations, same))))
     return f"{head}\n### {given_text(same).partition('### ')[2]}"
 
 
@@ -377,10 +378,13 @@ def commands(found: list[Record]) -> str:
     return "\n\n".join(f"{about}:\n\n" + "\n".join(lines) for about, lines in groups.items())
 
 
+def _activations(r: Record) -> str:
+    return "8 bits (the default for such files)" if r.get("activations") == "int8" else "full precision"
+
+
 def parts(found: list[Record]) -> Iterator[str]:
-    (activations,) = {r["activations"] for r in found if r["task"] != "left out"}
-    shown = "8 bits (the default for such files)" if activations == "int8" else "full precision"
-    yield HEAD.format(source=SOURCE, count=sum(map(ours, found)), activations=shown)
+    (activations,) = {_activations(r) for r in found if r["task"] in ("speed", "suite")}
+    yield HEAD.format(source=SOURCE, count=sum(map(ours, found)), activations=activations)
     yield goals(found)
     for model in SIZES:
         yield engines(found, model)
