@@ -260,7 +260,7 @@ def test_a_file_of_another_model_is_refused_by_what_differs(tmp_path, name):
 
 
 def test_a_change_that_the_fingerprint_does_not_see_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("longdraft.models.lm.SAMPLE", 1000)
+    monkeypatch.setattr("longdraft.models.identity.SAMPLE", 1000)
     kept("llama", tmp_path / "p")
     hf = tiny.stock("llama")
     hf.model.layers[0].mlp.down_proj.weight.data.view(-1)[1] += 0.5
