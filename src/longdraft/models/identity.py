@@ -25,8 +25,7 @@ def fingerprint(target: LM, whole: str | None = None) -> dict[str, Any]:
     whole: the digest of its weights, where it holds only a share of them.
 
     Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
-    `stored`, by which drafters know it; and the kinds of its keys and of its
-    layers' inputs, if these are quantised.
+    `stored`, by which drafters know it; and the kinds of its keys and of its layers' inputs, if these are quantised.
     """
     if target.known is not None:
         return target.known

@@ -1,6 +1,6 @@
-"""Packed matrices in the order in which the kernels multiply them with inputs of 8 bits: sixteen rows lie together.
+"""Packed matrices with sixteen rows interleaved, the order in which the kernels multiply them with 8-bit inputs.
 
-A vector then holds four codes of each of sixteen outputs, so a group's products are added within one element of it.
+A vector then holds four codes of each of sixteen outputs, so all products of a group are summed in one element of it.
 """
 
 from __future__ import annotations

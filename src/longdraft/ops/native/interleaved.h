@@ -1,5 +1,6 @@
-// Products of inputs of 8 bits with packed weights of which sixteen rows lie together (ops/interleaved.py has the specification).
-// One arithmetic for any number of rows of inputs: products of a group are added as integers, exactly; groups as floats, in order.
+// Products of 8-bit inputs with packed weights, sixteen rows of which are interleaved (ops/interleaved.py has the specification).
+// The arithmetic is the same for any number of rows of inputs: products of a group are summed exactly, in integers, and groups are
+// added as floats in their order.
 #pragma once
 #include "coded_keys.h"
 #include "linear.h"
@@ -21,8 +22,8 @@ static inline ivec added_pairs(svec pairs) {
 #endif
 }
 
-// With VNNI one instruction adds four products of bytes to an integer. Else 16 bits hold the sums of so many pairs of products,
-// those of codes of 8 bits half by half.
+// With VNNI one instruction adds four products of bytes to an integer. Without it, pairs of products are summed in 16 bits as long
+// as the sums fit (fitting_pairs); codes of 8 bits are multiplied in two halves.
 #ifdef __AVX512VNNI__
 constexpr bool VNNI = true;
 static inline ivec with_four(ivec sum, uvec bytes, int32_t four) {
@@ -40,21 +41,21 @@ static inline uvec bits_at(const void* p) {
     return x;
 }
 
-// What is taken from every code, which is unsigned in memory or made so: 0 where a stored offset says it.
+// The number to subtract from every unsigned code; 0 where stored offsets take its place.
 template <typename Form>
 static int bias_of(const Linear& f) {
     return Form::BITS == 8 ? 128 : f.offset || f.scales == SIX_BITS ? 0 : 1 << (Form::BITS - 1);
 }
 
-// Rows of inputs in 8 bits: an input is code * scale. GROUP: inputs whose weights share a scale; those of an input are 32. What
-// belongs to a group of a block of rows lies together.
+// Rows of inputs in 8 bits: an input is code * scale, and 32 inputs share a scale. GROUP: inputs whose weights share a scale. All
+// arrays are ordered by blocks of rows, then groups, then rows.
 template <int GROUP>
 struct EightBitInputs {
     static constexpr int PER = 32 / GROUP;
     int64_t T, in, groups;  // in: whole blocks; groups of 32
-    int8_t* codes;          // four of a row, then those of the block's next row
-    float *scale, *sum;     // of a group; and of each GROUP its codes' sum
-    int32_t* begin;         // of each GROUP: -bias times that sum
+    int8_t* codes;          // within a group: four of a row, then four of the block's next row
+    float *scale, *sum;     // the scale of each 32 inputs; the sum of the codes of each GROUP
+    int32_t* begin;         // -bias times that sum
     EightBitInputs(int64_t T, int64_t inputs, Arena& arena)
         : T(T), in(whole_blocks(inputs)), groups(in / 32), codes(arena.array<int8_t>(T * in)), scale(arena.array<float>(T * groups)),
           sum(arena.array<float>(PER * T * groups)), begin(arena.array<int32_t>(PER * T * groups)) {}
