@@ -8,9 +8,9 @@
 #   suites  methods on edit, repo, question and chat, greedy and at the recommended sampling
 #   pair    the 1.5B with the 0.5B as its drafter
 #   given   how many drafts the target accepts on given text, by the share of the keys that drafts read
-#   yarn    64K tokens; YARN="2:60000 4:120000" has 128K too (only if PARTS names it)
+#   yarn    64K tokens; YARN="2:60000 4:120000" has 128K too, TEXTS=code,book a second text (only if PARTS names it)
 #
-# PARTS, MODELS and CONTEXTS choose among them. ALL=1 measures what takes longest as well, probably hours more: 30,000 tokens
+# PARTS, MODELS, CONTEXTS and SUITES choose among them. ALL=1 measures what takes longest as well, probably hours more: 30,000 tokens
 # of the 1.5B, its suites, `edit` and given text at 30,000, chat and sampling there. Nothing else must run: llama.cpp's
 # threads wait for each other in loops, so beside another process it is many times slower. It is built at first
 # (LLAMA_SERVER=FILE: is there already; 20 minutes more), and OpenVINO GenAI is installed into FOLDER/openvino
@@ -60,14 +60,16 @@ for part in ${PARTS:-peers edit suites pair given}; do
             peers-*) beside "$model" "$context" --text code --max-new-tokens 64 --repeat 3 ;;
             edit-*) beside "$model" "$context" --suite edit --instances 1 --max-new-tokens 192 ;;
             suites-*)
-                for suite in edit repo question chat; do
+                for suite in ${SUITES:-edit repo question chat}; do
+                    # The answer to `edit` is a whole file.
+                    case $suite in edit) tokens=${EDIT_TOKENS:-512} ;; *) tokens=${TOKENS:-128} ;; esac
                     for how in "" --recommended; do
                         [ -n "${ALL:-}" ] || case $context-$suite$how in
                         30000-chat* | 30000-*--recommended) continue ;;
                         esac
                         # shellcheck disable=SC2086
                         bench "$model" --suite $suite --context "$context" $how --instances "${INSTANCES:-1}" \
-                            --methods "${METHODS:-plain,suffix,recycle,vegas,auto}" --max-new-tokens "${TOKENS:-128}"
+                            --methods "${METHODS:-plain,suffix,recycle,vegas,auto}" --max-new-tokens "$tokens"
                     done
                 done
                 ;;
@@ -91,7 +93,7 @@ for part in ${PARTS:-peers edit suites pair given}; do
     done
     if [ "$part" = yarn ]; then
         for pair in ${YARN:-2:60000}; do
-            bench 0.5b --rope "yarn:${pair%:*}" --text code,book --context "${pair#*:}" --max-new-tokens 64 --repeat 1 \
+            bench 0.5b --rope "yarn:${pair%:*}" --text "${TEXTS:-code}" --context "${pair#*:}" --max-new-tokens 64 --repeat 1 \
                 --methods plain,vegas,magicdec-stream,quantspec
         done
     fi

@@ -44,7 +44,7 @@ same run, each with its prompt read once; llama.cpp is built from source for thi
 TASKS = """## Tasks: {model}, {how}
 
 Speedup over plain decoding, with adaptive drafting: the median over the tasks' turns, and in parentheses the worst,
-up to {tokens} tokens each. `auto` is the default. [How tasks are built](../tasks.md).
+up to {limits}. `auto` is the default. [How tasks are built](../tasks.md).
 """
 PAIRED = """## The 1.5B with the 0.5B as its drafter
 
@@ -206,7 +206,7 @@ def auto_over_best(found: list[Record], model: str, context: int) -> float | Non
 
 
 def tasks(found: list[Record], model: str, how: str) -> str:
-    rows, labels, most = [], list[str](), 0
+    rows, labels, limits = [], list[str](), dict[int, list[str]]()
     for suite in ("edit", *OTHERS):
         for context in CONTEXTS:
             speedups = turns(found, model, context, suite, how)
@@ -217,10 +217,11 @@ def tasks(found: list[Record], model: str, how: str) -> str:
             rate, distinct = (median(r[name] for r in plain) for name in ("tokens_per_s", "distinct_3"))
             shown = [_median_and_worst(speedups.get(label, [])) for label in labels]
             rows.append([f"{suite}, {context:,}", f"{rate:.1f}, {distinct:.2f}", *shown])
-            most = max(most, *(r["new_tokens_limit"] for r in plain))
+            limits.setdefault(max(r["new_tokens_limit"] for r in plain), []).append(f"`{suite}`")
     if not rows:
         return ""
-    head = TASKS.format(model=SIZES[model], how=TITLES[how], tokens=most)
+    most = listed([f"{tokens:,} tokens ({', '.join(unique(suites))})" for tokens, suites in limits.items()])
+    head = TASKS.format(model=SIZES[model], how=TITLES[how], limits=most)
     return head + "\n" + table(["task, prompt", "plain: tokens/s, d", *(f"`{x}`" for x in labels)], rows) + "\n"
 
 
