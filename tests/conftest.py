@@ -15,8 +15,8 @@ from hypothesis import settings
 
 from longdraft.ops import native
 
-pytest.register_assert_rewrite("checks", "structure")
-pytest_plugins = ["place", "served"]
+pytest.register_assert_rewrite("support.checks", "support.structure")
+pytest_plugins = ["support.place", "support.served"]
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, because tests have a hostile.py too
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
@@ -44,14 +44,14 @@ def build(request, monkeypatch):
 def pytest_sessionfinish(session) -> None:
     """A worker of pytest-xdist sends what the summary shows to the process that prints it."""
     if hasattr(session.config, "workeroutput"):
-        import broken
+        from support import broken
 
         session.config.workeroutput["tables"] = dict(RAN), dict(LEFT_OUT), broken.CAUGHT
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    import broken
+    from support import broken
 
     ran, left_out, caught = getattr(node, "workeroutput", {}).get("tables", ({}, {}, {}))
     RAN.update(ran)
@@ -72,7 +72,7 @@ def count_builds(terminalreporter) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    import broken
+    from support import broken
 
     count_builds(terminalreporter)
     if not broken.CAUGHT:

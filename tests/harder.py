@@ -20,19 +20,19 @@ ASAN = ROOT / "build" / "asan"
 EMULATOR = ("qemu-x86_64", "-cpu", "Haswell-noTSX,pcid=off,x2apic=off,tsc-deadline=off,invpcid=off")
 # An emulated test takes some twenty times as long: choosing a build, a step, a chain, a tree, a method.
 EMULATED = [
-    "tests/test_builds.py",
-    "tests/test_native.py::test_equals_transformers[llama-None-logits]",
-    "tests/test_native.py::test_a_chain_is_bit_for_bit_plain_decoding[1-qwen3-dtype1]",
-    "tests/test_native_trees.py::test_in_every_build",
-    "tests/test_chain.py::test_one_call_drafts_what_node_by_node_does[guided-llama-1.0]",
-    "tests/test_select.py::test_a_copy_follows_its_choices",
-    "tests/test_bounds.py::test_a_call_that_does_not_fit_is_refused",
+    "tests/ops/test_builds.py",
+    "tests/ops/test_native.py::test_equals_transformers[llama-None-logits]",
+    "tests/ops/test_native.py::test_a_chain_is_bit_for_bit_plain_decoding[1-qwen3-dtype1]",
+    "tests/ops/test_native_trees.py::test_in_every_build",
+    "tests/ops/test_chain.py::test_one_call_drafts_what_node_by_node_does[guided-llama-1.0]",
+    "tests/ops/test_select.py::test_a_copy_follows_its_choices",
+    "tests/ops/test_bounds.py::test_a_call_that_does_not_fit_is_refused",
 ]
-MASKED = [f"tests/test_{name}.py" for name in ("builds", "native", "native_trees", "chain", "select", "bounds")]
+MASKED = [f"tests/ops/test_{name}.py" for name in ("builds", "native", "native_trees", "chain", "select", "bounds")]
 SANITIZED = [
-    f"tests/test_{name}.py" for name in ("asan", "bounds", "out_of_memory", "select", "native", "native_trees", "kv8")
+    f"tests/ops/test_{name}.py" for name in ("asan", "bounds", "out_of_memory", "select", "native", "native_trees")
 ]
-SANITIZED.append("tests/test_chain.py::test_one_call_drafts_what_node_by_node_does")
+SANITIZED += ["tests/models/test_kv8.py", "tests/ops/test_chain.py::test_one_call_drafts_what_node_by_node_does"]
 
 
 def pytest(tests: list[str], before: tuple[str, ...] = (), **environment: str) -> int:

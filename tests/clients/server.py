@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from served import serving, url_of
+from support.served import serving, url_of
 
 
 def main(context: int, most_new: int, key: str) -> None:

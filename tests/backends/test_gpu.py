@@ -1,0 +1,71 @@
+"""What can be known of the GPU's kernels without one: right under the interpreter, and they compile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed: the GPU's kernels are not checked")
+
+HERE = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[str]:
+    """What all checks and planted faults print. Triton reads the variable when it defines kernels: a new process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-c", "from support import gpu_interpreted; gpu_interpreted.main()"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=HERE)
+    if "only 0-dimensional arrays" in done.stderr:
+        pytest.skip("this Triton's interpreter does not run with this numpy")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
+def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
+    from support.gpu_checks import CHECKS
+
+    assert {f"right: {check.__name__}" for check in CHECKS} <= set(interpreted)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
+def test_every_planted_fault_is_caught(interpreted):
+    from support.gpu_interpreted import FAULTS
+
+    assert [line for line in interpreted if not line.startswith("right: ")] == [f"caught: {name}" for name in FAULTS]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "capability"),
+    [
+        (1, 90),
+        *(pytest.param(n, c, marks=pytest.mark.full) for n in (1, 69) for c in (80, 90, 100) if (n, c) != (1, 90)),
+    ],
+)
+@pytest.mark.parametrize("part", ["attention", "over_slots", "around", "other_sizes"])
+def test_kernels_compile(part, nodes, capability):
+    """To cubins whose shared memory the chip has: heads of 128 in bfloat16, four to a key head, a 69-node tree."""
+    from support import gpu_compiled
+
+    getattr(gpu_compiled, part)(capability, nodes)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_noise_and_norms_compile(capability):
+    from support import gpu_compiled
+
+    gpu_compiled.rows(capability)
+
+
+def test_without_a_gpu_the_step_is_left_out():
+    from support.tiny import target
+
+    assert torch.cuda.is_available() or target("llama").backend.name != "cuda"

@@ -1,0 +1,137 @@
+"""What `auto` tries, and that it stays lossless."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from longdraft import Sampler, build, generate
+from longdraft.core import Captures
+from longdraft.drafters import Auto, Lookup, SelfDrafter
+from longdraft.drafters.kinds import KINDS
+from longdraft.engine.generate import prefill
+from longdraft.methods.model_free import suffix
+from longdraft.methods.self_speculative import by_a_copy, vegas
+from longdraft.methods.trained import NAMED
+from longdraft.models.lm import LM
+from longdraft.models.loading import load_lm
+from longdraft.models.memory_traffic import keys_read, slot_bytes, weights_of
+from longdraft.ops import native
+from longdraft.views import Guided
+
+NATIVE = pytest.mark.skipif(native.library() is None, reason="packed weights are fast on the native backend alone")
+
+
+def lm_of(**sizes) -> LM:
+    return LM(LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)))
+
+
+@NATIVE
+def test_a_copy_is_tried_first():
+    lm = lm_of()
+    auto = build("auto", lm)
+    assert isinstance(auto, Auto)
+    first, *others = [d.inner for d in auto.drafters]
+    assert isinstance(first, SelfDrafter) and first.model is lm.quantised("int8")
+    assert len(others) == 3 and all(getattr(d, "model", lm) is lm for d in others) and list(lm.copies) == ["int8"]
+
+
+@NATIVE
+def test_the_saving_is_what_the_copy_saves():
+    for tied in (False, True):
+        lm = lm_of(tie_word_embeddings=tied)
+        for kind in ("int8", "int4"):
+            copy = lm.quantised(kind)
+            assert lm.saving(kind) == pytest.approx(1 - copy.nbytes() / lm.nbytes())
+            assert copy.saving(kind) == 0
+
+
+@pytest.mark.parametrize("kind", ["int4", "eager", "odd"])
+def test_no_copy_is_made_where_it_cannot_pay(tmp_path, kind):
+    if kind == "int4":
+        tiny.stock("llama").save_pretrained(tmp_path)
+        lm = load_lm(str(tmp_path), "float32", "cpu", weights="int4")
+    else:
+        odd = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
+        lm = lm_of(**odd if kind == "odd" else {})
+        lm.backend = lm.eager if kind == "eager" else lm.backend
+    assert by_a_copy(lm) == [] and not lm.copies
+    assert len(build("auto", lm).drafters) == 3
+
+
+@NATIVE
+def test_all_keys_are_read_while_they_are_few_beside_the_weights():
+    """Its least number of slots holds a quarter of the bytes of the copy's weights."""
+    small, large = lm_of(), lm_of(hidden_size=512, intermediate_size=1024, num_hidden_layers=8)
+    cache = small.new_cache(1, 40)
+    small.prefill(list(range(3, 43)), cache)
+    assert 40 * slot_bytes(small) == keys_read(small, cache)
+    floors = [by_a_copy(lm)[0].policy.min_budget for lm in (small, large)]
+    assert floors[0] == 256 and floors[1] > 1000
+    assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int8").nbytes() / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
+    """It was once loaded, ignored, and recorded as used: whatever is named must be among the drafters."""
+    lm, rows = tiny.target("llama"), tiny.prompts(40)
+    auto = build("auto", lm, {kind: KINDS[kind].random(lm, 3)}, rounds=2)
+    tried = build("auto", lm).drafters
+    assert len(auto.drafters) == len(tried) + 1, f"weights of kind {kind} are ignored"
+    if kind in NAMED:
+        assert type(auto.drafters[0].inner) is not type(tried[0].inner)
+    assert generate(lm, rows, auto, max_new_tokens=8) == generate(lm, rows, max_new_tokens=8)
+    if kind not in ("lm", "budget"):
+        KINDS[kind].save(KINDS[kind].random(lm, 3), tmp_path / kind, lm, {})
+        assert len(build("auto", lm, tmp_path / kind).drafters) == len(auto.drafters)
+
+
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-bf16"])
+def test_it_is_lossless(name, sampler):
+    lm = tiny.target(name)
+    rows, options = tiny.prompts(70, 31), {"max_new_tokens": 96, "sampler": sampler, "seed": 5}
+    assert generate(lm, rows, build("auto", lm, rounds=4), **options) == generate(lm, rows, **options)
+
+
+def test_scores_are_kept_only_where_a_view_leaves_something_out():
+    lm = lm_of()
+    policy = Guided(0.07, 32)
+    assert policy.captures().rows is not None
+    cache = lm.new_cache(1, 64)
+    for length, kept in ((20, False), (31, False), (32, True), (50, True)):
+        lm.prefill(list(range(3, 3 + length - int(cache.length))), cache)
+        policy.update(cache, Captures())
+        assert (policy.captures().rows is not None) is kept, length
+    policy.start(lm, torch.zeros(1, 30, dtype=torch.long), cache)
+    assert policy.captures().rows is None
+
+
+@NATIVE
+@pytest.mark.parametrize("context", [40, 2000])
+def test_drafters_whose_weights_cost_too_much_are_not_tried(context):
+    """Beside a short context vegas' drafts read nearly all that a plain step reads; `suffix` costs nothing."""
+    lm = lm_of(max_position_embeddings=4096)
+    auto = Auto([vegas(lm), suffix(lm)], rounds=4)
+    prompt = (torch.arange(context) % 7 + 3).tolist()
+    made = generate(lm, [prompt], auto, max_new_tokens=24, eos=())
+    assert made == generate(lm, [prompt], max_new_tokens=24, eos=())
+    share = weights_of(lm).read(1) / (weights_of(lm).read(1) + slot_bytes(lm) * context)
+    assert (share < 0.7) is (context == 2000)
+    assert [d.inner.max_depth for d in auto.tried][-1] == auto.drafters[-1].max_depth
+    assert (auto.drafters[0] in auto.tried) is (context == 2000)
+
+
+@pytest.mark.parametrize(("limit", "tried"), [(10, 1), (63, 1), (64, 2), (200, 3)])
+def test_few_are_tried_where_little_is_to_be_decoded(limit, tried):
+    """One per `each` tokens of the limit; without `each`, all."""
+    lm = tiny.target("llama")
+    for each, wanted in ((32, tried), (0, 3)):
+        auto = Auto([Lookup(1, 3), Lookup(2, 3), Lookup(3, 3)], rounds=1, each=each)
+        seqs = prefill(lm, tiny.prompts(40), limit, Sampler(), 0, ())
+        auto.start(seqs)
+        while auto.trying:
+            auto._try_next(seqs)
+        assert len(auto.tried) == wanted

@@ -1,0 +1,257 @@
+"""--weights: a model whose linear layers are quantised on loading is a target of its own, decoded losslessly."""
+
+from __future__ import annotations
+
+import json
+import weakref
+
+import pytest
+import torch
+from support import gguf_files, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from longdraft import InputError, Sampler, Stats, build, generate
+from longdraft.backends import packed_linear
+from longdraft.backends.packed_linear import PackedLinear, quantise_linears
+from longdraft.core.sampling import ChainDraws
+from longdraft.core.tree import Tree
+from longdraft.drafters.kinds import KINDS
+from longdraft.models.alignment import LINE
+from longdraft.models.identity import fingerprint
+from longdraft.models.loading import load_lm
+from longdraft.ops import native
+from longdraft.ops.packed import Packed, quantised
+
+KIND = pytest.mark.parametrize("kind", ["int8", "int4"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model on disk."""
+    made = tmp_path_factory.mktemp("weights") / "llama"
+    tiny.stock("llama").save_pretrained(made)
+    return str(made)
+
+
+def packed(lm) -> dict[str, PackedLinear]:
+    return {name: m for name, m in lm.hf.named_modules() if isinstance(m, PackedLinear)}
+
+
+def same_numbers(kind: str):
+    """The tiny model with the numbers of its quantised form in plain linear layers, under Transformers' attention."""
+    hf = tiny.stock("llama")
+    head = hf.get_output_embeddings()
+    for m in [m for m in hf.modules() if isinstance(m, torch.nn.Linear)]:
+        bits = 8 if m is head else packed_linear.BITS[kind]
+        m.weight = torch.nn.Parameter(packed_linear.quantised(m.weight, bits).dequantised())
+    return hf
+
+
+def test_a_drafter_unpacks_the_output_matrix_once(folder, monkeypatch):
+    """And it can be trained afterwards; the numbers stay those of the packed matrix."""
+    lm, made, good = load_lm(folder, "float32", "cpu", weights="int8"), [], Packed.dequantised
+    monkeypatch.setattr(Packed, "dequantised", lambda self: made.append(self.shape) or good(self))
+    state, head = torch.randn(2, 3, 64), lm.hf.get_output_embeddings()
+    want = state @ good(head.packed).T
+    with torch.inference_mode():
+        for _ in range(3):
+            torch.testing.assert_close(lm.project(state), want)
+    assert made == [(96, 64)]
+    state.requires_grad_(True)
+    lm.project(state).sum().backward()
+    assert state.grad is not None and len(made) == 2
+
+
+@KIND
+@torch.inference_mode()
+def test_the_target_is_the_quantised_model(folder, kind):
+    lm, [prompt] = load_lm(folder, "float32", "cpu", weights=kind), tiny.prompts(60)
+    assert len(packed(lm)) == 3 * 7 + 1 and lm.weights == kind
+    assert {m.bits for m in packed(lm).values()} == {8, packed_linear.BITS[kind]}
+    assert not any(p.data_ptr() % LINE for p in lm.hf.parameters())
+    assert lm.nbytes() < 0.45 * load_lm(folder, "float32", "cpu").nbytes()
+    want, ids = same_numbers(kind)(torch.tensor([prompt])).logits[0], torch.tensor([prompt])
+    if native.library() is not None:
+        assert lm.backend.name == "native"
+    for backend in (lm.backend, lm.eager):
+        lm.backend = backend
+        found = lm(Tree.chain(ids), lm.new_cache(1, len(prompt)))[0]
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3)
+    assert (tiny.stock("llama")(ids).logits[0] - want).abs().max() > 0.01  # unquantised they are others
+
+
+@pytest.mark.parametrize("method", ["vegas", "lookup"])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0)], ids=["greedy", "sampled"])
+def test_decoding_it_is_lossless(folder, method, sampler):
+    """Output equals its own plain decoding, which the unquantised model's is not."""
+    lm, rows = load_lm(folder, "float32", "cpu", weights="int4"), tiny.prompts(70, 31)
+    want = generate(lm, rows, max_new_tokens=32, sampler=sampler, seed=3)
+    assert generate(lm, rows, build(method, lm), max_new_tokens=32, sampler=sampler, seed=3) == want
+    unquantised = load_lm(folder, "float32", "cpu")
+    assert generate(unquantised, rows, max_new_tokens=32, sampler=sampler, seed=3) != want
+
+
+class ApproximatePass(native.Pass):
+    """Planted: a verification may round its inputs as drafts do."""
+
+    def __init__(self, *fields):
+        super().__init__(*fields)
+        self.approximate = 1
+
+
+@pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+@KIND
+@torch.inference_mode()
+def test_only_drafts_may_be_computed_in_integers(folder, kind, monkeypatch):
+    """Passes give every node the same bits in a tree as alone; a drafted chain writes keys that are nearly theirs."""
+    lm, [prompt] = load_lm(folder, "float32", "cpu", weights=kind), tiny.prompts(60)
+    cache, tokens = lm.new_cache(1, 100), torch.tensor([prompt[-6:]])
+    lm.prefill(prompt[:-6], cache)
+
+    def numbers(tree) -> list:
+        logits = lm(tree, cache)
+        return [logits[:, :1], *(cache.read(layer, 0)[0][:, 54:55].clone() for layer in cache.layers)]
+
+    def same(a, b) -> bool:
+        return all(map(torch.equal, a, b))
+
+    wide, alone = numbers(Tree.chain(tokens)), numbers(Tree.root(tokens[:, 0]))
+    assert same(wide, alone)
+    draws = ChainDraws(1, [Sampler()], torch.tensor([3]), cache.length + 1)
+    lm.backend.chain_drafter(cache, None)(tokens[:, 0], 0, draws)
+    drafted = [cache.read(layer, 0)[0][:, 54:55] for layer in cache.layers]
+    if native.name_of(native.library()) != "neon":
+        assert not same(drafted, alone[1:])
+    for found, want in zip(drafted, alone[1:], strict=True):
+        assert (found - want).abs().max() < 0.1 * want.abs().max()
+    monkeypatch.setattr(native, "Pass", ApproximatePass)
+    if native.name_of(native.library()) != "neon":
+        assert not same(numbers(Tree.chain(tokens)), numbers(Tree.root(tokens[:, 0])))
+
+
+@KIND
+def test_a_copy_of_no_fewer_bits_drafts_as_the_target_does(folder, kind):
+    lm, rows, stats = load_lm(folder, "float32", "cpu", weights="int4"), tiny.prompts(70), Stats()
+    drafter = build("quantspec", lm, gamma=3, draft_weights=kind)
+    assert generate(lm, rows, drafter, max_new_tokens=32, stats=stats) == generate(lm, rows, max_new_tokens=32)
+    assert stats.steps == 8  # every draft is accepted
+    mine = {p.data_ptr() for p in lm.hf.parameters()}
+    assert {p.data_ptr() for p in lm.quantised(kind).hf.parameters()} == mine  # it takes no memory
+
+
+def test_one_layer_is_quantised_after_the_other(monkeypatch):
+    """When a layer is quantised, the weights of those before it are freed."""
+    hf, seen = tiny.stock("llama"), []
+
+    def watched(weight, bits):
+        seen.append(weakref.ref(weight))
+        assert sum(ref() is not None for ref in seen) <= 2
+        return original(weight, bits)
+
+    original = packed_linear.quantised
+    monkeypatch.setattr(packed_linear, "quantised", watched)
+    quantise_linears(hf, "int4")
+    assert len(seen) == 22
+
+
+def test_layers_of_as_few_bits_stay(tmp_path):
+    config = LlamaConfig(**{**tiny.BASE, "vocab_size": 96})
+    torch.manual_seed(0)
+    files = {}
+    for kind in ("Q4_0", "Q8_0"):
+        metadata, tensors = gguf_files.of_model(LlamaForCausalLM(config), quantised=kind, words=False)
+        (tmp_path / kind).mkdir()
+        files[kind] = str(gguf_files.write(tmp_path / kind / "model.gguf", metadata, tensors))
+    for kind, weights, bits, same in (("Q4_0", "int8", 4, True), ("Q8_0", "int4", 4, False), ("Q8_0", "int8", 8, True)):
+        plain, lm = (load_lm(files[kind], "float32", "cpu", weights=w) for w in (None, weights))
+        layer = packed(lm)["model.layers.0.mlp.up_proj"]
+        assert layer.bits == bits
+        assert torch.equal(layer.low, packed(plain)["model.layers.0.mlp.up_proj"].low) is same
+
+
+@pytest.mark.parametrize("text", ["int3", "same", "", "INT4", "4", "x" * 100])
+def test_an_unknown_kind_is_refused(folder, text):
+    with pytest.raises(InputError, match="choose int8 or int4"):
+        load_lm(folder, "float32", "cpu", weights=text)
+
+
+def test_a_model_without_layers_to_quantise_is_refused(tmp_path):
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 3, "num_key_value_heads": 3}
+    LlamaForCausalLM(LlamaConfig(**tiny.BASE | sizes)).save_pretrained(tmp_path / "odd")
+    with pytest.raises(InputError, match="no layer of this llama can be quantised"):
+        load_lm(str(tmp_path / "odd"), "float32", "cpu", weights="int4")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_single_entries_are_those_of_the_whole_matrix(bits):
+    packed = quantised(torch.randn(5, 96), bits)
+    assert torch.equal(packed.at(torch.arange(480)), packed.dequantised().flatten())
+
+
+def test_drafters_know_the_model_whether_quantised_or_not(folder, tmp_path):
+    plain, four, eight = (load_lm(folder, "float32", "cpu", weights=w) for w in (None, "int4", "int8"))
+    prints = [fingerprint(lm) for lm in (plain, four, eight)]
+    assert len({p["digest"] for p in prints}) == 3 and "weights" not in prints[0]
+    assert [p.get("weights") for p in prints[1:]] == ["int4", "int8"]
+    assert {p["stored"] for p in prints[1:]} == {prints[0]["digest"]}
+    for trained, name in ((plain, "plain"), (four, "four")):
+        KINDS["medusa"].save(KINDS["medusa"].random(trained, 0), tmp_path / name, trained, {})
+        for lm in (plain, four, eight):
+            KINDS["medusa"].load(str(tmp_path / name), lm)
+    tiny.stock("llama", seed=1).save_pretrained(tmp_path / "other")
+    other = load_lm(str(tmp_path / "other"), "float32", "cpu", weights="int4")
+    with pytest.raises(InputError, match="weights are not this target's"):
+        KINDS["medusa"].load(str(tmp_path / "plain"), other)
+    KINDS["medusa"].load(str(tmp_path / "plain"), other, any_target=True)
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_generate_compares_with_its_own_plain_decoding(record, temperature):
+    words = ("--prompt-file", "a.txt", "--temperature", temperature)
+    found = record(*words, "--weights", "int4", "--compare")
+    assert found["equal"] is True and found["weights"] == "int4"
+    plain = record(*words, "--method", "plain")
+    assert plain["weights"] is None and plain["text"] != found["text"]
+
+
+def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
+    words = ["audit", "-m", "tiny", "--prompt-file", "a.txt", "--tokens", "40", "--out", str(tmp_path / "audit.json")]
+    status, out, _ = cli(*words, "--weights", "int8", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["weights"] == found["settings"]["weights"] == "int8"
+    assert found["failures"] == 0 and found["complete"]
+    status, _, err = cli(*words, "--resume")
+    assert status == 2 and "another weights" in err
+
+
+def test_benchmarks_record_it(cli, tmp_path):
+    out = tmp_path / "records.jsonl"
+    words = ["bench", "-m", "tiny", "--prompt-file", "long.txt", "--context", "64", "--repeat", "1"]
+    words += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(out)]
+    for weights in ("int4", "int8"):
+        assert cli(*words, "--weights", weights)[0] == 0
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [r["weights"] for r in found] == ["int4"] * 2 + ["int8"] * 2
+    assert cli("report", str(out), "--out", str(tmp_path))[0] == 0
+    assert (tmp_path / "report.md").read_text().count("(--weights int") == 2  # two tables
+    status, _, err = cli(*words, "--weights", "int4", "--shape", "2x64", "--accept", "2")
+    assert status == 2 and "--shape" in err
+
+
+def test_trained_drafters_beside_the_model_are_used(cli):
+    words = ["generate", "hello", "--max-new-tokens", "8", "--weights", "int4", "--json", "--compare"]
+    status, out, _ = cli(*words, "--method", "longspec")
+    found = json.loads(out)
+    assert status == 0 and found["equal"] is True and found["weights"] == "int4"
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [1e-9, 1e-3, 1.0, 1e7])
+def test_weights_of_any_size_are_quantised_to_the_nearest_code(bits, size):
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(bits)) * size
+    weight[0, :32] = 0
+    packed = quantised(weight, bits)
+    assert packed.scales.parts["scale"].dtype == (torch.float16 if 1e-4 < size < 1e3 else torch.float32)
+    step = packed.scales.numbers()[0].repeat_interleave(32, 1)
+    assert ((packed.dequantised() - weight).abs() <= 0.51 * step).all()
+    assert torch.equal(packed.dequantised()[0, :32], weight[0, :32])

@@ -1,0 +1,313 @@
+"""The native step computes what Transformers computes, and a node's numbers depend on its own path alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny
+
+from longdraft import Sampler, Stats, load, match
+from longdraft.backends.architecture import Architecture
+from longdraft.backends.native import NativeBackend, fits
+from longdraft.core.capture import Captures, CaptureSpec
+from longdraft.core.tree import PAD, Tree
+from longdraft.drafters import GlideDrafter, random_glide
+from longdraft.drafters.glide.drafter import Ring
+from longdraft.engine.generate import prefill, step
+from longdraft.models.lm import LM
+from longdraft.ops import native, noise
+from longdraft.views import Guided, SinkWindow
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+FAMILY = ["llama", "qwen3", "mistral-window", "qwen2", "qwen3-mixed"]
+
+
+def bushy(root: Tree) -> Tree:
+    """Seven nodes per row; the last of row 0 is padding."""
+    B = len(root.tokens)
+    wide = root.grow(torch.zeros(B, 3, dtype=torch.long), torch.tensor([[5, 6, 7]] * B))
+    below = torch.tensor([[1, 1, PAD]] + [[1, 1, 2]] * (B - 1))
+    return wide.grow(below, torch.tensor([[8, 9, 10]] * B))
+
+
+def both_ways(lm: LM, run):
+    """The result of run() by the native backend and by Transformers."""
+    kept, lm.backend = lm.backend, lm.eager
+    try:
+        slow = run()
+    finally:
+        lm.backend = kept
+    assert lm.backend.name == "native"
+    return run(), slow
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("of", ["logits", "weights"])
+@pytest.mark.parametrize("policy", [None, Guided(0.07, 16), SinkWindow(4, 0.07, 16)])
+@pytest.mark.parametrize("name", FAMILY)
+def test_equals_transformers(name, policy, of):
+    lm, prompts = tiny.target(name), tiny.prompts(70, 41, 133)
+
+    def run():
+        cache = lm.new_cache(3, 160)
+        for b, p in enumerate(prompts):
+            lm.prefill(p[:-1], cache.row(b))
+        captured = Captures(CaptureSpec(rows="ends", of=of))
+        tree = bushy(Tree.root(torch.tensor([p[-1] for p in prompts])))
+        full = lm(tree, cache, captured=captured)
+        if policy is None:
+            return full[0, :6], full[1:], [captured.scores[i] for i in sorted(captured.scores)]
+        if isinstance(policy, Guided):
+            policy.update(cache, captured)
+        view = policy.view(cache)
+        first = lm(Tree.root(tree.tokens[:, 0]), cache, 0, view)
+        rest = lm(tree, cache, 1, view)
+        return rest[0, :5], rest[1:], first
+
+    fast, slow = both_ways(lm, run)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_chain_is_bit_for_bit_plain_decoding(name, dtype, threads):
+    """Across block and chunk boundaries, for keys, values and logits: what makes bf16 speculation exact."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        lm = LM(tiny.stock(name, dtype=dtype), name)
+        cache = lm.new_cache(1, 300)
+        for prompt in tiny.prompts(120, 4, 250):
+            cache.length.zero_()
+            lm.prefill(prompt, cache)
+            begin = int(cache.length)
+            drafted = torch.randint(3, 96, (1, 11))
+            together = lm(Tree.chain(drafted), cache)
+            written = [x[:, begin : begin + 11].clone() for i in cache.layers for x in cache.read(i, 0)]
+            apart = []
+            for token in drafted.T:
+                apart.append(lm(Tree.root(token), cache))
+                cache.length += 1
+            assert torch.equal(together, torch.cat(apart, 1))
+            again = [x[:, begin : begin + 11] for i in cache.layers for x in cache.read(i, 0)]
+            assert all(torch.equal(a, b) for a, b in zip(written, again, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", ["first", "last", "ends", "all", "mean"])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("name", FAMILY)
+def test_taps_equal_transformers(name, split, rows):
+    """Scores of every key head apart or together, and the residual stream at the ends and in the middle."""
+    lm, prompts = tiny.target(name), tiny.prompts(70, 41)
+
+    def run():
+        cache = lm.new_cache(2, 160)
+        for b, p in enumerate(prompts):
+            lm.prefill(p, cache.row(b))
+        captured = Captures(CaptureSpec(rows=rows, of="weights", split=split, hidden=(0, 1, 3)))
+        lm(Tree.chain(torch.tensor([[5, 6, 7], [8, 9, 10]])), cache, captured=captured)
+        return dict(captured.scores), captured.states
+
+    (fast, states), (slow, wanted) = both_ways(lm, run)
+    torch.testing.assert_close(fast, slow, rtol=1 / 256 if rows == "mean" and not split else 1e-4, atol=1e-5)
+    torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("build")
+def test_every_build_is_right_in_bfloat16():
+    """Against the same weights in float32 not much worse than Transformers in bfloat16; and the same row by row."""
+    half, (prompt,) = LM(tiny.stock("wide", dtype=torch.bfloat16), "wide"), tiny.prompts(1100)
+    exact = LM(tiny.stock("wide", dtype=torch.bfloat16).float(), "wide")
+    for width in (1, 3, 8, 16, 21):
+        drafted, found = torch.randint(3, 96, (1, width), generator=torch.Generator().manual_seed(width)), []
+        for lm, by_transformers in ((exact, True), (half, True), (half, False)):
+            kept, lm.backend = lm.backend, lm.eager if by_transformers else lm.backend
+            cache = lm.new_cache(1, 1200)
+            lm.prefill(prompt, cache)
+            captured = Captures(CaptureSpec(rows="mean", of="weights"))
+            logits = lm(Tree.chain(drafted), cache, captured=captured)
+            found.append([logits.float(), torch.stack(list(captured.scores.values())).float()])
+            lm.backend = kept
+        for truth, theirs, ours in zip(*found, strict=True):
+            assert (ours - truth).abs().mean() <= 1.5 * (theirs - truth).abs().mean()
+        alone = []
+        for token in drafted.T:
+            alone.append(half(Tree.root(token), cache))
+            cache.length += 1
+        assert torch.equal(torch.cat(alone, 1), logits)
+
+
+@torch.inference_mode()
+def test_rows_do_not_touch_each_other():
+    lm, prompts = tiny.target("qwen3"), tiny.prompts(70, 41, 133)
+    cache = lm.new_cache(3, 160)
+    for b, p in enumerate(prompts):
+        lm.prefill(p, cache.row(b))
+    tree = bushy(Tree.root(torch.tensor([5, 6, 7])))
+    side_by_side = lm(tree, cache)
+    for b in range(3):
+        alone = Tree(tree.tokens[b : b + 1], tree.parent[b : b + 1], tree.depth[b : b + 1], tree.mask[b : b + 1])
+        real = tree.parent[b] != PAD
+        assert torch.equal(lm(alone, cache.row(b))[0, real], side_by_side[b, real])
+
+
+@torch.inference_mode()
+def test_scratch_beyond_the_pass_is_not_read():
+    lm, (prompt,) = tiny.target("llama"), tiny.prompts(60)
+    cache = lm.new_cache(1, 200)
+    lm.prefill(prompt, cache)
+    clean = lm(Tree.root(torch.tensor([5])), cache).clone()
+    for layer in cache.layers:
+        for x in cache.read(layer, 0):
+            x[:, len(prompt) + 1 :] = float("nan")
+    assert torch.equal(lm(Tree.root(torch.tensor([5])), cache), clean)
+
+
+def test_what_it_does_not_compute_it_refuses():
+    assert not fits(tiny.stock("gpt-oss"), {}) and not fits(tiny.stock("qwen3-moe"), {})
+    model = tiny.stock("llama")
+    assert fits(model, {})
+    projection = model.model.layers[1].self_attn.q_proj
+
+    class Adapted(torch.nn.Linear):
+        pass
+
+    model.model.layers[1].self_attn.q_proj = Adapted(projection.in_features, projection.out_features, bias=False)
+    assert not fits(model, {})
+
+
+class Adapted(torch.nn.Module):
+    """What an adapter does: the product, and something beside it."""
+
+    def __init__(self, whole: torch.nn.Module):
+        super().__init__()
+        self.whole, self.weight, self.bias = whole, getattr(whole, "weight", None), getattr(whole, "bias", None)
+
+    def forward(self, x):
+        out = self.whole(x)
+        return out + 0.5 * out.flip(-1)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+WRAPS = {
+    "head": lambda m: setattr(m, "lm_head", Adapted(m.lm_head)),
+    "embedding": lambda m: setattr(m.model, "embed_tokens", Adapted(m.model.embed_tokens)),
+    "norm": lambda m: setattr(m.model, "norm", Adapted(m.model.norm)),
+    "layer norm": lambda m: setattr(m.model.layers[1], "input_layernorm", Adapted(m.model.layers[1].input_layernorm)),
+    "mlp": lambda m: setattr(m.model.layers[0], "mlp", Adapted(m.model.layers[0].mlp)),
+    "hook": lambda m: m.model.layers[1].mlp.register_forward_hook(lambda module, args, out: 2 * out),
+    "hook before": lambda m: m.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],)),
+    "parametrization": lambda m: torch.nn.utils.parametrize.register_parametrization(m.lm_head, "weight", Twice()),
+    "forward": lambda m: setattr(m.model.norm, "forward", lambda x: 2 * x),
+    "activation": lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("what", WRAPS)
+def test_what_is_hung_on_a_model_is_computed(what):
+    """An adapter or a hook in any place: the native step, which would not see it, is not taken."""
+    with torch.inference_mode(False):
+        model, stock = tiny.stock("llama"), tiny.stock("llama")
+        WRAPS[what](model)
+    ids = torch.tensor([[5, 6, 7]])
+    wanted, other = model(input_ids=ids, use_cache=False).logits, stock(input_ids=ids, use_cache=False).logits
+    assert not torch.allclose(wanted, other, atol=1e-3)
+    lm = LM(model)
+    torch.testing.assert_close(lm(Tree.chain(ids), lm.new_cache(1, 8)), wanted, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_hooks_that_only_record_leave_a_model_as_it_is():
+    model = tiny.stock("llama")
+    model(input_ids=torch.tensor([[5]]), output_hidden_states=True, output_attentions=True)
+    assert any(m._forward_hooks for m in model.modules()) and fits(model, {})
+
+
+@torch.inference_mode()
+def test_a_wrong_weight_shows():
+    """The comparison above can fail: a native step over other weights differs."""
+    lm = tiny.target("llama")
+    other = NativeBackend(Architecture(tiny.stock("llama", seed=1)))
+    cache = lm.new_cache(1, 40)
+    tree = Tree.root(torch.tensor([5]))
+    assert not torch.allclose(lm(tree, cache), other.forward(tree, cache, 0, None, Captures()), atol=1e-2)
+
+
+def test_uniform_numbers_are_the_same_bits():
+    """Of seeds and positions of any size and sign, whichever way they are computed."""
+    g = torch.Generator().manual_seed(0)
+    for rows, nodes, vocab in ((1, 1, 7), (3, 8, 4096), (2, 69, 131)):
+        seed = torch.randint(-(1 << 62), 1 << 62, (rows,), generator=g)
+        position = torch.randint(0, 1 << 40, (rows, nodes), generator=g)
+        found = noise.uniform(seed, position, vocab)
+        assert torch.equal(found, noise.uniform(seed, position, torch.arange(vocab)))
+        assert torch.equal(noise.uniform(seed, position[:, 1:], vocab), found[:, 1:])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("view", [None, SinkWindow(3, 0.1, 12), Guided(0.1, 12)], ids=["all", "window", "guided"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama-mha", "qwen2", "wide"])
+def test_a_block_equals_torch(name, view):
+    """Rows of unequal lengths (one has nothing committed), level by level, under views, over a ring that has turned."""
+    lm = tiny.target(name)
+    seqs = prefill(lm, tiny.prompts(70, 1, 23), 40, Sampler(temperature=1.0), 0, ())
+    some = 40 if name in ("qwen3", "wide") else 0  # of the target's tokens
+    both = GlideDrafter(random_glide(lm, 3, with_norm=name == "qwen3", vocab=some), [3, 4, 2], view, window=11)
+    assert both.compiled is not None
+    both.start(seqs)
+    for _ in range(3):
+        captured = Captures(both.captures())
+        lm(Tree.root(seqs.last), seqs.cache, captured=captured)
+        both.policy.update(seqs.cache, captured)
+        both.ring.refresh(seqs.tokens, seqs.length - 1)
+        selected, tree = both.policy.view(seqs.cache), bushy(Tree.root(seqs.last))
+        for start in (0, 1, 4):
+            part = Tree(
+                *(x[:, : start + 3] for x in (tree.tokens, tree.parent, tree.depth)),
+                tree.mask[:, : start + 3, : start + 3],
+            )
+            fast = both.logits(part, start, seqs, selected)
+            kept, both.compiled = both.compiled, None
+            slow = both.logits(part, start, seqs, selected)
+            both.compiled = kept
+            torch.testing.assert_close(fast, slow.float(), rtol=1e-4, atol=1e-4)
+        step(lm, both, seqs, match, Stats())
+
+
+@torch.inference_mode()
+def test_accepted_nodes_keep_their_keys_in_the_ring():
+    """The ring after many rounds is what a new one computes from the text."""
+    lm = tiny.target("llama")
+    seqs = prefill(lm, tiny.prompts(40), 60, Sampler(), 0, ())
+    drafter = GlideDrafter(tiny.taught_glide(lm), [2, 2, 2], window=16)
+    drafter.start(seqs)
+    for _ in range(8):
+        done = step(lm, drafter, seqs, match, Stats())
+        assert len(done.tokens[0]) >= 1
+        computed = drafter.ring._owner.clone()
+        drafter.ring.refresh(seqs.tokens, seqs.length - 1)
+        fresh = Ring(drafter.block, 1, 16)
+        fresh.refresh(seqs.tokens, seqs.length - 1)
+        assert torch.equal(drafter.ring._owner, fresh._owner)
+        torch.testing.assert_close(drafter.ring.k[:, :, :16], fresh.k[:, :, :16], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(drafter.ring.v[:, :, :16], fresh.v[:, :, :16], rtol=1e-4, atol=1e-5)
+        assert (computed == fresh._owner).sum() >= 15  # at most the last accepted node's key was missing
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native build runs here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bundled_model_takes_the_native_step(dtype):
+    """Also a second time on the same Transformers model: what the first LM hung on it only looks on."""
+    lm, _ = load("bundled", dtype)
+    assert lm.exact and LM(lm.hf).exact

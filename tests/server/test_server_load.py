@@ -1,0 +1,320 @@
+"""The server under load: overload, clients that leave, failures, signals; and that nothing is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import serve_table
+from attacks import request
+from clients import crowd, drip, fire_all, leave_in_mid_stream, post, stream
+from hostile_table import table
+from server_process import ServerProcess
+from steps_after import StepsAfter
+from support.served import TEXT, address, asked, chunks, client, loaded, quiet, serving, url_of
+
+from longdraft import Sampler, Session
+from longdraft.bench.records import read_records
+from longdraft.engine.requests import Request
+from longdraft.engine.row_pool import Reading, RowPool
+from longdraft.server import run
+from longdraft.server.connection import Connection
+from longdraft.server.engine import Engine
+from longdraft.server.problems import Problem
+from longdraft.server.run import Server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as found:
+        yield found
+
+
+def test_a_full_queue_answers_429():
+    with serving(session={"batch": 1, "queue": 1}) as server, ThreadPoolExecutor(8) as pool:
+
+        def ask(i: int) -> httpx.Response:
+            with client(server) as http:
+                return http.post("/v1/completions", json=asked(max_tokens=100, seed=i))
+
+        found = list(pool.map(ask, range(8)))
+        codes = [r.status_code for r in found]
+        assert set(codes) == {200, 429} and all(r.headers["Retry-After"] for r in found if r.status_code == 429)
+        assert quiet(server)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(server, stream):
+    before = server.engine.session.stats.emitted
+    body = json.dumps(asked(stream=stream, max_tokens=250)).encode()
+    host, port = url_of(server).removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as s:
+        s.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        if stream:
+            s.recv(1000)
+        else:
+            while not server.engine.open:
+                time.sleep(0.001)
+    assert quiet(server) and server.engine.session.stats.emitted - before < 250
+
+
+def test_a_request_that_takes_too_long_ends():
+    with serving(request_s=0.3, queue_s=0.2, session={"batch": 1}) as server, client(server) as http:
+        body = asked(max_tokens=250, n=4)
+        response = http.post("/v1/completions", json=body)
+        assert response.status_code == 503 and "within" in response.json()["error"]["message"]
+        with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            assert "within" in chunks(stream)[-1]["error"]["message"]
+        assert quiet(server)
+
+
+# Many clients, and clients that leave ---------------------------------------------------------------------------------
+
+
+def overloaded(clients: int = 60) -> Counter[str]:
+    """What so many clients get that come at once to a short queue and come back when they are told to."""
+    with serving(client_requests=256) as server:
+        found = crowd(address(server), clients, clients, 8)[1]
+        assert quiet(server)
+    return found
+
+
+def test_overload_answers_everybody():
+    found = overloaded()
+    assert found["200"] == 60 and found["429"] and set(found) == {"200", "429"}
+
+
+def test_an_answer_without_retry_after_is_noticed(monkeypatch):
+    monkeypatch.setattr(Problem, "headers", {})
+    assert overloaded(40)["429 without Retry-After"]
+
+
+def left(server: Server, count: int) -> StepsAfter:
+    """Let so many clients leave in mid-stream; nothing of them is left."""
+    session = server.engine.session
+    with StepsAfter().watching(server) as watch, ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda i: leave_in_mid_stream(address(server), i, 200), range(count))) == {200}
+        assert quiet(server, 5), "requests run although their clients have left"
+    assert not watch.open and watch.ended >= count // 2, "the server has not seen that clients left"
+    assert watch.most <= 2, "work went on"
+    assert session.running == session.needed == 0 and session.prefixes is not None and session.prefixes.used <= 1
+    return watch
+
+
+def test_clients_that_leave_leave_nothing(server):
+    left(server, 50)
+
+
+@pytest.mark.parametrize("fault", ["not cancelled", "cancelled late"])
+def test_work_for_clients_that_left_is_noticed(fault, monkeypatch):
+    with serving(session={"queue": 64}) as server:
+        if fault == "not cancelled":
+            monkeypatch.setattr(Engine, "forget", lambda self, stream: self._streams.pop(stream.id, None))
+        else:
+            turn, at_once = iter(range(1 << 30)), server.engine.session._end_cancelled
+            server.engine.session._end_cancelled = lambda: at_once() if next(turn) % 9 == 0 else None
+        with pytest.raises(AssertionError, match=r"left|work went on"):
+            left(server, 8)
+
+
+def test_slow_clients_are_not_waited_for(monkeypatch):
+    ways = "silent", "headers", "body"
+    with serving(client_s=0.5) as server, ThreadPoolExecutor(len(ways)) as pool:
+        assert None not in pool.map(lambda how: drip(address(server), how, 8), ways)
+        monkeypatch.setattr(Connection, "close_if_stuck", lambda self, most_s: None)
+        assert set(pool.map(lambda how: drip(address(server), how, 2.5), ways)) == {None}  # the check can fail
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch):
+    made = Connection.connection_made
+
+    def small(self: Connection, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    monkeypatch.setattr(Connection, "connection_made", small)
+    with serving(client_s=0.5) as server, socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect(address(server))
+        body = asked(n=8, max_tokens=200, logprobs=20, stream=True)
+        s.sendall(request("/v1/completions", json.dumps(body).encode()))
+        while not server.engine.open:
+            time.sleep(0.001)
+        deadline = time.monotonic() + 20
+        while server.server_state.connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not server.server_state.connections and quiet(server)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_idle_connections_keep_nobody_out(fault, monkeypatch):
+    monkeypatch.setattr(run, "CONNECTIONS", 12)
+    if fault:
+        monkeypatch.setattr(Connection, "owed", False)
+    with serving() as server, contextlib.ExitStack() as opened:
+        for _ in range(30):
+            opened.enter_context(socket.create_connection(address(server)))
+        with client(server) as http:
+            assert http.get("/health").status_code == (503 if fault else 200)
+
+
+def test_small_writes_are_not_held_back(server):
+    with client(server) as http:
+        http.get("/health")
+        for connection in server.server_state.connections:
+            place = connection.transport.get_extra_info("socket")
+            assert place.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_short_texts_do_not_wait_for_long_ones(server):
+    lock, loop = server.service._one_long, server.engine._loop
+    assert loop is not None
+    with ThreadPoolExecutor(1) as pool, client(server) as http:
+        asyncio.run_coroutine_threadsafe(lock.acquire(), loop).result(10)
+        long = pool.submit(post, address(server), "/tokenize", {"prompt": "a b " * 20_000})
+        assert http.post("/tokenize", json={"prompt": TEXT}).status_code == 200
+        time.sleep(0.3)
+        assert not long.done()
+        loop.call_soon_threadsafe(lock.release)
+        assert long.result()[0] == 200
+
+
+# Ends ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_request_ends_even_if_nothing_runs():
+    """One that waits leaves nothing to step for."""
+    engine, delivered = Engine(Session(loaded()[0], batch=1, slots=64)), []
+    engine._loop = SimpleNamespace(call_soon_threadsafe=lambda call, events: delivered.extend(events))  # type: ignore[assignment]
+    stream = engine.submit(prompt=[5], max_new_tokens=2)
+    engine.cancel_all()
+    engine._step()
+    assert [(e.id, e.ended) for e in delivered] == [(stream.id, "cancelled")]
+
+
+class Beginning(RowPool):
+    """Whose entering prompt begins to run whenever someone looks at it."""
+
+    def __init__(self) -> None:
+        self.requests, self.looks = [], iter([Reading(Request(1, [5], 3, 0, (), Sampler()), 0, 0)])
+
+    reading = property(lambda self: next(self.looks, None))  # type: ignore[assignment]
+
+
+def test_a_look_at_a_row_that_begins_to_run_cannot_fail():
+    """/metrics is answered by another thread."""
+    assert Beginning().needed == 4
+    assert Beginning().entering is not None
+
+
+@pytest.mark.full
+def test_a_process_survives_ends_and_leaves_nothing(tmp_path):
+    """Memory after malformed requests; SIGTERM while streams run. benchmarks/hostile.py has the full counts."""
+    with ServerProcess(tmp_path, "--grace-seconds", "0.5", "--max-new-tokens", "1900") as server:
+        for seed in (1, 2):
+            before = server.rss_mb
+            assert [a.bad for a in fire_all(server.address, 300, seed) if a.bad] == []
+        assert server.settle() and server.rss_mb < 1.1 * before and server.open_files < 40 and server.errors == 0
+        with ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(stream, server.address, 1900 if i % 2 else 20) for i in range(8)]
+            time.sleep(0.5)
+            server.send(signal.SIGTERM)
+            assert server.process.wait(30) == 0
+            ends = [f.result() for f in running]
+        assert all(e.proper for e in ends) and any(e.error for e in ends) and any(e.finish for e in ends)
+        assert server.written == [] and server.errors == 0
+
+
+def test_the_speed_table_is_from_the_record():
+    root = Path(__file__).parents[2]
+    records = [r for _, r in read_records(root / "benchmarks/records/2026-11-23-serve-paced.jsonl.gz")]
+    page = (root / "docs" / "server.md").read_text(encoding="utf-8")
+    assert serve_table.table(records) in page
+    records[0]["batch_gain"] += 0.1
+    assert serve_table.table(records) not in page
+
+
+def test_the_table_of_the_page_is_from_the_record():
+    root = Path(__file__).parents[2]
+    ((_, record),) = read_records(next(root.glob("benchmarks/records/*-hostile.jsonl.gz")))
+    page = (root / "docs" / "server.md").read_text(encoding="utf-8")
+    assert table(record) in page
+    record["fuzz"]["bad_count"] = 1
+    assert table(record) not in page
+
+
+@pytest.mark.full
+def test_the_benchmark_of_attacks_runs(tmp_path):
+    words = ["--requests", "200", "--clients", "32", "--disconnects", "20", "--soak", "5"]
+    script = Path(__file__).parents[2] / "benchmarks" / "hostile.py"
+    run = [sys.executable, str(script), "--out", str(tmp_path / "out.jsonl"), *words]
+    subprocess.run(run, check=True, capture_output=True, timeout=280)
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    fuzz, ended = found["fuzz"], found["signals"]
+    assert fuzz["bad_count"] == fuzz["tracebacks"] == 0 and fuzz["revealed"] == []
+    assert fuzz["slow_closed"] == fuzz["slow_clients"] and abs(fuzz["rss_change"]) < 0.1
+    assert set(found["overload"]["answers"]) == {"200", "429"}
+    assert found["disconnects"]["most_steps_after"] <= 2 and found["disconnects"]["left_open"] == 0
+    assert (ended["status"], ended["second_status"], ended["written"]) == (0, 1, [])
+    assert ended["ended_properly"] == ended["streams"] and ended["second_signal_s"] < 2
+    assert found["soak"]["settled"] and found["soak"]["rows_after"] == found["soak"]["slots_after"] == 0
+    assert all(how.endswith((": fine", ": 200", ": proper")) for how in found["soak"]["outcomes"])
+
+
+def slowest_health(server: Any, body: dict) -> float:
+    """Seconds of the slowest /health while a request is answered."""
+    with ThreadPoolExecutor(1) as pool, client(server) as http:
+        asking = pool.submit(lambda: client(server).post("/v1/completions", json=body))
+        times = []
+        while not asking.done():
+            begin = time.monotonic()
+            assert http.get("/health").status_code == 200
+            times.append(time.monotonic() - begin)
+        assert asking.result().status_code == 200
+    return max(times)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch, stream):
+    """Their texts take more than a second here; written in the event loop, they would hold up every other answer."""
+
+    def slow(token: int) -> str:
+        time.sleep(0.003)
+        return str(token)
+
+    ids = [1 + i % 50 for i in range(20)]
+    body = asked(prompt=ids, echo=True, logprobs=20, max_tokens=0, stream=stream)
+    monkeypatch.setattr(server.service, "word", slow)
+    assert slowest_health(server, body) < 0.5
+
+    async def at_once(size: int, call: Any, *arguments: Any) -> Any:  # a broken variant, which must be noticed
+        return call(*arguments)
+
+    monkeypatch.setattr(server.service, "aside", at_once)
+    assert slowest_health(server, body) > 0.6
+
+
+def test_an_answer_of_too_many_log_probabilities_is_refused(server):
+    with client(server) as http, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longdraft.server.service.MOST_LOGPROBS", 100)
+        found = http.post("/v1/completions", json=asked(logprobs=20))
+        assert found.status_code == 400 and "ask for fewer tokens" in found.json()["error"]["message"]
+        assert http.post("/v1/completions", json=asked(logprobs=1)).status_code == 200

@@ -1,0 +1,90 @@
+"""Runs gpu_checks.py under the interpreter, and again with planted faults: started by test_gpu.py in a new process."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from support import gpu_checks
+
+from longdraft.backends import cuda
+from longdraft.backends.cuda import static_pass
+from longdraft.ops.triton import functions as gpu
+from longdraft.ops.triton import kernels, slots
+
+KERNELS, STEP = Path(kernels.__file__), Path(static_pass.__file__)
+FAULTS = {
+    "the scale is left out": (KERNELS, "* scale\n", "\n", gpu_checks.attention),
+    "a masked tail starts one key late": (KERNELS, "tail = n - first", "tail = n - first - 1", gpu_checks.attention),
+    "old values are not shrunk": (KERNELS, "mixed * shrink[:, None]", "mixed", gpu_checks.attention),
+    "keys beyond the end are read": (KERNELS, "there = n < end", "there = n < end + 3", gpu_checks.attention),
+    "a tile is folded twice": (KERNELS, "% tiles, tl.program_id(1)\n", "* 0, tl.program_id(1)\n", gpu_checks.attention),
+    "the noise forgets the token": (KERNELS, "token.to(tl.uint64)", "(token * 0).to(tl.uint64)", gpu_checks.gumbel),
+    "the trial's kernel forgets the sink": (KERNELS, "+ tl.exp(extra - top)", "", gpu_checks.first_use),
+    "the norm forgets its width": (KERNELS, "tl.sum(row * row, 0) / D", "tl.sum(row * row, 0)", gpu_checks.first_use),
+    "a view reads what it does not show": (KERNELS, "tl.load(bounds + b * 4 + 3)", "n * 0", gpu_checks.passes),
+    "new keys go one slot too far": (KERNELS, "+ n + start + w)", "+ n + start + w + 1)", gpu_checks.passes),
+    "padding is written": (KERNELS, "tl.where(w < size - start, D, 0)", "D", gpu_checks.passes),
+    "all rows read the first's keys": (KERNELS, "(b * K + head) * tl.load", "head * tl.load", gpu_checks.passes),
+    "a split that saw nothing is merged": (KERNELS, "(shares > 0)[:, None] & ", "", gpu_checks.passes),
+    "a window is a slot too long": (KERNELS, "other=0) - WINDOW + 1", "other=0) - WINDOW", gpu_checks.features),
+    "weights forget the other splits": (KERNELS, "tl.exp(s - tl.load", "tl.exp(s + 0 * tl.load", gpu_checks.captured),
+    "a split skips a key": (KERNELS, "split * span\n    mean", "split * span + 1\n    mean", gpu_checks.attention),
+    "the root is not scored": (KERNELS, "slot <= tl.load", "slot < tl.load", gpu_checks.captured),
+    "a pooled row is left out": (KERNELS, "low = 0 if POOLED", "low = 1 if POOLED", gpu_checks.captured),
+    "a window forgets the tree": (STEP, "(apart < w)", "(apart <= w)", gpu_checks.features),
+    "a step waits for the host": (STEP, "self.logits =", "logits.sum().item(); self.logits =", gpu_checks.fixed),
+    "a launch follows the length": (STEP, "bucket(tail, 1024)", "1024 + tail", gpu_checks.fixed),
+}  # fmt: skip
+
+
+def plant(file: Path, good: str, bad: str, folder: Path) -> None:
+    """Load a changed copy of the file in place of what the checks use."""
+    source = file.read_text()
+    assert source.count(good) == 1, f"{good!r} is there {source.count(good)} times"
+    copy = folder / f"{file.stem}.py"
+    copy.write_text(source.replace(good, bad))
+    spec = importlib.util.spec_from_file_location("broken", copy)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if file is STEP:
+        cuda.Shape, cuda.StaticPass = module.Shape, module.StaticPass
+        return
+    for user in (gpu, slots):
+        for name in vars(user).keys() & vars(module).keys():
+            if type(vars(module)[name]).__name__ == "InterpretedFunction":
+                setattr(user, name, vars(module)[name])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    gpu.PROGRAMS = 4  # each costs the interpreter its time
+    slots.BLOCK = 1024
+    torch.empty = gpu_checks.poisoned
+    good = {(m, n): v for m in (gpu, slots, cuda, gpu_checks) for n, v in vars(m).items() if not n.startswith("__")}
+    with torch.inference_mode():
+        for check in gpu_checks.CHECKS:
+            check()
+            print(f"right: {check.__name__}", flush=True)
+        for name, fault in FAULTS.items():
+            print(f"{'caught' if caught(*fault) else 'NOT CAUGHT'}: {name}", flush=True)
+            for (module, key), value in good.items():
+                setattr(module, key, value)
+
+
+def caught(file: Path, before: str, after: str, check: Callable[[], None]) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        plant(file, before, after, Path(folder))
+        try:
+            check()
+        except (AssertionError, ArithmeticError):
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The one list of methods that the tests of losslessness run through, and the part of each product `make test` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import count, product
+
+import pytest
+from support import tiny
+from support.checks import SAMPLERS
+
+from longdraft import build
+from longdraft.drafters import (
+    AdaptiveDraft,
+    Auto,
+    Drafter,
+    GlideDrafter,
+    Hierarchical,
+    Lookup,
+    Reuse,
+    SelfDrafter,
+    Sequential,
+    SmallModelDrafter,
+)
+from longdraft.drafters.adaptive.step_costs import Measured
+from longdraft.drafters.kinds import KINDS
+from longdraft.methods import find
+from longdraft.models.lm import LM
+from longdraft.views import Chunks, Coded, Full, Guided, Partial, Quest, Retrieval, SinkWindow
+
+SMALL = {"gamma": 4, "min_budget": 16}  # a view of 16 slots leaves out most of a prompt of 70
+WIDTHS = [3, 4, 4]
+SWIFT = {"budget": 24, "sink": 4, "widths": [1, 3, 2, 2], "n": 3, "topk": 4}
+EAGLE = {"topk": 12, "levels": 2, "nodes": 40}
+GLIDE = {"widths": [3, 4, 4], "window": 16}
+RETRIEVAL = {"widths": [2, 3], "min_budget": 16, "chunk": 8, "every": 2}
+
+# Adding a method: one line here, the method's name and options that suit prompts of 70 tokens.
+OPTIONS = {
+    "lookup": {"n": 2, "count": 5},
+    "suffix": {"nodes": 6},
+    "recycle": {"nodes": 12},
+    "sd": {"gamma": 4},
+    "sd-sparse": {"gamma": 4, "budget": 40},
+    "budgetdraft": {"gamma": 4, "budget": 40, "every": 2},
+    "magicdec-stream": SMALL,
+    "magicdec-snapkv": SMALL,
+    "magicdec-quest": SMALL | {"page": 4},
+    "vegas": SMALL,
+    "vegas-tree": {"widths": [3, 4, 4], "min_budget": 16},
+    "quantspec": {"gamma": 3},
+    "specextend": RETRIEVAL,
+    "triforce": {"budget": 24, "window": 12, "sink": 2, "gamma": 5},
+    "medusa": {"widths": [24, 3]},
+    "tokenswift": SWIFT,
+    "eagle2": EAGLE,
+    "eagle3": EAGLE | {"reach": 20},
+    "mtp": {"widths": [24, 4, 4], "sink": 3, "window": 20},
+    "dflash": {"nodes": 60, "window": 16},
+    "vegas-reuse": {"gamma": 3, "min_budget": 16, "topk": 4},
+    "longspec": GLIDE,
+    "longspec-chain": {"gamma": 4, "window": 16},
+    "longspec-guided": GLIDE | {"min_budget": 16},
+    "random-picks": SMALL,
+    "recents": SMALL,
+}
+
+
+def make(name: str, target: LM, part=None, **options) -> Drafter:
+    """The named method with these options; where it needs weights and is given none, random ones."""
+    needs = find(name).needs
+    if part is None and needs == "glide":
+        part = tiny.taught_glide(target)
+    elif part is None and needs in KINDS:
+        part = KINDS[needs].random(target, 1)
+    return build(name, target, part, **options)
+
+
+def tried(drafter: AdaptiveDraft) -> AdaptiveDraft:
+    """`auto` tries it even though the keys of a test's short text are few beside the weights."""
+    drafter.least_cost = lambda seqs: 0.0
+    return drafter
+
+
+def ticking(drafter: Drafter) -> AdaptiveDraft:
+    """Measured by a clock that advances by one second at each reading; `auto` tries it whatever it reads."""
+    return tried(AdaptiveDraft(drafter, Measured(count().__next__)))
+
+
+# Variants of named methods, compositions that have no name, and `auto` with a clock that repeats.
+COMPOSED: dict[str, Callable[[LM], Drafter]] = {
+    "vegas as published": lambda t: make("vegas", t, **SMALL, score="logits", rows="ends", reach=0),
+    "vegas tree": lambda t: SelfDrafter(t, Guided(0.07, 16), WIDTHS),
+    "vegas, then lookup": lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [1, 1]), Lookup(2, 4)),
+    "vegas tree, then lookup": lambda t: Sequential(SelfDrafter(t, Guided(0.07, 16), [2, 2]), Lookup(1, 3)),
+    "suffix over texts": lambda t: make("suffix", t, nodes=6, earlier=99),
+    "quest tree": lambda t: SelfDrafter(t, Quest(0.07, 16, page=4, dense=0), [2, 3]),
+    "specextend by itself": lambda t: SelfDrafter(t, Retrieval(0.07, 16, chunk=8, every=2), [1] * 4),
+    "triforce by itself": lambda t: Hierarchical(t, Guided(0.07, 24), SelfDrafter(t, SinkWindow(2, 0.07, 8), [2]), 4),
+    "sd, the end alone": lambda t: make("sd", t, gamma=4, reads=12),
+    "budgetdraft by itself": lambda t: make("budgetdraft", t, t, gamma=4, budget=40, every=2),
+    "budgetdraft by itself, the end alone": lambda t: SmallModelDrafter(t, Chunks(24, every=2), [1] * 4, tail=26),
+    "budgetdraft tree": lambda t: SmallModelDrafter(t, Chunks(40, score="last_key"), WIDTHS),
+    "budgetdraft tree, then lookup": lambda t: Sequential(SmallModelDrafter(t, Chunks(40), [2, 2]), Lookup(1, 3)),
+    "longspec, then lookup": lambda t: Sequential(GlideDrafter(tiny.taught_glide(t), [2, 2]), Lookup(1, 3)),
+    "tokenswift by chance": lambda t: make("tokenswift", t, **SWIFT | {"widths": [2, 1, 1, 1], "choice": "random"}),
+    "medusa, then lookup": lambda t: Sequential(make("medusa", t), Lookup(1, 3)),
+    "longspec, best paths": lambda t: make("longspec", t, **GLIDE, nodes=9),
+    "eagle3, then reuse": lambda t: Sequential(make("eagle3", t, **EAGLE), Reuse(3, 2)),
+    "vegas tree, then reuse": lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)),
+    "auto": lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6),
+    "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
+    "vegas tree by an int8 copy": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"),
+    "vegas with int4 keys": lambda t: make("vegas", t, **SMALL, draft_kv="int4"),
+    "vegas tree with int8 keys": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_kv="int8"),
+    "snapkv with int4 keys": lambda t: make("magicdec-snapkv", t, **SMALL, draft_kv="int4"),
+    "window with int8 keys": lambda t: SelfDrafter(t, Coded(SinkWindow(4, 0.07, 40), 8, recent=5), [1] * 4),
+    "every key in 4 bits": lambda t: SelfDrafter(t, Coded(Full(), 4, recent=8), [1] * 3),
+    "full view": lambda t: SelfDrafter(t, Full(), [1] * 3),
+}
+
+
+def named(name: str) -> Callable[[LM], Drafter]:
+    return lambda target: make(name, target, **OPTIONS[name])
+
+
+BUILD = {name: named(name) for name in OPTIONS} | COMPOSED
+FROM_TEXT = {"lookup", "suffix", "suffix over texts", "recycle"}  # random text gives them next to nothing to find
+ROWS = {"1 row": (70,), "3 rows": (70, 31, 90)}
+
+# `make test` leaves out what is marked `full`: of a product of methods and models it runs every named method on the
+# first model and three on the others (a view of the target, drafter weights, n-grams); of the samplers two. Of COMPOSED
+# it runs what no named method has, and all of it only in test_lossless.py.
+full = pytest.mark.full
+THREE = ("vegas", "longspec", "lookup")
+TWO = ("greedy", "T=1 min-p penalty")
+UNLIKE = {
+    "suffix over texts",
+    "sd, the end alone",
+    "vegas tree, then lookup",
+    "eagle3, then reuse",
+    "auto",
+    "vegas with int4 keys",
+    "full view",
+}
+DAILY = OPTIONS.keys() | UNLIKE
+
+
+def case(*values, id: str, daily: bool):
+    """A parameter set that `make test` runs where it is daily."""
+    return pytest.param(*values, id=id, marks=() if daily else full)
+
+
+def each_method_on(*models: str, first: Collection[str] = DAILY) -> pytest.MarkDecorator:
+    """Parametrised by the product of these models and all methods; `first` are those of `make test` on models[0]."""
+    daily = {models[0]: first}
+    cases = [case(m, name, id=f"{m}-{name}", daily=name in daily.get(m, THREE)) for m, name in product(models, BUILD)]
+    return pytest.mark.parametrize("model,method", cases)
+
+
+each_method = pytest.mark.parametrize("method", [case(name, id=name, daily=name in DAILY) for name in BUILD])
+each_sampler = pytest.mark.parametrize("sampler", [case(s, id=n, daily=n in TWO) for n, s in SAMPLERS.items()])
+each_rows = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+
+
+read_in_any_parts = pytest.mark.skipif(
+    tiny.target("llama").prompt_block > 1, reason="torch reads prompts here, in blocks: test_prompt_blocks.py"
+)
+
+
+def exact(model: str) -> str:
+    """The model's name; skips the test where its passes depend on what is computed beside them."""
+    if model.endswith("-bf16") and tiny.target(model).backend.name != "native":
+        pytest.skip("no native step here: bfloat16 is bit for bit the same on that path alone")
+    return model
+
+
+# Options with which a draft reads the whole context: every draft is accepted.
+FULL_BUDGET = {
+    "vegas": lambda t: build("vegas", t, gamma=5, min_budget=999),
+    "vegas by share": lambda t: build("vegas", t, gamma=5, keep_ratio=1.0, min_budget=1, score="weights"),
+    "magicdec-stream": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999),
+    "no sink": lambda t: build("magicdec-stream", t, gamma=5, min_budget=999, sink=0),
+    "random-picks": lambda t: build("random-picks", t, gamma=5, min_budget=999),
+    "recents": lambda t: build("recents", t, gamma=5, min_budget=999),
+    "magicdec-snapkv": lambda t: build("magicdec-snapkv", t, gamma=5, min_budget=999),
+    "sd by itself": lambda t: build("sd", t, t, gamma=5),
+    "budgetdraft by itself": lambda t: build("budgetdraft", t, t, gamma=5, budget=999),
+    "full view": lambda t: SelfDrafter(t, Full(), [1] * 5),
+    # room for all but a few slots of the far past, none of which a row of 31 has
+    "all but one row's": lambda t: SelfDrafter(t, Guided(0.07, 64), [1] * 5),
+}
