@@ -29,6 +29,7 @@ from torch.nn.functional import cross_entropy
 from longdraft.bench.inputs import held_out_files, read
 from longdraft.bench.records import load as load_records
 from longdraft.cli import common
+from longdraft.cli.option_groups import Dtype, Weights
 from longdraft.core import Sampler, Tree
 from longdraft.core.provenance import relative
 from longdraft.engine.conversation import Conversation
@@ -199,8 +200,8 @@ def long_context(
     ] = "none,yarn:2,yarn:4",
     texts: Annotated[int, typer.Option(min=1, help="Books, and as many stretches of code, to measure losses on.")] = 3,
     haystacks: Annotated[int, typer.Option(min=0, help="Books that facts are hidden in.")] = 2,
-    dtype: common.Dtype = "bfloat16",
-    weights: common.Weights = None,
+    dtype: Dtype = "bfloat16",
+    weights: Weights = None,
     seed: common.Seed = 0,
     threads: common.Threads = None,
 ) -> None:

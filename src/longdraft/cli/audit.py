@@ -11,26 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.errors import InputError
 
 
+@expand
 def audit(
     prompt_file: common.PromptFiles,
     model: common.Model = "bundled",
-    method: common.Method = "vegas",
-    option: common.Options = [],  # noqa: B006
-    drafter: common.Drafter = None,
-    random_drafter: common.RandomDrafter = False,
-    any_target: common.AnyTarget = False,
+    method_options: MethodOptions = MethodOptions(),
+    drafter_options: DrafterOptions = DrafterOptions(),
     tokens: Annotated[int, typer.Option(min=1, help="New tokens per file and way of decoding.")] = 256,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens per prompt; a long file gives several prompts.")
     ] = 2048,
-    dtype: common.Dtype = "float32",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
+    target_options: TargetOptions = TargetOptions(dtype="float32"),
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -61,18 +56,13 @@ def audit(
     from longdraft.audit.plan import ways, windows
     from longdraft.audit.ties import WIDTH, default_tolerance
     from longdraft.cli import prompts
-    from longdraft.core.options import pairs
     from longdraft.engine.records import provenance, relative
-    from longdraft.methods.drafter_weights import DrafterWeights
-    from longdraft.methods.spec import MethodSpec
 
-    spec = MethodSpec(
-        method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
-    )
+    spec = method_options.spec(drafter_options, target_options.trained(model), seed)
     kept_in = common.check_prompt_cache(prompt_cache, folder=True)
     texts = prompts.gather(None, prompt_file, None)
     chosen = ways(temperature, seeds, seed)
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
+    target, tokenizer = common.load_target(model, target_options, threads)
     rows = prompts.encode(texts, tokenizer, None)
     cut = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
@@ -84,7 +74,7 @@ def audit(
     job.check()
     shared = provenance(target, seed)
     digest = sha256(json.dumps([(p.tokens, p.new) for p in job.prompts]).encode()).hexdigest()
-    about = {"method": method, "options": spec.options, **spec.origin, "tolerance": limit}
+    about = {"method": spec.name, "options": spec.options, **spec.origin, "tolerance": limit}
     settings = {
         "model": shared["model"],
         "weights_sha256": shared["weights_sha256"],
@@ -92,7 +82,7 @@ def audit(
         "weights": target.weights,
         "kv": target.kv,
         "activations": target.activations,
-        "dtype": dtype,
+        "dtype": target_options.dtype,
         **about,
     }
     settings |= {"ways": [str(w) for w in chosen], "control_width": WIDTH if limit else None, "prompts_sha256": digest}

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common, processes
+from longdraft.cli.option_groups import DrafterOptions, TargetOptions, expand
 from longdraft.errors import InputError
 
 
+@expand
 def bench(
     methods: Annotated[
         str,
@@ -70,14 +72,8 @@ def bench(
     recommended: Annotated[
         bool, typer.Option("--recommended", help="Sample as the model's makers recommend, instead of greedily.")
     ] = False,
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
-    drafter: common.Drafter = None,
-    random_drafter: common.RandomDrafter = False,
-    any_target: common.AnyTarget = False,
+    target_options: TargetOptions = TargetOptions(),
+    drafter_options: DrafterOptions = DrafterOptions(),
     seed: common.Seed = 0,
     option: Annotated[
         list[str], typer.Option("-o", "--option", help="METHOD.KEY=VALUE: an option of a method; may be repeated.")
@@ -117,19 +113,18 @@ def bench(
     from longdraft.bench.tasks.suites import Suite
     from longdraft.bench.teacher_forced import TeacherForced
     from longdraft.core.sampling import Sampler
-    from longdraft.methods.drafter_weights import DrafterWeights
     from longdraft.models.recommended import recommended_sampler
 
-    drafters = DrafterWeights(drafter, random_drafter, seed, "" if shape or rope else model, any_target)
+    drafters = drafter_options.drafter_weights("" if shape else target_options.trained(model), seed)
     chosen, contexts = parse(methods, option, drafters), _contexts(context or "4096")
     sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
     if task not in ("speed", "anchored", "steps"):
         raise InputError(f"unknown task {task!r}: choose speed, anchored or steps")
-    if shape and rope:
+    if shape and target_options.rope:
         raise InputError("--rope extends a model's trained positions, and --shape has no trained model: leave one out")
-    if shape and weights:
+    if shape and target_options.weights:
         raise InputError("--weights quantises a model as it is loaded, and --shape loads none: leave one out")
-    for name, given in (("--kv", kv), ("--activations", activations)):
+    for name, given in (("--kv", target_options.kv), ("--activations", target_options.activations)):
         if shape and given:
             raise InputError(f"{name} is of a model that is loaded, and --shape loads none: leave one out")
     if task == "anchored" and (shape or accept is not None or batch > 1):
@@ -161,11 +156,11 @@ def bench(
         raise InputError("--prompt-cache keeps prompts of a model that is loaded: leave --shape or --prompt-cache out")
     kept_in = common.check_prompt_cache(prompt_cache, folder=True)
     if shape:
-        target, tokenizer = shapes.random_model(shape, dtype, seed), None
+        target, tokenizer = shapes.random_model(shape, target_options.dtype, seed), None
         texts = [inputs.random_text(max(contexts) + batch, target.vocab, seed)]
         common.settle()
     else:
-        target, tokenizer = common.load_target(model, dtype, rope=rope, weights=weights, kv=kv, activations=activations)
+        target, tokenizer = common.load_target(model, target_options)
         sampler = recommended_sampler(target) if recommended else sampler
         texts = [] if suite else inputs.texts([t.strip() for t in text.split(",")], prompt_file, tokenizer)
         texts = inputs.ask(texts, ask, tokenizer) if ask else texts

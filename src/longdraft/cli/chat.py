@@ -12,30 +12,25 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.errors import InputError
 
 Messages = list[dict[str, str]]
 HELP = "/stats shows speed and acceptance, /reset forgets the conversation, /quit (or end of input) ends it"
 
 
+@expand
 def chat(
     model: common.Model = "smollm2",
     system: Annotated[str | None, typer.Option(help="Instructions that the conversation begins with.")] = None,
-    method: common.Method = "auto",
-    option: common.Options = [],  # noqa: B006
+    method_options: MethodOptions = MethodOptions("auto"),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens of an answer.")] = 512,
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
+    target_options: TargetOptions = TargetOptions(),
     temperature: common.Temperature = 0.7,
     top_p: common.TopP = 0.9,
     penalty: common.Penalty = 1.1,
     seed: common.Seed = 0,
-    drafter: common.Drafter = None,
-    random_drafter: common.RandomDrafter = False,
-    any_target: common.AnyTarget = False,
+    drafter_options: DrafterOptions = DrafterOptions(),
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Print accepted draft tokens in green.")] = False,
     threads: common.Threads = None,
 ) -> None:
@@ -44,27 +39,23 @@ def chat(
     One line of standard input is one message. /stats shows speed and acceptance, /reset forgets the conversation, and
     /quit ends it.
     """
-    from longdraft.core.options import pairs
     from longdraft.core.sampling import Sampler
     from longdraft.engine.conversation import Conversation
-    from longdraft.methods.drafter_weights import DrafterWeights
-    from longdraft.methods.spec import MethodSpec
     from longdraft.models.chat import chat_tokens
     from longdraft.models.templates import Templates
 
-    beside = "" if rope else model
-    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, beside, any_target))
+    spec = method_options.spec(drafter_options, target_options.trained(model), seed)
     sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
     first = [] if system is None else [{"role": "system", "content": system}]
     with closing(Templates()) as templates:
         templates.start()  # beside the model, which takes longer to load
-        target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
+        target, tokenizer = common.load_target(model, target_options, threads)
         spec.check(target, None)
         tokens = partial(chat_tokens, tokenizer, render=templates.render)
         tokens([*first, {"role": "user", "content": "?"}])  # refuses a model without a template now
         talk = Talk(Conversation(target, sampler, seed), tokenizer, tokens, first, max_new_tokens, show_drafts)
         if sys.stdin.isatty():
-            print(f"{target.name}, {method}: {HELP}", file=sys.stderr)
+            print(f"{target.name}, {spec.name}: {HELP}", file=sys.stderr)
         converse(talk, spec.paced(target))  # one drafter for all answers: it may keep what it has read
     if sys.stdin.isatty():
         print(file=sys.stderr)

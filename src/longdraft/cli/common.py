@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from longdraft.cli.option_groups import TargetOptions
 from longdraft.errors import InputError
 
 MAX_SEED = 1 << 62
@@ -24,50 +26,8 @@ Model = Annotated[
         help="The target: 'bundled', a model that `longdraft fetch` lists, a folder, a .gguf file, or a Hub id.",
     ),
 ]
-Method = Annotated[str, typer.Option(help="The method; `longdraft methods` lists all.")]
-Options = Annotated[
-    list[str], typer.Option("-o", "--option", help="An option of the method as KEY=VALUE; may be repeated.")
-]
-Drafter = Annotated[
-    str | None,
-    typer.Option(help="Folder with the drafter weights that the method needs; a small model is named as with -m."),
-]
-RandomDrafter = Annotated[bool, typer.Option("--random-drafter", help="Use random drafter weights, drawn from --seed.")]
-AnyTarget = Annotated[
-    bool, typer.Option("--any-target", help="Accept a --drafter that was trained for another target.")
-]
 PromptFiles = Annotated[list[Path], typer.Option(help="A UTF-8 text file; may be repeated.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per row.")]
-Dtype = Annotated[str, typer.Option(help="Data type of the weights and the KV cache: float32 or bfloat16.")]
-Rope = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND:FACTOR",
-        help="Extend rotary positions without training: yarn:2 or linear:2 allows twice the context.",
-    ),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="int8|int4",
-        help="Quantise the linear layers on loading: the quantised model is the target (default: as stored).",
-    ),
-]
-KeysAndValues = Annotated[
-    str | None,
-    typer.Option(
-        metavar="int8",
-        help="Keep the target's keys and values in 8 bits, which is another target (default: in --dtype).",
-    ),
-]
-Activations = Annotated[
-    str | None,
-    typer.Option(
-        metavar="int8|full",
-        help="int8 quantizes the inputs of packed layers (GGUF, --weights), which is faster and changes the target"
-        " model; full does not (default: int8 for a GGUF file where the CPU kernels support it).",
-    ),
-]
 PromptCache = Annotated[
     Path | None,
     typer.Option(
@@ -84,22 +44,14 @@ Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CP
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 
-def load_target(
-    model: str,
-    dtype: str,
-    threads: int | None = None,
-    rope: str | None = None,
-    weights: str | None = None,
-    kv: str | None = None,
-    activations: str | None = None,
-) -> tuple[Any, Any]:
+def load_target(model: str, options: TargetOptions, threads: int | None = None) -> tuple[Any, Any]:
     """The target and its tokenizer, with library logging silenced and threads pinned. Raises InputError."""
     from longdraft.core.processes import joined, share_interrupts
     from longdraft.models.loading import load, quiet
 
     quiet(threads)
     team = joined(TIMEOUT)
-    loaded = load(model, dtype, rope=rope, weights=weights, kv=kv, team=team, activations=activations)
+    loaded = load(model, team=team, **asdict(options))
     if team.size > 1:
         share_interrupts()
         return loaded  # a pin would give all processes of a machine the same processors

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.option_groups import TargetOptions, expand
 
 CODER, REAL, FALLBACK = "qwen2.5-coder-0.5b", "smollm2", "bundled"
 DRAFTED, OWN = "green", "bold"
 
 
+@expand
 def demo(
     model: Annotated[
         str | None,
@@ -24,11 +26,7 @@ def demo(
     ] = None,
     context: Annotated[int | None, typer.Option(min=16, help="Number of tokens of text in the prompt.")] = None,
     max_new_tokens: common.NewTokens = 256,
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
+    target_options: TargetOptions = TargetOptions(),
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature (default: 0.3 for an answer, 0 for source code).")
     ] = None,
@@ -55,14 +53,14 @@ def demo(
     from longdraft.models.text import Detokenizer
 
     console = Console(highlight=False)
-    target, tokenizer = common.load_target(model or real_model(), dtype, threads, rope, weights, kv, activations)
+    target, tokenizer = common.load_target(model or real_model(), target_options, threads)
     shown = scene(tokenizer, context, coder="coder" in target.name.lower())
     sampling: dict[str, Any] = shown.sampling | ({} if temperature is None else {"temperature": temperature})
     sampler = Sampler(**sampling)
     check(target, [shown.prompt], max_new_tokens, Drafter(), match)
     console.print(f"[bold]Prompt[/]: {shown.about}", soft_wrap=True)
     how = ", ".join(f"{name} {value:g}" for name, value in sampling.items()) + f", seed {seed}"
-    console.print(f"[bold]Target[/]: {target.name}, {dtype}, {how}.", soft_wrap=True)
+    console.print(f"[bold]Target[/]: {target.name}, {target_options.dtype}, {how}.", soft_wrap=True)
     with common.reading([shown.prompt]) as tick:
         eos = None if shown.ends else ()
         session = DecodeSession(target, [shown.prompt], max_new_tokens, sampler, seed, eos, report=tick)

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.option_groups import Dtype, Rope, TargetOptions, Weights
 
 
 def export(
     out: Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")],
     model: common.Model = "smollm2",
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
+    dtype: Dtype = "bfloat16",
+    rope: Rope = None,
+    weights: Weights = None,
 ) -> None:
     """Write a model as a folder of safetensors with its configuration and tokenizer, as vLLM and Transformers read it.
 
@@ -25,6 +26,6 @@ def export(
     from longdraft.models.export import export as write
 
     folder = new_folder(out)
-    target, tokenizer = common.load_target(model, dtype, None, rope, weights)
+    target, tokenizer = common.load_target(model, TargetOptions(dtype, rope, weights))
     size = write(target, tokenizer, folder)
     typer.echo(f"{target.name}: {size / 1e6:.0f} MB in {dtype} -> {out}")

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 
 
+@expand
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The text to continue.")] = None,
     prompt_file: Annotated[
@@ -19,14 +21,9 @@ def generate(
     ] = [],  # noqa: B006
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Use only the first N tokens of each file.")] = None,
     model: common.Model = "bundled",
-    method: common.Method = "vegas",
-    option: common.Options = [],  # noqa: B006
+    method_options: MethodOptions = MethodOptions(),
     max_new_tokens: common.NewTokens = 256,
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
+    target_options: TargetOptions = TargetOptions(),
     temperature: common.Temperature = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
     top_p: common.TopP = 1.0,
@@ -40,9 +37,7 @@ def generate(
         int,
         typer.Option(min=0, max=common.MAX_SEED, help="Seed of random numbers; row b uses row_seed(seed, b)."),
     ] = 0,
-    drafter: common.Drafter = None,
-    random_drafter: common.RandomDrafter = False,
-    any_target: common.AnyTarget = False,
+    drafter_options: DrafterOptions = DrafterOptions(),
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")] = False,
     control_tokens: Annotated[
         bool,
@@ -73,12 +68,9 @@ def generate(
     from longdraft.cli import prompts, trace_file
     from longdraft.cli.job import Job, Printer
     from longdraft.cli.show import summary
-    from longdraft.core.options import pairs
     from longdraft.core.sampling import Sampler
     from longdraft.engine.prompt_file import PromptFile
     from longdraft.errors import InputError
-    from longdraft.methods.drafter_weights import DrafterWeights
-    from longdraft.methods.spec import MethodSpec
 
     if trace is not None:
         trace_file.check(trace, len(prompt_file))
@@ -87,10 +79,8 @@ def generate(
     kept_in = common.check_prompt_cache(prompt_cache, folder=False)
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
-    spec = MethodSpec(
-        method, method, pairs(option), DrafterWeights(drafter, random_drafter, seed, "" if rope else model, any_target)
-    )
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
+    spec = method_options.spec(drafter_options, target_options.trained(model), seed)
+    target, tokenizer = common.load_target(model, target_options, threads)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
     kept = None if kept_in is None else PromptFile(kept_in, target)
     job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None, kept)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from longdraft.cli import common
+from longdraft.cli.option_groups import Rope
 from longdraft.errors import InputError
 
 Target = Annotated[str, typer.Option("-m", "--model", help="The drafter's target: a folder, a .gguf file or a Hub id.")]
@@ -25,7 +25,7 @@ def import_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The released folder, with weights and config.json.")],
     out: Annotated[Path, typer.Option(help="Folder for the converted drafter, to be given to --drafter.")],
     model: Target = "bundled",
-    rope: common.Rope = None,
+    rope: Rope = None,
     any_target: Annotated[
         bool,
         typer.Option("--any-target", help="Accept a drafter whose embedding or output table is not this target's."),
@@ -52,7 +52,7 @@ def export_drafter(
     folder: Annotated[Path, typer.Argument(metavar="DRAFTER", help="The folder of a drafter: eagle3 or dflash.")],
     out: Annotated[Path, typer.Option(help="Folder for the drafter in the other layout.")],
     model: Target = "bundled",
-    rope: common.Rope = None,
+    rope: Rope = None,
     any_target: Annotated[
         bool, typer.Option("--any-target", help="Write it for a target other than the one it was trained for.")
     ] = False,

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.errors import InputError
 
 LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -19,10 +20,10 @@ KEY = "LONGDRAFT_API_KEY"
 MOST_S = 1e7  # seconds of any limit
 
 
+@expand
 def serve(
     model: common.Model = "smollm2",
-    method: common.Method = "auto",
-    option: common.Options = [],  # noqa: B006
+    method_options: MethodOptions = MethodOptions("auto"),
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name in the API (default: as given to -m).")] = None,
@@ -78,14 +79,8 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
     client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
     page: Annotated[bool, typer.Option(help="Show a page at / where one can watch methods draft.")] = True,
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
-    drafter: common.Drafter = None,
-    random_drafter: common.RandomDrafter = False,
-    any_target: common.AnyTarget = False,
+    target_options: TargetOptions = TargetOptions(),
+    drafter_options: DrafterOptions = DrafterOptions(),
     threads: common.Threads = None,
 ) -> None:
     """Serve a model over OpenAI's API, with metrics, and a page at / that shows a method at work.
@@ -99,12 +94,9 @@ def serve(
         raise InputError(
             f"the server needs {error.name}, which is not installed: pip install 'longdraft[serve]'"
         ) from None
-    from longdraft.core.options import pairs
     from longdraft.engine.prefix_cache import PrefixCache
     from longdraft.engine.prompt_folder import PromptFolder, private
     from longdraft.engine.session import Session
-    from longdraft.methods.drafter_weights import DrafterWeights
-    from longdraft.methods.spec import MethodSpec
     from longdraft.models.chat import has_template
     from longdraft.models.control import control_of
     from longdraft.models.text import token_ids
@@ -114,9 +106,8 @@ def serve(
         private(cache_dir)  # refused before the model is loaded
     if host not in LOCAL and not keys:
         print("longdraft: note: without --api-key-file, anyone who can reach this address can use it", file=sys.stderr)
-    beside = "" if rope else model
-    spec = MethodSpec(method, method, pairs(option), DrafterWeights(drafter, random_drafter, 0, beside, any_target))
-    target, tokenizer = common.load_target(model, dtype, threads, rope, weights, kv, activations)
+    spec = method_options.spec(drafter_options, target_options.trained(model), 0)
+    target, tokenizer = common.load_target(model, target_options, threads)
     spec.check(target, None)
     slots = min(context or target.positions, target.positions)
     prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
@@ -135,7 +126,7 @@ def serve(
     )
     settings = Settings(
         name or model,
-        method,
+        spec.name,
         host=host,
         port=port,
         keys=keys,

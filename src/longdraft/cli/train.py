@@ -13,6 +13,7 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli import train_options as o
+from longdraft.cli.option_groups import Rope, Weights, expand
 from longdraft.cli.train_text import write_text
 from longdraft.core.options import declared, pairs, read
 from longdraft.core.places import new_folder
@@ -47,8 +48,8 @@ Answers = Annotated[
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")
 
 
+@expand
 def train_target(
-    run: o.Run,
     out: Annotated[Path, typer.Option(help="Folder for the finished model.")],
     work: Annotated[Path, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl.")] = Path("run"),
     stage: o.Stage = ["512:2000"],  # noqa: B006
@@ -70,6 +71,7 @@ def train_target(
     positions: Annotated[int, typer.Option(min=16, max=1 << 24, help="Maximum context length.")] = 131072,
     copies: Annotated[float, typer.Option(help="Share of rows with repeated spans.", min=0, max=1)] = 0.25,
     guide_to: Annotated[int, typer.Option(help="Guide some attention heads before this step.", min=0)] = 0,
+    run: o.Run = o.Run(step_tokens=2048, decay=1 / 3, probe_every=500),
 ) -> None:
     """Train a small Qwen3 on this machine's Python files and on books, and export it in bfloat16."""
     out = new_folder(out, replaced=None)
@@ -97,15 +99,13 @@ def train_target(
 def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None]:
     """The command that trains drafters of this kind."""
 
+    @expand
     def train_drafter(
-        run: o.Run,
         out: Annotated[Path, typer.Option(help="Folder for the finished drafter.")],
         model: common.Model = "bundled",
-        rope: common.Rope = None,
-        weights: common.Weights = None,
-        work: o.Work = None,
-        text: o.Text = [],  # noqa: B006
-        environment: o.Environment = None,
+        rope: Rope = None,
+        weights: Weights = None,
+        corpus_options: o.CorpusOptions = o.CorpusOptions(),
         package_cap: o.PackageCap = 8_000_000,
         dataset_cap: o.DatasetCap = 50_000_000,
         option: Option = [],  # noqa: B006
@@ -118,6 +118,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         patience: Patience = 0,
         states: States = None,
         answers: Answers = False,
+        run: o.Run = o.Run(),
     ) -> None:
         quiet(run.threads or None)
         out = _new(out, kind)
@@ -129,10 +130,10 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
             spread(lm, team)
         turns = Turns.of(tokenizer) if answers else None
         frozen = KeptStates(lm, states, turns) if states else Frozen(lm, turns)
-        folder = work or out.with_name(out.name + ".run")
+        folder = corpus_options.folder(out)
         stages = stage or [f"{length}:{steps}"]
         settings = run.settings(stages, lm.positions, folder, patience=patience, parts=accumulate, team=team)
-        sources = data.Sources(text, environment if environment is not None else not text, package_cap, dataset_cap)
+        sources = corpus_options.sources(package_cap=package_cap, dataset_cap=dataset_cap)
         if not team.first:
             team.wait()  # until the first process has tokenised the text
         corpus, heldout = corpora(frozen, tokenizer, sources, folder)
@@ -160,7 +161,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
         kind.save(module.to(torch.bfloat16), out, lm, record, tokenizer)
         typer.echo(f"step {record['step']}, {record['parameters']} parameters -> {out}")
 
-    return o.with_run(train_drafter, o.Run())
+    return train_drafter
 
 
 def _new(out: Path, kind: DrafterKind) -> Path:
@@ -175,7 +176,7 @@ def plot_run(run: Annotated[Path, typer.Argument(help="The --work folder of a ru
     typer.echo(plot.draw(run))
 
 
-app.command("target")(o.with_run(train_target, o.Run(step_tokens=2048, decay=1 / 3, probe_every=500)))
+app.command("target")(train_target)
 app.command("plot")(plot_run)
 app.command("text")(write_text)
 for kind in KINDS.values():

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import wraps
-from inspect import Parameter, Signature, get_annotations, signature
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,26 +12,44 @@ import typer
 from longdraft.cli.common import MAX_SEED
 from longdraft.core import provenance
 from longdraft.errors import InputError
+from longdraft.training.data import Sources
 from longdraft.training.schedule import Plan, parse_stages
 from longdraft.training.trainer import Settings
 
 Text = Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl files, or hf:ID; repeatable.")]
-Environment = Annotated[
-    bool | None, typer.Option(help="Use the standard library and installed packages (default: if no --text is given).")
-]
 PackageCap = Annotated[int, typer.Option(min=1, help="Maximum number of characters of one installed package.")]
 DatasetCap = Annotated[int, typer.Option(min=1, help="Maximum number of characters of one hf: dataset.")]
-Work = Annotated[
-    Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
-]
 Stage = Annotated[list[str], typer.Option(help="LENGTH:STEPS, run in the given order; repeatable.")]
 Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="Number of CPU threads (0: torch's choice).")]
 
 
 @dataclass(frozen=True)
+class CorpusOptions:
+    """The text of a run, and the folder for its tokens."""
+
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
+    ] = None
+    text: Text = field(default_factory=list)
+    environment: Annotated[
+        bool | None,
+        typer.Option(help="Use the standard library and installed packages (default: if no --text is given)."),
+    ] = None
+
+    def folder(self, out: Path) -> Path:
+        """The work folder of a run that writes to `out`."""
+        return self.work or out.with_name(out.name + ".run")
+
+    def sources(self, **caps: int) -> Sources:
+        """caps: package_cap and dataset_cap of Sources."""
+        environment = not self.text if self.environment is None else self.environment
+        return Sources(self.text, environment, **caps)
+
+
+@dataclass(frozen=True)
 class Run:
-    """How a training run proceeds, whatever is trained: an option per field."""
+    """How a training run proceeds, whatever is trained."""
 
     step_tokens: Annotated[
         int, typer.Option(min=8, max=1 << 30, help="Number of tokens per step (at least one row).")
@@ -63,21 +78,6 @@ class Run:
         plan = Plan(parse_stages(stages, positions), self.step_tokens, self.decay)
         shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         return Settings(plan, work, provenance.command(), (self.matrix_rate, self.other_rate), **shared, **more)
-
-
-def with_run(command: Callable[..., None], defaults: Run) -> Callable[..., None]:
-    """The command without its parameter `run`, which holds the values of one further option per field of Run."""
-
-    @wraps(command)
-    def function(**given: Any) -> None:
-        run = Run(**{f.name: given.pop(f.name) for f in fields(Run)})
-        command(run=run, **given)
-
-    types = get_annotations(Run, eval_str=True)
-    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "run"]
-    more = [Parameter(n, Parameter.KEYWORD_ONLY, default=getattr(defaults, n), annotation=types[n]) for n in types]
-    function.__signature__ = Signature([*own, *more])  # type: ignore[attr-defined]
-    return function
 
 
 def stopped(step: int, steps: int) -> str:

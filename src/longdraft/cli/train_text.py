@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli import train_options as o
+from longdraft.cli.option_groups import TargetOptions, expand
 from longdraft.core.places import new_file
 from longdraft.core.sampling import Sampler
 from longdraft.engine.scheduler import Finished, serve
@@ -20,7 +22,6 @@ from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import load, quiet
 from longdraft.training import rows, trainer
-from longdraft.training.data import Sources
 from longdraft.training.frozen import Frozen
 from longdraft.training.instructions import ask
 from longdraft.training.run import corpora
@@ -28,12 +29,11 @@ from longdraft.training.run import corpora
 CODE = 0.65  # share of prompts made of source code
 
 
+@expand
 def write_text(
     out: Annotated[Path, typer.Option(help="JSON lines are appended to this file.")],
     model: common.Model = "bundled",
-    work: o.Work = None,
-    text: o.Text = [],  # noqa: B006
-    environment: o.Environment = None,
+    corpus_options: o.CorpusOptions = o.CorpusOptions(),
     count: Annotated[int, typer.Option(min=1, max=1 << 20, help="Number of texts.")] = 1000,
     chat: Annotated[
         bool, typer.Option("--chat", help="Ask for something about each piece, in the model's chat template.")
@@ -48,11 +48,7 @@ def write_text(
     max_new_tokens: common.NewTokens = 448,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; small models then repeat themselves.")] = 1.0,
     seed: o.Seed = 0,
-    dtype: common.Dtype = "bfloat16",
-    rope: common.Rope = None,
-    weights: common.Weights = None,
-    kv: common.KeysAndValues = None,
-    activations: common.Activations = None,
+    target_options: TargetOptions = TargetOptions(),
     threads: o.Threads = 0,
 ) -> None:
     """Let the target continue pieces of text, or answer questions about them, to train drafters on its own output.
@@ -62,9 +58,8 @@ def write_text(
     quiet(threads or None)
     out = new_file(out)
     before, done = _lines(out), 0
-    target, tokenizer = load(model, dtype, rope=rope, weights=weights, kv=kv, activations=activations)
-    sources = Sources(text, environment if environment is not None else not text)
-    corpus, _ = corpora(Frozen(target), tokenizer, sources, work or out.with_name(out.name + ".run"))
+    target, tokenizer = load(model, **asdict(target_options))
+    corpus, _ = corpora(Frozen(target), tokenizer, corpus_options.sources(), corpus_options.folder(out))
 
     def prompt(i: int) -> list[int]:
         """Prompt i, determined by seed and i."""
