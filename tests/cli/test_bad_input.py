@@ -97,7 +97,7 @@ def test_bad_input(cli, line, names):
 
 
 def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise RuntimeError(
             "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n" * 2
         )
@@ -108,7 +108,7 @@ def test_memory_that_does_not_suffice_is_said(cli, monkeypatch):
 
 
 def test_our_own_faults_are_not_hidden(cli, monkeypatch):
-    def fault(*_):
+    def fault(*_, **__):
         raise ValueError("a fault")
 
     monkeypatch.setattr(job, "DecodeSession", fault)

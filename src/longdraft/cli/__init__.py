@@ -51,8 +51,8 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         processes.check(str(name))
-        module, found = COMMANDS[str(name)][0].split(":")
-        app = getattr(import_module(f"longdraft.cli.{module}"), found)
+        module, attribute = COMMANDS[str(name)][0].split(":")
+        app = getattr(import_module(f"longdraft.cli.{module}"), attribute)
         if not isinstance(app, typer.Typer):
             function, app = app, typer.Typer(add_completion=False)
             app.command()(function)

@@ -64,12 +64,14 @@ def audit(
     chosen = ways(temperature, seeds, seed)
     target, tokenizer = common.load_target(model, target_options, threads)
     rows = prompts.encode(texts, tokenizer, None)
-    cut = [
+    per_text = [
         windows(relative(t.name), row, prompt_tokens, tokens, target.positions)
         for t, row in zip(texts, rows, strict=True)
     ]
     limit = default_tolerance(target) if tolerance is None else tolerance
-    job = Audit(target, lambda: spec.build(target), [p for found in cut for p in found], chosen, limit)
+    job = Audit(
+        target, lambda: spec.build(target), [passage for passages in per_text for passage in passages], chosen, limit
+    )
     job.kept = common.prompt_files(kept_in, target)
     job.check()
     shared = provenance(target, seed)

@@ -149,8 +149,9 @@ def bench(
     if others.chosen and (task != "speed" or shape or accept is not None):
         raise InputError("--peers decode real text by task speed: leave --task, --shape and --accept out")
     if others.chosen and (ask or recommended or (sampler.top_p, sampler.penalty) != (1.0, 1.0)):
-        what = "leave --ask, --recommended, --top-p, --penalty out"
-        raise InputError(f"--peers decode plain texts with the temperature alone: {what}")
+        raise InputError(
+            "--peers decode plain texts with the temperature alone: leave --ask, --recommended, --top-p, --penalty out"
+        )
     repeat = repeat or (1 if suite else 5)
     if prompt_cache is not None and shape:
         raise InputError("--prompt-cache keeps prompts of a model that is loaded: leave --shape or --prompt-cache out")
@@ -171,17 +172,28 @@ def bench(
         job = TeacherForced(target, chosen, texts, contexts, anchors, sampler, seed, warmup_rounds, kept=kept)
         _run(job, out if target.team.first else None)
     else:
-        found, left_out = others.find(target)
+        engines, left_out = others.find(target)
         for line in left_out:
             typer.echo(line, err=True)
-        entries = [*chosen, *found]
+        entries = [*chosen, *engines]
         if of_suite is not None:
             ends = not others.chosen
             job = SuiteRun(target, tokenizer, entries, of_suite, max_new_tokens, repeat, sampler, seed, ends, kept=kept)
         else:
-            new = max_new_tokens or 256
-            given = target, tokenizer, entries, texts, contexts, new, batch, repeat, sampler, seed, accept
-            job = Speed(*given, kept=kept)
+            job = Speed(
+                target,
+                tokenizer,
+                entries,
+                texts,
+                contexts,
+                new_tokens=max_new_tokens or 256,
+                batch=batch,
+                repeat=repeat,
+                sampler=sampler,
+                seed=seed,
+                accept=accept,
+                kept=kept,
+            )
         _run(job, out if target.team.first else None)
 
 
@@ -194,15 +206,15 @@ def _run(job: Any, out: Path | None) -> None:
     from longdraft.engine.record_file import RecordFile
 
     job.check()
-    log, found, stopped = RecordFile(out), [], False
+    log, records, stopped = RecordFile(out), [], False
     with common.progress(job.steps, MofNCompleteColumn(), TimeElapsedColumn()) as tick:
         try:
-            for r in job.run(log, lambda what: tick(1, what)):
-                found.append(r)
+            for record in job.run(log, lambda label: tick(1, label)):
+                records.append(record)
         except KeyboardInterrupt:
             stopped = True
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for section in sections([r for r in found if r["task"] != "left out"]):  # why peers are left out is said below
+    for section in sections([r for r in records if r["task"] != "left out"]):  # why peers are left out is said below
         console.print(rich_table(section))
         for note in section.notes[:-1]:
             console.print(note, highlight=False)
@@ -212,7 +224,7 @@ def _run(job: Any, out: Path | None) -> None:
     if stopped:
         typer.echo(f"interrupted; the records so far are {'in ' + str(out) if out else 'shown above'}", err=True)
         raise typer.Exit(130)
-    if any("damage" in r for r in found):
+    if any("damage" in r for r in records):
         raise typer.Exit(1)
 
 

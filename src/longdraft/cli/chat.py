@@ -95,7 +95,8 @@ class Talk:
     def __init__(self, conversation: Any, tokenizer: Any, tokens: Any, first: Messages, limit: int, show_drafts: bool):
         from rich.console import Console
 
-        self.conversation, self.tokenizer, self.tokens, self.first = conversation, tokenizer, tokens, first
+        self.conversation, self.tokenizer = conversation, tokenizer
+        self.tokens, self.first = tokens, first
         self.limit, self.show_drafts = limit, show_drafts
         self.console, self.messages, self.last = Console(highlight=False), list(first), ""
 
@@ -105,7 +106,8 @@ class Talk:
         from longdraft.models.text import text_of
 
         asked = [*self.messages, {"role": "user", "content": text}]
-        said, stats, prompt, known = list[int](), Stats(), list[int](), 0
+        said, stats = list[int](), Stats()
+        prompt, known = list[int](), 0
         try:
             prompt = self.tokens(asked)
             known = self.conversation.known(prompt)

@@ -159,7 +159,7 @@ def fetching(name: str) -> Iterator[Callable[[int], None]]:
 def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
     """A progress bar on standard error, silent unless that is a terminal -> what to call with (steps, description)."""
     if not sys.stderr.isatty():
-        yield lambda steps, what: None
+        yield lambda steps, description: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -167,4 +167,4 @@ def progress(total: int, *columns: Any) -> Iterator[Callable[[int, str], None]]:
     shown = [TextColumn("{task.description}"), BarColumn(), *columns]
     with Progress(*shown, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda steps, what: bar.update(task, advance=steps, description=what or None)
+        yield lambda steps, description: bar.update(task, advance=steps, description=description or None)

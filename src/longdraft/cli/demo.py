@@ -68,26 +68,26 @@ def demo(
     console.print(f"Reading the prompt took {session.prefill_s:.1f} s.")
 
     console.print(f"[{DRAFTED}]This colour[/]: accepted drafts. [{OWN}]This one[/]: tokens that the target added.")
-    found: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
     for name in ("plain", *shown.methods):
         console.rule(name, align="left")
         session.rows(build(name, target, adaptive=True), limit=WARM)  # plain decoding finishes first
-        found[name] = Output([[]])
+        runs[name] = Output([[]])
         text = Detokenizer(tokenizer)
-        for step in session.decode(build(name, target, adaptive=True), found[name].stats):
-            found[name].take(step)
+        for step in session.decode(build(name, target, adaptive=True), runs[name].stats):
+            runs[name].take(step)
             for token in step.tokens[0][:-1]:
                 paint(console, text.push([token]), DRAFTED)
             paint(console, text.push(step.tokens[0][-1:]), OWN)
         paint(console, text.flush() + "\n", OWN)
         if damage := session.altered():  # every later method would read it
             break
-    differences = {name: first_difference(session, found["plain"].rows, run.rows) for name, run in found.items()}
-    others = {} if damage else llama_cpp(target, shown.prompt, len(found["plain"].rows[0]), console)
-    console.print(table(found, differences, target.exact, damage, others))
+    differences = {name: first_difference(session, runs["plain"].rows, run.rows) for name, run in runs.items()}
+    others = {} if damage else llama_cpp(target, shown.prompt, len(runs["plain"].rows[0]), console)
+    console.print(table(runs, differences, target.exact, damage, others))
     if damage:
         raise typer.Exit(1)
-    moved, new = traffic(session, found["plain"]), distinct(found["plain"].rows)
+    moved, new = traffic(session, runs["plain"]), distinct(runs["plain"].rows)
     console.print(
         f"Plain decoding reads {moved['bytes_per_step'] / 1e6:.0f} MB per step"
         f" at {moved['bandwidth_share']:.0%} of this machine's {moved['bandwidth_gb_s']:.0f} GB/s."
@@ -146,7 +146,7 @@ def paint(console: Any, piece: str, style: str) -> None:
 
 
 def table(
-    found: dict[str, Any],
+    runs: dict[str, Any],
     differences: dict[str, Any],
     exact: bool,
     damage: str | None,
@@ -165,9 +165,9 @@ def table(
     for column in ("tokens/s", "mean acceptance length", "speedup"):
         shown.add_column(column, justify="right")
     shown.add_column("equal")
-    speeds = {name: timings(run.stats)["tokens_per_s"] for name, run in found.items()}
-    last = list(found)[-1]
-    for name, run in found.items():
+    speeds = {name: timings(run.stats)["tokens_per_s"] for name, run in runs.items()}
+    last = list(runs)[-1]
+    for name, run in runs.items():
         length = f"{run.stats.mean_acceptance_length:.2f}"
         equal = verdict(differences[name], exact, damage if name == last else None)
         shown.add_row(name, f"{speeds[name]:.1f}", length, f"{speeds[name] / speeds['plain']:.2f}", equal)

@@ -80,8 +80,9 @@ class Job:
         """
         keep = self.drafter().prompt_captures()
         with common.reading(prompts) as tick:
-            given = self.target, prompts, limit, self.sampler, self.seed
-            session = DecodeSession(*given, eos, tick, keep, self.kept)
+            session = DecodeSession(
+                self.target, prompts, limit, self.sampler, self.seed, eos, report=tick, keep=keep, kept=self.kept
+            )
         main, plain, interrupted = Output([[] for _ in prompts]), None, False
         try:
             if compare or self.accept is not None:
@@ -114,8 +115,8 @@ class Job:
             return
         lane = Lane(method=name, options=self.method.options if name == self.method.name else {})
         if self.trace is None:
-            given = session.prompts[0], session.limit, session.sampler, self.seed
-            self.trace = new_trace(self.target, self.tokenizer, *given, [lane])
+            prompt, limit = session.prompts[0], session.limit
+            self.trace = new_trace(self.target, self.tokenizer, prompt, limit, session.sampler, self.seed, [lane])
         else:
             self.trace.lanes.append(lane)
         prompt_tokens, slots = self.trace.prompt_tokens, self.trace.slots

@@ -13,12 +13,12 @@ from longdraft.cli import common
 def lines(entry: dict[str, Any], model: str) -> list[str]:
     from longdraft.methods.drafter_weights import how_to_get
 
-    found = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
+    details = [entry["does"], *(f"-o {key}={o['default']}  ({o['allowed']})" for key, o in entry["options"].items())]
     if entry["needs"]:
         kind = entry["needs"][0]
         there = "available" if entry["available"] else f"none with the model: {how_to_get(kind, model)}"
-        found.append(f"Needs drafter weights of kind {kind} ({there}).")
-    return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in found), ""]
+        details.append(f"Needs drafter weights of kind {kind} ({there}).")
+    return [f"{entry['name']:<16} {entry['paper']}", *(f"{'':<16} {line}" for line in details), ""]
 
 
 def methods(
@@ -33,13 +33,13 @@ def methods(
     from longdraft.methods.listing import describe
 
     weights = DrafterWeights(model=model)
-    found = {
+    listed = {
         kind: [describe(name, method, weights) for name, method in known.items()]
         for kind, known in (("methods", METHODS), ("controls", CONTROLS))
     }
     if as_json:
-        print(json.dumps({"model": model, **found}))
+        print(json.dumps({"model": model, **listed}))
         return
-    print("\n".join(line for entry in found["methods"] for line in lines(entry, model)))
+    print("\n".join(line for entry in listed["methods"] for line in lines(entry, model)))
     print("Controls: methods that a guided selection of keys must beat at the same budget.\n")
-    print("\n".join(line for entry in found["controls"] for line in lines(entry, model)).rstrip())
+    print("\n".join(line for entry in listed["controls"] for line in lines(entry, model)).rstrip())

@@ -47,15 +47,16 @@ def read(path: Path) -> Prompt:
     return Prompt(str(path), decode(data, f"the prompt file {path}"))
 
 
-def decode(data: bytes, what: str) -> str:
+def decode(data: bytes, source: str) -> str:
+    """The text of a source, which messages name. Raises InputError."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{what} is not UTF-8 (byte {error.start}): give UTF-8 text") from None
+        raise InputError(f"{source} is not UTF-8 (byte {error.start}): give UTF-8 text") from None
     if not text:
-        raise InputError(f"{what} is empty: give some text")
+        raise InputError(f"{source} is empty: give some text")
     if "\0" in text:
-        raise InputError(f"{what} is binary (a zero byte at {data.index(0)}): give UTF-8 text")
+        raise InputError(f"{source} is binary (a zero byte at {data.index(0)}): give UTF-8 text")
     return text
 
 

@@ -168,7 +168,7 @@ def read_keys(file: Path | None) -> list[bytes]:
             keys += read_bytes(file).decode("utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
             raise InputError(f"cannot read the API keys in {file}: give a UTF-8 text file, a key in a line") from None
-    found = [key.strip().encode() for key in keys if key.strip()]
-    if file is not None and not found:
+    stripped = [key.strip().encode() for key in keys if key.strip()]
+    if file is not None and not stripped:
         raise InputError(f"{file} has no API key: write one in each line")
-    return found
+    return stripped

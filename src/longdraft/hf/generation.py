@@ -92,5 +92,5 @@ def hf_generate(
 
 def _ends(criteria: Any) -> tuple[int, ...]:
     """The end tokens among the criteria, at which decoding a row can end by itself."""
-    found = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
-    return tuple(sorted({token for tokens in found for token in tokens}))
+    sets = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
+    return tuple(sorted({token for tokens in sets for token in tokens}))

@@ -34,11 +34,11 @@ class Output:
     def take(self, rows: list[list[int]]) -> bool:
         """Append the positions that all rows have reached -> whether there is more to decode."""
         while bool(self.unfinished.any()):
-            at, live = self.length - self.begin, self.unfinished.tolist()
+            position, live = self.length - self.begin, self.unfinished.tolist()
             decoded = [bool(row_live) or not self.pads for row_live in live]
-            if any(need and len(row) <= at for need, row in zip(decoded, rows, strict=True)):
+            if any(need and len(row) <= position for need, row in zip(decoded, rows, strict=True)):
                 return True
-            column = [row[at] if need else self.pad for need, row in zip(decoded, rows, strict=True)]
+            column = [row[position] if need else self.pad for need, row in zip(decoded, rows, strict=True)]
             self._append(self._ids.new_tensor(column))
         return False
 

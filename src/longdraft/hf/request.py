@@ -89,12 +89,12 @@ def prompts_of(input_ids: Tensor, given: dict[str, Any]) -> tuple[list[list[int]
             f"attention_mask is {list(real.shape)} for input_ids {list(input_ids.shape)}: give one per token"
         )
     padding = (size - real.sum(1)).tolist()
-    at = torch.arange(size, device=input_ids.device)
-    if not torch.equal(real, at >= torch.tensor(padding, device=at.device)[:, None]):
+    device = input_ids.device
+    if not torch.equal(real, torch.arange(size, device=device) >= torch.tensor(padding, device=device)[:, None]):
         raise InputError("attention_mask hides tokens inside or behind a prompt: pad on the left (padding_side='left')")
-    position = given.get("position_ids")
-    if position is not None:
+    positions = given.get("position_ids")
+    if positions is not None:
         usual = (real.long().cumsum(1) - 1)[real]
-        if not torch.equal(position.to(at.device).expand_as(input_ids)[real], usual):
+        if not torch.equal(positions.to(device).expand_as(input_ids)[real], usual):
             raise InputError("position_ids are not those of the tokens' places: leave them out")
     return [row[n:] for row, n in zip(input_ids.tolist(), padding, strict=True)], padding
