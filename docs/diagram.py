@@ -1,7 +1,7 @@
 """Draws the architecture from the imports: `python docs/diagram.py` writes the block in architecture.md.
 
-With --check it writes nothing and exits with 1 if the block is out of date. tests/project/test_imports.py checks the imports
-against ROOMS, with the functions below.
+With --check it writes nothing and exits with 1 if the block is out of date. tests/project/test_imports.py checks the
+imports against ROOMS, with the functions below.
 """
 
 from __future__ import annotations
