@@ -9,7 +9,9 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-SCRIPTS = ("trace.js", "lane.js", "tree.js", "strip.js", "client.js", "form.js", "page.js", "run.js", "events.js")
+from longdraft.server.page.bundle import bundle
+
+ENTRY = "main.js"
 
 
 def page(trace: str | None = None) -> tuple[str, str]:
@@ -28,7 +30,7 @@ def page(trace: str | None = None) -> tuple[str, str]:
 @cache
 def _parts() -> tuple[str, str, str]:
     """What comes before and after an embedded trace, and the policy without `frame-ancestors`."""
-    script, style = "\n".join(map(_read, SCRIPTS)), _read("style.css")
+    script, style = bundle(ENTRY, _read), _read("style.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src 'self';"
         " img-src 'self' data:; base-uri 'none'; form-action 'none'"

@@ -1,7 +1,13 @@
 // Talks to this page's own server, and to nothing else.
+import { isObject, isText } from "./trace.js";
+
 let apiKey = "";
 
-class Problem extends Error {
+export function useKey(key) {
+  apiKey = key;
+}
+
+export class Problem extends Error {
   constructor(message, status = 0, param = null) {
     super(message);
     [this.status, this.param] = [status, param];
@@ -26,16 +32,16 @@ async function ask(path, options = {}) {
   throw new Problem(message, response.status, isText(error?.param, 100) ? error.param : null);
 }
 
-async function methods() {
-  const found = await (await ask("v1/longdraft/methods")).json().catch(() => null);
+export async function methods() {
+  const answer = await (await ask("v1/longdraft/methods")).json().catch(() => null);
   const good = (m) => isObject(m) && isText(m.name, 64) && isText(m.about ?? "") && isObject(m.options ?? {});
-  if (!isObject(found) || !Array.isArray(found.methods) || !found.methods.length || !found.methods.every(good))
+  if (!isObject(answer) || !Array.isArray(answer.methods) || !answer.methods.length || !answer.methods.every(good))
     throw new Problem("The server’s list of methods cannot be read.");
-  return found;
+  return answer;
 }
 
 // The objects of the run's stream. Throws Problem if it breaks off before its end.
-async function* events(body, signal) {
+export async function* events(body, signal) {
   const response = await ask("v1/longdraft/trace", { method: "POST", body: JSON.stringify(body), signal });
   const [reader, decoder] = [response.body.getReader(), new TextDecoder()];
   let rest = "";

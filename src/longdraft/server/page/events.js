@@ -1,59 +1,63 @@
-// What the pointer, the keyboard and the first visit do.
-function place(target) {
+// What the pointer, the keyboard and a dropped file do.
+import { $ } from "./dom.js";
+import { openText } from "./form.js";
+import { controls, endOf, load, save, state, wake } from "./page.js";
+
+function placeOf(target) {
   const round = target.closest?.(".round");
   const root = target.closest?.(".lane");
   const lane = state.lanes.findIndex((x) => x.root === root);
   return round && lane >= 0 ? { lane, i: Number(round.dataset.round) } : null;
 }
 
-function point(at) {
-  state.pointed = at;
+function pointTo(place) {
+  state.pointed = place;
   wake();
 }
 
-function pin(at) {
+function pin(place) {
   const old = state.pinned;
-  state.pinned = old && at && old.lane === at.lane && old.i === at.i ? null : at;
+  state.pinned = old && place && old.lane === place.lane && old.i === place.i ? null : place;
   document.querySelectorAll('.round[aria-selected="true"]').forEach((x) => x.setAttribute("aria-selected", "false"));
-  if (state.pinned) state.lanes[at.lane].at(at.i).setAttribute("aria-selected", "true");
+  if (state.pinned) state.lanes[place.lane].group(place.i).setAttribute("aria-selected", "true");
   state.drawn = null;
   wake();
 }
 
 function roundKey(e) {
-  const at = place(e.target);
-  if (!at) return;
-  const lane = state.lanes[at.lane];
+  const place = placeOf(e.target);
+  if (!place) return;
+  const lane = state.lanes[place.lane];
   const to = {
-    ArrowLeft: at.i - 1,
-    ArrowUp: at.i - 1,
-    ArrowRight: at.i + 1,
-    ArrowDown: at.i + 1,
-    PageUp: at.i - 10,
-    PageDown: at.i + 10,
+    ArrowLeft: place.i - 1,
+    ArrowUp: place.i - 1,
+    ArrowRight: place.i + 1,
+    ArrowDown: place.i + 1,
+    PageUp: place.i - 10,
+    PageDown: place.i + 10,
     Home: 0,
     End: lane.shown - 1,
   }[e.key];
   if (to !== undefined) lane.focus(to);
-  else if (e.key === "Enter" || e.key === " ") pin(at);
+  else if (e.key === "Enter" || e.key === " ") pin(place);
   else return;
   e.preventDefault();
 }
 
-function wireLanes() {
+export function wireLanes() {
   const lanes = $("lanes");
-  lanes.addEventListener("pointerover", (e) => point(place(e.target) ?? place(document.activeElement)));
-  lanes.addEventListener("pointerleave", () => point(place(document.activeElement)));
-  lanes.addEventListener("focusin", (e) => place(e.target) && point(place(e.target)));
-  lanes.addEventListener("focusout", () => point(null));
-  lanes.addEventListener("click", (e) => place(e.target) && pin(place(e.target)));
+  lanes.addEventListener("pointerover", (e) => pointTo(placeOf(e.target) ?? placeOf(document.activeElement)));
+  lanes.addEventListener("pointerleave", () => pointTo(placeOf(document.activeElement)));
+  lanes.addEventListener("focusin", (e) => placeOf(e.target) && pointTo(placeOf(e.target)));
+  lanes.addEventListener("focusout", () => pointTo(null));
+  lanes.addEventListener("click", (e) => placeOf(e.target) && pin(placeOf(e.target)));
   lanes.addEventListener("keydown", roundKey);
   $("unpin").addEventListener("click", () => pin(null));
   document.addEventListener("keydown", (e) => e.key === "Escape" && state.pinned && pin(null));
   $("rejected").addEventListener("change", () => $("lanes").classList.toggle("kept-only", !$("rejected").checked));
 }
 
-function wireReplay() {
+export function wireReplay() {
   $("play").addEventListener("click", () => {
     if (!state.playing && state.t >= endOf()) state.t = 0;
     state.playing = !state.playing;
@@ -72,7 +76,7 @@ function wireReplay() {
   });
 }
 
-function wireDrop() {
+export function wireDrop() {
   document.addEventListener("dragover", (e) => {
     if (!e.dataTransfer?.types.includes("Files")) return;
     e.preventDefault();
@@ -88,78 +92,3 @@ function wireDrop() {
     else load(file);
   });
 }
-
-async function connect() {
-  apiKey = $("key").value.trim();
-  try {
-    if (apiKey && /[^\x21-\x7e]/.test(apiKey))
-      throw new Problem("An API key has no spaces and no letters beyond ASCII.");
-    fillMethods(await methods());
-    showProblem("");
-  } catch (error) {
-    const locked = error.status === 401;
-    if (locked) $("keyed").hidden = false;
-    if (locked && !apiKey) showProblem("This server needs an API key.");
-    else
-      showProblem(
-        locked ? "The server does not accept this key." : `${error.message} A saved run can still be loaded.`,
-      );
-  }
-}
-
-// The first round of "How to read it", as its tree.
-const SAMPLE = {
-  tokens: [1, 2, 3, 4],
-  texts: [" relief", " boat", " landed", " at"],
-  accepted: 3,
-  path: [0, 2, 4],
-  nodes: [
-    [-1, " relief"],
-    [-1, " lamp"],
-    [0, " boat"],
-    [1, " was"],
-    [2, " landed"],
-    [2, " could"],
-    [4, " safely"],
-    [5, " not"],
-    [6, " today"],
-  ].map(([parent, text]) => ({ parent, text, token: 0, by: "model" })),
-};
-
-// Without a server there is nothing to run: a file replays what is embedded in it or loaded.
-function start() {
-  wireForm();
-  wireLanes();
-  wireReplay();
-  wireDrop();
-  controls();
-  $("sample").replaceChildren(drawTree(SAMPLE, "The"));
-  const embedded = $("trace");
-  if (embedded || location.protocol === "file:") {
-    document.body.classList.add("alone");
-    $("form").hidden = true;
-    if (!embedded) return say("Load a saved run, or drop it anywhere on this page.");
-    try {
-      return showSaved(embedded.textContent);
-    } catch (error) {
-      return note(
-        `The run in this page cannot be shown: ${error instanceof Refused ? error.message : "it cannot be read"}.`,
-      );
-    }
-  }
-  $("form").addEventListener("submit", (e) => {
-    e.preventDefault();
-    run();
-  });
-  for (const id of ["stop", "stop-here"]) $(id).addEventListener("click", () => state.running?.abort());
-  $("again").addEventListener("click", () => run());
-  $("connect").addEventListener("click", connect);
-  $("key").addEventListener("keydown", (e) => {
-    if (e.key !== "Enter") return;
-    e.preventDefault();
-    connect();
-  });
-  connect();
-}
-
-start();

@@ -1,4 +1,8 @@
 // The form: what to run, checked before it is sent.
+import { $, element } from "./dom.js";
+import { count } from "./text.js";
+import { isText, isWhole } from "./trace.js";
+
 const NUMBERS = {
   temperature: [0, 2, false, "Temperature"],
   top_p: [0, 1, false, "Top-p"],
@@ -8,30 +12,28 @@ const NUMBERS = {
 };
 const LONGEST_TEXT = 16 << 20; // of a document, in bytes
 
-const $ = (id) => document.getElementById(id);
-
-class Wrong extends Error {
+export class Wrong extends Error {
   constructor(message, field) {
     super(message);
     this.field = field;
   }
 }
 
-function fillMethods(found) {
+export function fillMethods(answer) {
   const picker = $("method");
   picker.replaceChildren(
-    ...found.methods.map((m) => {
+    ...answer.methods.map((m) => {
       const option = element("option", "", m.name);
       option.value = m.name;
       return option;
     }),
   );
-  picker.value = found.methods.some((m) => m.name === found.default) ? found.default : found.methods[0].name;
+  picker.value = answer.methods.some((m) => m.name === answer.default) ? answer.default : answer.methods[0].name;
   picker.disabled = false;
-  picker.onchange = () => fillOptions(found.methods.find((m) => m.name === picker.value));
+  picker.onchange = () => fillOptions(answer.methods.find((m) => m.name === picker.value));
   picker.onchange();
-  const room = isWhole(found.context) ? `, ${found.context.toLocaleString("en")} tokens of context` : "";
-  $("server").textContent = `${isText(found.model) ? found.model : "model"}${room}`;
+  const room = isWhole(answer.context) ? `, ${answer.context.toLocaleString("en")} tokens of context` : "";
+  $("server").textContent = `${isText(answer.model) ? answer.model : "model"}${room}`;
 }
 
 function fillOptions(method) {
@@ -75,7 +77,7 @@ function number(id) {
   return value;
 }
 
-function readForm() {
+export function readForm() {
   document.querySelectorAll("#form [aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
   const [text, prompt] = [$("document").value, $("prompt").value];
   if (!text.trim() && !prompt.trim()) throw new Wrong("Give a prompt, a document or both.", $("prompt"));
@@ -87,7 +89,7 @@ function readForm() {
   return { document: text, prompt, method: $("method").value, options, ...numbers };
 }
 
-function showProblem(message, field = null) {
+export function showProblem(message, field = null) {
   $("problem").textContent = message;
   $("problem").hidden = !message;
   if (!field) return;
@@ -97,7 +99,7 @@ function showProblem(message, field = null) {
 }
 
 // The field that an error of the server names, such as "top_p" or "options.gamma".
-function fieldOf(param) {
+export function fieldOf(param) {
   const name = (param ?? "").split(".").pop();
   const known = ["document", "prompt", "method", ...Object.keys(NUMBERS)];
   return known.includes(name)
@@ -109,7 +111,7 @@ function showSize() {
   $("size").textContent = count($("document").value.length, "character");
 }
 
-async function openText(file) {
+export async function openText(file) {
   if (file.size > LONGEST_TEXT) return showProblem(`${file.name} is too large: ${LONGEST_TEXT >> 20} MB at most.`);
   const text = await file.text();
   if (text.includes("\0")) return showProblem(`${file.name} is not a text file.`);
@@ -118,7 +120,7 @@ async function openText(file) {
   showSize();
 }
 
-function wireForm() {
+export function wireForm() {
   $("document").addEventListener("input", showSize);
   $("open").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => {

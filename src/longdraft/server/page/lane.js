@@ -1,4 +1,7 @@
 // One lane: its tokens as chips in rounds, and its figures. Chips are appended once, and then only hidden or shown.
+import { element } from "./dom.js";
+import { count, visible } from "./text.js";
+
 const STYLES = new Map([
   ["model", 0],
   ["n-grams", 1],
@@ -13,32 +16,12 @@ const WORD_START = /^[\p{Script=Latin}\p{Script=Greek}\p{Script=Cyrillic}\p{N}]/
 const CLOSING = /^[.,;:!?)\]}»”’'"%…-]/;
 const ENDS = { eos: "ended with an end token", length: "reached its token limit", cancelled: "stopped" };
 
-function styleOf(by) {
+export function styleOf(by) {
   if (!STYLES.has(by)) STYLES.set(by, 4 + ((STYLES.size - 4) % 2));
   return `d${STYLES.get(by)}`;
 }
 
-function element(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
-}
-
-// Control characters made visible; the text itself is kept.
-function visible(text) {
-  return text === ""
-    ? "·"
-    : text
-        .replaceAll("\n", "↵")
-        .replaceAll("\t", "⇥")
-        .replace(/[\u0000-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
-}
-
-const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
-const seconds = (s) => `${s.toFixed(2)} s`;
-
-class Lane {
+export class Lane {
   constructor(index, data) {
     [this.index, this.data] = [index, data];
     // By round, with a leading 0: tokens, accepted tokens and drafting rounds up to there.
@@ -128,7 +111,7 @@ class Lane {
     group.tabIndex = i ? -1 : 0;
     group.hidden = true;
     const add = (text, style) => group.append(...this.chip(text, style));
-    round.texts.slice(0, round.accepted).forEach((text, at) => add(text, styleOf(round.nodes[round.path[at]].by)));
+    round.path.forEach((node, depth) => add(round.texts[depth], styleOf(round.nodes[node].by)));
     const rejected = rejectedFirst(round);
     rejected
       .slice(0, REJECTED)
@@ -160,12 +143,12 @@ class Lane {
     }
   }
 
-  at(i) {
+  group(i) {
     return this.groups[i];
   }
 
   focus(i) {
-    const next = this.at(Math.max(0, Math.min(i, this.shown - 1)));
+    const next = this.group(Math.max(0, Math.min(i, this.shown - 1)));
     if (!next) return;
     this.list.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
     next.tabIndex = 0;
@@ -176,27 +159,27 @@ class Lane {
   measure(plain) {
     const [k, n] = [this.shown, this.tokens[this.shown]];
     const s = k ? this.rounds[k - 1].at_s : 0;
-    const found = [
+    const figures = [
       ["tokens", n.toLocaleString("en")],
       ["seconds", s.toFixed(2)],
       ["tokens/s", s > 0 ? (n / s).toFixed(1) : "–"],
     ];
-    if (this.data.method === "plain") return found;
+    if (this.data.method === "plain") return figures;
     const drafts = this.drafting[k];
-    found.push(["mean acceptance length", drafts ? (1 + this.accepted[k] / drafts).toFixed(2) : "–"]);
+    figures.push(["mean acceptance length", drafts ? (1 + this.accepted[k] / drafts).toFixed(2) : "–"]);
     if (plain) {
       const both = Math.min(n, plain.tokens[plain.shown]);
       const [own, other] = both ? [this.reached(both), plain.reached(both)] : [null, null];
-      found.push(["speedup", own && other ? `${(other / own).toFixed(2)}×` : "–"]);
+      figures.push(["speedup", own && other ? `${(other / own).toFixed(2)}×` : "–"]);
     }
-    return found;
+    return figures;
   }
 
   figure(plain) {
-    const found = this.measure(plain);
-    if (this.figures.children.length !== found.length) {
+    const figures = this.measure(plain);
+    if (this.figures.children.length !== figures.length) {
       this.figures.replaceChildren(
-        ...found.map(([name]) => {
+        ...figures.map(([name]) => {
           const pair = element("div", name === "speedup" ? "speedup" : "");
           pair.append(element("dt", "", name), element("dd"));
           return pair;
@@ -205,7 +188,7 @@ class Lane {
     }
     const ended = this.shown === this.rounds.length ? (ENDS[this.data.ended] ?? "") : "";
     if (this.end.textContent !== ended) this.end.textContent = ended;
-    found.forEach(([, value], i) => {
+    figures.forEach(([, value], i) => {
       const dd = this.figures.children[i].lastChild;
       if (dd.textContent !== value) dd.textContent = value;
     });

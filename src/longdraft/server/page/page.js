@@ -1,10 +1,17 @@
 // The page: a run or a saved trace, shown at one time of one clock.
+import { $, element } from "./dom.js";
+import { Lane, styleOf } from "./lane.js";
+import { Strip } from "./strip.js";
+import { count, seconds } from "./text.js";
+import { MOST, Refused, firstDifference, parseTrace, refuseUnless } from "./trace.js";
+import { drawTree } from "./tree.js";
+
 const AUTOMATIC = 160; // milliseconds between two trees while tokens come by themselves
 const SLICE = 8; // milliseconds of a frame that may go into new chips
 
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const strip = new Strip($("bins"), $("place"), $("reads"));
-const state = {
+export const state = {
   trace: null,
   file: null, // the text that it was loaded from, which is saved again as it is: numbers here have 53 bits
   lanes: [],
@@ -21,15 +28,15 @@ const state = {
 };
 
 const main = () => state.lanes[state.lanes.length - 1];
-const endOf = () => Math.max(0, ...state.lanes.map((lane) => lane.rounds[lane.rounds.length - 1]?.at_s ?? 0));
-const tokensOf = (trace) => trace.lanes[trace.lanes.length - 1].rounds.reduce((n, r) => n + r.tokens.length, 0);
+export const endOf = () => Math.max(0, ...state.lanes.map((lane) => lane.rounds[lane.rounds.length - 1]?.at_s ?? 0));
+export const tokensOf = (trace) => trace.lanes[trace.lanes.length - 1].rounds.reduce((n, r) => n + r.tokens.length, 0);
 
-function open(trace, live, file = null) {
+export function open(trace, live, file = null) {
   Object.assign(state, { trace, live, file, playing: false, pinned: null, pointed: null, drawn: null });
   state.lanes = trace.lanes.map((lane, i) => new Lane(i, lane));
   state.t = live ? 0 : endOf();
   $("lanes").replaceChildren(...state.lanes.map((lane) => lane.root));
-  $("lanes").classList.toggle("one", state.lanes.length === 1);
+  $("lanes").classList.toggle("single", state.lanes.length === 1);
   $("anatomy").hidden = true;
   $("view").hidden = false;
   $("notice").hidden = true;
@@ -43,7 +50,7 @@ function open(trace, live, file = null) {
   wake();
 }
 
-function wake() {
+export function wake() {
   if (state.waiting) return;
   state.waiting = true;
   requestAnimationFrame(frame);
@@ -72,16 +79,16 @@ function frame(now) {
 
 // Shows the tree of the pinned, pointed or newest round -> whether the newest one is shown.
 function inspect(now) {
-  const there = (at) => (at && at.i < state.lanes[at.lane].shown ? at : null);
-  const chosen = there(state.pinned) ?? there(state.pointed);
+  const ifShown = (place) => (place && place.i < state.lanes[place.lane].shown ? place : null);
+  const chosen = ifShown(state.pinned) ?? ifShown(state.pointed);
   const newest = { lane: state.lanes.length - 1, i: main().shown - 1 };
-  const [at, moving] = [chosen ?? newest, state.live || state.playing];
-  const same = state.drawn && state.drawn.lane === at.lane && state.drawn.i === at.i;
-  strip.show(at.lane === newest.lane ? at.i : newest.i);
+  const [place, moving] = [chosen ?? newest, state.live || state.playing];
+  const same = state.drawn && state.drawn.lane === place.lane && state.drawn.i === place.i;
+  strip.show(place.lane === newest.lane ? place.i : newest.i);
   if (same) return true;
   if (!chosen && moving && (calm.matches || now - state.drawnAt < AUTOMATIC)) return calm.matches;
-  [state.drawn, state.drawnAt] = [at, now];
-  showRound(at);
+  [state.drawn, state.drawnAt] = [place, now];
+  showRound(place);
   return true;
 }
 
@@ -95,7 +102,7 @@ function showRound({ lane, i }) {
     $("round-about").textContent = "";
     return $("tree").replaceChildren();
   }
-  shown.at(i)?.classList.add("current");
+  shown.group(i)?.classList.add("current");
   const before = i ? shown.rounds[i - 1].texts : ["prompt"];
   $("round-title").textContent = `Round ${i + 1} of ${shown.data.method}`;
   $("round-about").textContent = aboutRound(round, i ? shown.rounds[i - 1].at_s : 0);
@@ -133,7 +140,7 @@ const ABOUT = {
   drafter: "a small model",
 };
 
-function showVerdict() {
+export function showVerdict() {
   const [line, trace] = [$("verdict"), state.trace];
   const over = !state.running && trace.lanes.length > 1;
   const words = { true: "yes", false: "NO" }[trace.equal];
@@ -143,10 +150,11 @@ function showVerdict() {
   if (trace.equal === true)
     line.textContent = `equal: yes. Both lanes wrote the same ${count(tokensOf(trace), "token")}.`;
   else if (trace.equal === false) {
-    const at = firstDifference(trace);
+    const difference = firstDifference(trace);
+    const from = difference === null ? "" : ` from token ${difference + 1} on`;
     const rounding =
       trace.exact === false ? " On this backend two tokens that tie within rounding can fall either way." : "";
-    line.textContent = `equal: NO. The lanes differ${at === null ? "" : ` from token ${at + 1} on`}.${rounding}`;
+    line.textContent = `equal: NO. The lanes differ${from}.${rounding}`;
   } else line.textContent = "equal: not known, because the run did not reach its end.";
 }
 
@@ -170,7 +178,7 @@ function fillSettings(trace) {
   $("text").textContent = trace.prompt ?? "";
 }
 
-function controls() {
+export function controls() {
   const [end, idle] = [endOf(), Boolean(state.trace) && !state.running];
   $("run").disabled = Boolean(state.running);
   $("stop").disabled = !state.running;
@@ -184,18 +192,16 @@ function controls() {
   $("clock").setAttribute("aria-valuetext", seconds(state.t));
 }
 
-function say(text) {
+export function say(text) {
   if ($("status").textContent !== text) $("status").textContent = text;
 }
 
-const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
-
-function note(text) {
+export function note(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
 }
 
-async function load(file) {
+export async function load(file) {
   if (state.running) return note("A run is going on: stop it before you load another.");
   try {
     refuseUnless(file.size <= MOST.file, `it is larger than ${MOST.file >> 20} MB`);
@@ -206,14 +212,14 @@ async function load(file) {
   }
 }
 
-function showSaved(text) {
+export function showSaved(text) {
   const trace = parseTrace(text);
   open(trace, false, text);
   const day = /^\d{4}-\d\d-\d\d/.exec(trace.time ?? "")?.[0];
   say(`A saved run of ${trace.model}${day ? ` of ${day}` : ""}: ${count(tokensOf(trace), "token")}.`);
 }
 
-function save() {
+export function save() {
   const link = element("a");
   link.href = URL.createObjectURL(new Blob([state.file ?? JSON.stringify(state.trace)], { type: "application/json" }));
   link.download = `longdraft-${main().data.method.replace(/[^\w-]/g, "")}.json`;

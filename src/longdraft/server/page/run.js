@@ -1,5 +1,13 @@
 // A run from its start to its end, whichever way it ends.
-async function run() {
+import { Problem, events } from "./client.js";
+import { connect } from "./connect.js";
+import { $ } from "./dom.js";
+import { Wrong, fieldOf, readForm, showProblem } from "./form.js";
+import { calm, controls, endOf, note, open, say, showVerdict, state, tokensOf, wake } from "./page.js";
+import { count, sentence } from "./text.js";
+import { Refused, checkEnded, checkHeader, checkRound, isObject, refuseUnless } from "./trace.js";
+
+export async function run() {
   if ($("method").disabled) await connect(); // the first visit, or the server did not answer then
   if (state.running || $("method").disabled) return;
   showProblem("");
@@ -84,14 +92,14 @@ function failed(error, attempt) {
     return say(`Stopped.${kept}`);
   }
   if (!(error instanceof Problem || error instanceof Refused)) console.error(error);
-  const what =
+  const message =
     error instanceof Problem ? error.message : `The server sent something that cannot be shown (${error.message}).`;
   if (error.status === 401) $("keyed").hidden = false;
   if (attempt.begun) {
     say("The run broke off.");
-    return note(sentence(what) + kept);
+    return note(sentence(message) + kept);
   }
   $("again").hidden = Boolean(error.status) && error.status < 500;
   say("Nothing ran.");
-  showProblem(what, error.status === 401 ? $("key") : fieldOf(error.param));
+  showProblem(message, error.status === 401 ? $("key") : fieldOf(error.param));
 }

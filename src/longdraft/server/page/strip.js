@@ -2,11 +2,11 @@
 const FADE = 0.94; // of what earlier rounds read, from one round to the next
 const REMEMBERED = 120; // rounds after which nothing of it is seen any more
 
-class Strip {
+export class Strip {
   constructor(canvas, words, reads) {
     [this.canvas, this.words, this.reads] = [canvas, words, reads];
-    [this.lane, this.trace, this.at, this.bin] = [null, null, -1, null];
-    [this.heat, this.heatAt] = [[], -1];
+    [this.trace, this.lane] = [null, null];
+    this.clear();
     new ResizeObserver(() => this.resize()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     canvas.addEventListener("pointermove", (e) => this.point(Math.floor((e.offsetX / canvas.clientWidth) * this.bins)));
@@ -17,9 +17,16 @@ class Strip {
   }
 
   begin(trace, lane) {
-    [this.trace, this.lane, this.at, this.heatAt, this.heat, this.bin] = [trace, lane, -1, -1, [], null];
+    [this.trace, this.lane] = [trace, lane];
+    this.clear();
     this.words.textContent = "";
     this.draw();
+  }
+
+  clear() {
+    this.current = -1; // the round that is shown
+    this.bin = null; // the bin under the pointer
+    [this.heat, this.heatAt] = [[], -1];
   }
 
   get bins() {
@@ -35,8 +42,8 @@ class Strip {
 
   // i: the round that is shown; -1: none.
   show(i) {
-    if (i === this.at) return;
-    this.at = i;
+    if (i === this.current) return;
+    this.current = i;
     this.warm(i);
     this.draw();
   }
@@ -55,15 +62,15 @@ class Strip {
 
   // The slots of a bin: [first, one past the last].
   range(bin) {
-    const edge = (b) => Math.ceil((b * this.trace.slots) / this.bins);
-    return [edge(bin), Math.max(edge(bin) + 1, edge(bin + 1))];
+    const first = (b) => Math.ceil((b * this.trace.slots) / this.bins);
+    return [first(bin), Math.max(first(bin) + 1, first(bin + 1))];
   }
 
   draw() {
     if (!this.lane || !this.canvas.width) return;
     const [pen, { width, height }, style] = [this.canvas.getContext("2d"), this.canvas, getComputedStyle(this.canvas)];
     const color = (name) => style.getPropertyValue(name).trim();
-    const round = this.lane.rounds[this.at];
+    const round = this.lane.rounds[this.current];
     const [n, slots, scale] = [this.bins, this.trace.slots, devicePixelRatio || 1];
     const base = height - Math.round(5 * scale);
     const x = (slot) => Math.round((slot / slots) * width);
@@ -101,7 +108,7 @@ class Strip {
 
   // Tokens in the context when the shown round began.
   length() {
-    return this.trace.prompt_tokens + this.lane.tokens[Math.max(0, this.at)];
+    return this.trace.prompt_tokens + this.lane.tokens[Math.max(0, this.current)];
   }
 
   share(round) {

@@ -1,20 +1,28 @@
 // Checks what comes from outside, a file or a stream, before anything of it is shown.
 const FORMAT = "longdraft-trace";
 const VERSION = 1;
-const MOST = { tokens: 100_000, nodes: 4096, allNodes: 1_000_000, text: 1024, bins: 256, file: 64 << 20, seconds: 1e7 };
+export const MOST = {
+  tokens: 100_000,
+  nodes: 4096,
+  allNodes: 1_000_000,
+  text: 1024,
+  bins: 256,
+  file: 64 << 20,
+  seconds: 1e7,
+};
 
-class Refused extends Error {}
+export class Refused extends Error {}
 
-function refuseUnless(good, what) {
-  if (!good) throw new Refused(what);
+export function refuseUnless(good, message) {
+  if (!good) throw new Refused(message);
 }
 
-const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
-const isWhole = (x, most = Number.MAX_SAFE_INTEGER) => Number.isInteger(x) && x >= 0 && x <= most;
-const isText = (x, most = MOST.text) => typeof x === "string" && x.length <= most;
+export const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
+export const isWhole = (x, most = Number.MAX_SAFE_INTEGER) => Number.isInteger(x) && x >= 0 && x <= most;
+export const isText = (x, most = MOST.text) => typeof x === "string" && x.length <= most;
 const isTime = (x) => typeof x === "number" && x >= 0 && x <= MOST.seconds;
 
-function parseTrace(text) {
+export function parseTrace(text) {
   let data;
   try {
     data = JSON.parse(text);
@@ -28,7 +36,7 @@ function parseTrace(text) {
   return trace;
 }
 
-function checkHeader(t) {
+export function checkHeader(t) {
   refuseUnless(isObject(t) && t.format === FORMAT, `it is not a trace ("format" must be "${FORMAT}")`);
   refuseUnless(
     t.version === VERSION,
@@ -58,7 +66,7 @@ function checkHeader(t) {
   return t;
 }
 
-function checkEnded(ended, where) {
+export function checkEnded(ended, where) {
   refuseUnless(
     [null, "eos", "length", "cancelled"].includes(ended),
     `${where}: ended must be eos, length, cancelled or null`,
@@ -83,8 +91,8 @@ function checkLane(lane, where, budget) {
 }
 
 // budget: how many tokens and nodes there were so far, so that no file is too large to show.
-function checkRound(r, where, before, budget) {
-  const need = (good, what) => refuseUnless(good, `${where}: ${what}`);
+export function checkRound(r, where, before, budget) {
+  const need = (good, message) => refuseUnless(good, `${where}: ${message}`);
   need(isObject(r), "must be an object");
   need(isTime(r.at_s) && r.at_s >= before, "at_s must be a time that does not go back");
   need(isTime(r.draft_s), "draft_s must be a time");
@@ -137,7 +145,7 @@ function checkEqual(trace) {
 }
 
 // The first place where two lanes differ, as far as both have tokens; null if there is none.
-function firstDifference(trace) {
+export function firstDifference(trace) {
   if (trace.lanes.length < 2) return null;
   const [a, b] = trace.lanes.map((lane) => lane.rounds.flatMap((r) => r.tokens));
   const n = Math.min(a.length, b.length);

@@ -1,4 +1,7 @@
 // The tree of one round, from left to right; the accepted path is its first line.
+import { styleOf } from "./lane.js";
+import { count, visible } from "./text.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const NODE = { height: 24, gap: 6, between: 26, pad: 8, most: 22 };
 
@@ -55,14 +58,14 @@ function layOut(nodes) {
   const lefts = [];
   widths.reduce((left, width, depth) => ((lefts[depth] = left), left + width + NODE.between), 1);
   let line = 0;
-  const open = [0]; // depth first: a node is on its first child's line, and every later child begins a new one
-  while (open.length) {
-    const i = open.pop();
+  const stack = [0]; // depth first: a node is on its first child's line, and every later child begins a new one
+  while (stack.length) {
+    const i = stack.pop();
     const n = nodes[i];
     if (i) n.line = children[n.parent][0] === i ? nodes[n.parent].line : ++line;
     else n.line = 0;
     [n.x, n.y] = [lefts[n.depth], 1 + n.line * (NODE.height + NODE.gap)];
-    for (let c = children[i].length - 1; c >= 0; c--) open.push(children[i][c]);
+    for (let c = children[i].length - 1; c >= 0; c--) stack.push(children[i][c]);
   }
   const right = Math.max(...nodes.map((n) => n.x + n.width));
   return { nodes, width: right + 1, height: 2 + (line + 1) * (NODE.height + NODE.gap) - NODE.gap };
@@ -80,7 +83,7 @@ function edge(from, to) {
 }
 
 // before: the text of the token that the round began with.
-function drawTree(round, before) {
+export function drawTree(round, before) {
   const { nodes, width, height } = layOut(nodesOf(round, before));
   const drawn = svg("svg", {
     width,
