@@ -19,7 +19,8 @@ from longdraft.server import pieces, service
 from longdraft.server.pieces import at_once, in_pieces
 from longdraft.server.reply import Silent
 from longdraft.server.run import Server
-from longdraft.server.service import Answer, Work
+from longdraft.server.service import Answer
+from longdraft.server.work import Work
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
 VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=9) | st.dictionaries(st.text(max_size=3), v, max_size=4))

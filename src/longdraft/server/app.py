@@ -24,9 +24,17 @@ from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta
 from longdraft.server.responses import ResponseFormat, ResponsesRequest
-from longdraft.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest
+from longdraft.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampling,
+    StreamOptions,
+    TokenizeRequest,
+)
 from longdraft.server.service import Answer, Service
 from longdraft.server.traces import Recording, Tracer, TraceRequest
+from longdraft.server.work import Work
 from longdraft.version import __version__
 
 Format = ChatFormat | CompletionFormat
@@ -61,7 +69,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         work = await service.chat(body)
         work.owner = _owner(request)
-        how = ChatFormat(*_head(service, "chatcmpl"), work.logprobs, *_with_usage(body))
+        how = ChatFormat(**_fields(service, "chatcmpl", work, body))
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
@@ -69,8 +77,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
         work = await service.completion(body)
         work.owner = _owner(request)
         echo = Delta(await service.aside(len(work.prompt), service.text, work.prompt)) if body.echo else None
-        head = _head(service, "cmpl")
-        how = CompletionFormat(*head, work.logprobs, *_with_usage(body), echo=echo, tokens=work.prompt)
+        how = CompletionFormat(**_fields(service, "cmpl", work, body), echo=echo, echoed=work.prompt)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/responses", responses=document.answer("response", "output"))
@@ -148,21 +155,23 @@ def _owner(request: Request) -> str:
     return request.state.owner
 
 
-def _head(service: Service, kind: str) -> tuple[str, int, str, Callable[[int], str]]:
-    return f"{kind}-{uuid4().hex}", int(time()), service.model, service.word
+def _fields(service: Service, kind: str, work: Work, body: Sampling) -> dict[str, Any]:
+    """The fields of a Format."""
+    options = body.stream_options or StreamOptions()
+    return {
+        "id": f"{kind}-{uuid4().hex}",
+        "created": int(time()),
+        "model": service.model,
+        "word": service.word,
+        "top": work.logprobs,
+        "with_usage": options.include_usage,
+        "in_parts": options.include_usage and options.continuous_usage_stats,
+    }
 
 
 def _model(service: Service) -> dict[str, Any]:
     about = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
     return about | {"max_model_len": service.room}
-
-
-def _with_usage(body: Sampling) -> tuple[bool, bool]:
-    """Whether a stream has the usage at its end, and in its parts too."""
-    wanted = body.stream_options
-    if wanted is None or not wanted.include_usage:
-        return False, False
-    return True, wanted.continuous_usage_stats
 
 
 async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
@@ -173,17 +182,17 @@ async def _answer(answer: Answer, body: Sampling, how: Format, request: Request)
 
 async def _whole(answer: Answer, how: Format) -> Response:
     """The answer as one object."""
-    found = [Delta() for _ in answer.streams]
+    choices = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
-        old = found[i]
-        found[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
+        old = choices[i]
+        choices[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
     if isinstance(how, CompletionFormat) and how.echo is not None:
         how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
     counted = usage(len(answer.work.prompt), answer.replies)
-    tokens = len(found) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
+    tokens = len(choices) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
     count = how.log_probabilities(tokens)
     body = await answer.service.formatted(
-        count, lambda write: write(how.whole(found, counted, answer.metrics)).encode()
+        count, lambda write: write(how.whole(choices, counted, answer.metrics)).encode()
     )
     return Response(body, media_type="application/json")
 

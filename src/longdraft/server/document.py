@@ -57,11 +57,11 @@ class Documented(FastAPI):
     """Its document has no 422: a body that does not validate is answered with 400, as every error in one shape."""
 
     def openapi(self) -> dict[str, Any]:
-        found = super().openapi()
-        for path in found["paths"].values():
+        schema = super().openapi()
+        for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
         for name in ("HTTPValidationError", "ValidationError"):
-            found["components"]["schemas"].pop(name, None)
-        found["components"]["schemas"]["Error"] = ERROR
-        return found
+            schema["components"]["schemas"].pop(name, None)
+        schema["components"]["schemas"]["Error"] = ERROR
+        return schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -76,8 +76,8 @@ class ChatFormat(Format):
 
     def part(self, index: int, delta: Delta) -> Json:
         content = {"content": delta.text} if delta.text else {}
-        found = {"index": index, "delta": content, "logprobs": self._logprobs(delta.logprobs)}
-        return self.chunk([found | {"finish_reason": delta.finish}])
+        choice = {"index": index, "delta": content, "logprobs": self._logprobs(delta.logprobs)}
+        return self.chunk([choice | {"finish_reason": delta.finish}])
 
     def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
         choices = [
@@ -91,10 +91,10 @@ class ChatFormat(Format):
         ]
         return self.head() | {"object": "chat.completion", "choices": choices, "usage": counted, "metrics": metrics}
 
-    def _logprobs(self, found: list[TokenLogprobs]) -> Json | None:
+    def _logprobs(self, entries: list[TokenLogprobs]) -> Json | None:
         if self.top is None:
             return None
-        return {"content": [self._entry(x.token, x.logprob, x.top) for x in found], "refusal": None}
+        return {"content": [self._entry(x.token, x.logprob, x.top) for x in entries], "refusal": None}
 
     def _entry(self, token: int, logprob: float, top: list[tuple[int, float]] | None = None) -> Json:
         text = self.word(token)
@@ -107,21 +107,23 @@ def _bytes(text: str) -> tuple[int, ...]:
     return tuple(text.encode())
 
 
+@dataclass
 class CompletionFormat(Format):
-    kind = "text_completion"
+    """echo: the prompt's text and log-probabilities, with which every choice begins; echoed: its tokens."""
 
-    def __init__(self, *args: Any, echo: Delta | None = None, tokens: list[int] | None = None, **options: Any):
-        super().__init__(*args, **options)
-        self.echo, self.echoed = echo, tokens or []
-        self.offsets: dict[int, int] = {}  # characters of each choice so far
+    echo: Delta | None = None
+    echoed: list[int] = field(default_factory=list)
+    offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
+
+    kind = "text_completion"
 
     def first(self, index: int) -> Json | None:
         return None if self.echo is None else self.part(index, self.echo, self.echoed)
 
     def part(self, index: int, delta: Delta, prompt: list[int] | None = None) -> Json:
         logprobs = self._logprobs(index, delta.logprobs, prompt)
-        found = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
-        return self.chunk([found])
+        choice = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
+        return self.chunk([choice])
 
     def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
         choices = [self._choice(i, d) for i, d in enumerate(deltas)]
@@ -133,28 +135,28 @@ class CompletionFormat(Format):
         if self.echo is not None:
             before = self.echo.text
             parts.insert(0, (self.echo.logprobs, self.echoed))
-        found: Json | None = None
-        for logprobs, prompt in parts:
-            more = self._logprobs(index, logprobs, prompt)
-            found = more if found is None or more is None else {k: v + more[k] for k, v in found.items()}
-        return {"index": index, "text": before + delta.text, "logprobs": found, "finish_reason": delta.finish}
+        logprobs: Json | None = None
+        for entries, prompt in parts:
+            more = self._logprobs(index, entries, prompt)
+            logprobs = more if logprobs is None or more is None else {k: v + more[k] for k, v in logprobs.items()}
+        return {"index": index, "text": before + delta.text, "logprobs": logprobs, "finish_reason": delta.finish}
 
-    def _logprobs(self, index: int, found: list[TokenLogprobs], prompt: list[int] | None) -> Json | None:
+    def _logprobs(self, index: int, entries: list[TokenLogprobs], prompt: list[int] | None) -> Json | None:
         """prompt: the echoed tokens, of which the first has no log-probability."""
         if self.top is None:
             return None
-        tokens = [x.token for x in found] if prompt is None else prompt
+        tokens = [x.token for x in entries] if prompt is None else prompt
         first: list[Any] = [None] if prompt is not None else []
         texts = [self.word(t) for t in tokens]
-        offsets, at = [], self.offsets.get(index, 0)
+        offsets, offset = [], self.offsets.get(index, 0)
         for text in texts:
-            offsets.append(at)
-            at += len(text)
-        self.offsets[index] = at
+            offsets.append(offset)
+            offset += len(text)
+        self.offsets[index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": first + [x.logprob for x in found],
-            "top_logprobs": first + [self._top(x) for x in found],
+            "token_logprobs": first + [x.logprob for x in entries],
+            "top_logprobs": first + [self._top(x) for x in entries],
             "text_offset": offsets,
         }
 

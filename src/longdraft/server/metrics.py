@@ -48,7 +48,7 @@ class Metrics:
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From request to first token.", SECONDS)
         self.between = histogram("vllm:inter_token_latency_seconds", "Time between tokens.", SHORT)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From request to its end.", SECONDS)
-        self._asked = self._found = 0
+        self._asked = self._reused = 0
 
     def took(self, event: Event, since_s: float, first: bool) -> None:
         """Count an event of a request that came `since_s` after the one before, or after the request."""
@@ -80,9 +80,9 @@ class Metrics:
         self.waiting.set(session.waiting)
         self.cache_use.set(session.needed / session.total)
         if session.prefixes is not None:
-            asked, found = session.prefixes.asked, session.prefixes.found
+            asked, reused = session.prefixes.asked, session.prefixes.found
             self.queries.inc(asked - self._asked)
-            self.hits.inc(found - self._found)
-            self._asked, self._found = asked, found
+            self.hits.inc(reused - self._reused)
+            self._asked, self._reused = asked, reused
             self.prefix_use.set(session.prefixes.used)
         return generate_latest(self.registry)

@@ -31,7 +31,9 @@ class Problem(Exception):
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int | None = None
     ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry_s = status, message, param, code, retry_s
+        self.status, self.message = status, message
+        self.param, self.code = param, code
+        self.retry_s = retry_s
 
     @property
     def body(self) -> dict[str, Any]:
@@ -40,8 +42,8 @@ class Problem(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        found = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
-        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+        headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)

@@ -51,19 +51,19 @@ class Reply:
             last = event.ended == "eos" and i == len(event.tokens) - 1
             self.held += "" if last else self.text.push([token])  # an end token has no text
             self.open = self.text.open if self.stops else ""
-            if (cut := self._found(self.open)) is not None:
+            if (cut := self._stop_in(self.open)) is not None:
                 self.held += self.open
                 return self._out(cut, "stop")
         if event.ended is None:
             return self._out(len(self.held) - self._possible())
         self.held += self.text.flush()
-        cut = self._found()
+        cut = self._stop_in()
         finish = "stop" if cut is not None or event.ended == "eos" else "length"
         return self._out(len(self.held) if cut is None else cut, finish)
 
-    def _found(self, more: str = "") -> int | None:
+    def _stop_in(self, more: str = "") -> int | None:
         """Where in the held text, with more text after it, the first stop string begins."""
-        return min((at for stop in self.stops if (at := (self.held + more).find(stop)) >= 0), default=None)
+        return min((i for stop in self.stops if (i := (self.held + more).find(stop)) >= 0), default=None)
 
     def _possible(self) -> int:
         """How many of the held text's last characters may begin a stop string."""

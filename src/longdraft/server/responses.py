@@ -15,7 +15,8 @@ from longdraft.server.fields import Name, Strict, Text
 from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, Sampling, joined
-from longdraft.server.service import Answer, Service, Work
+from longdraft.server.service import Answer, Service
+from longdraft.server.work import Work
 
 STATELESS = "this server stores no responses: send the whole conversation as `input`"
 
@@ -86,9 +87,9 @@ class ResponseFormat:
         }
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        found = {"type": kind, "sequence_number": self.number, **fields}
+        event = {"type": kind, "sequence_number": self.number, **fields}
         self.number += 1
-        return sse(found, kind)
+        return sse(event, kind)
 
     def part(self, text: str) -> Json:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -138,17 +139,17 @@ class ResponseFormat:
 
     async def events(self, answer: Answer) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error after the first of them is an event too, and the last."""
-        at = {"item_id": self.item["id"], "output_index": 0, "content_index": 0}
+        place = {"item_id": self.item["id"], "output_index": 0, "content_index": 0}
         text, finish = "", None
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
         yield self.event("response.output_item.added", output_index=0, item=self.message("in_progress", None))
-        yield self.event("response.content_part.added", **at, part=self.part(""))
+        yield self.event("response.content_part.added", **place, part=self.part(""))
         try:
             async for _, delta in answer.parts():
                 text, finish = text + delta.text, delta.finish
                 if delta.text:
-                    yield self.event("response.output_text.delta", **at, delta=delta.text, logprobs=[])
+                    yield self.event("response.output_text.delta", **place, delta=delta.text, logprobs=[])
         except Problem as problem:
             error = problem.body["error"]
             yield self.event(
@@ -156,8 +157,8 @@ class ResponseFormat:
             )
             return
         status = "incomplete" if finish == "length" else "completed"
-        yield self.event("response.output_text.done", **at, text=text, logprobs=[])
-        yield self.event("response.content_part.done", **at, part=self.part(text))
+        yield self.event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self.event("response.content_part.done", **place, part=self.part(text))
         yield self.event("response.output_item.done", output_index=0, item=self.message(status, text))
         counted = usage(len(self.work.prompt), answer.replies)
         yield self.event(f"response.{status}", response=self.response(status, text, counted))

@@ -22,8 +22,9 @@ from longdraft.server.connection import Connection
 from longdraft.server.engine import Engine
 from longdraft.server.guard import Guard
 from longdraft.server.metrics import Metrics
-from longdraft.server.service import Service, Times
+from longdraft.server.service import Service
 from longdraft.server.traces import Tracer
+from longdraft.server.work import Times
 
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # each connection is one; without a limit it is -1

@@ -105,9 +105,9 @@ class ChatMessage(Strict):
     def plain(self) -> dict[str, Any]:
         """As chat templates read it; a developer's message is the system's."""
         role = "system" if self.role == "developer" else self.role
-        found: dict[str, Any] = {"role": role, "content": joined(self.content)}
-        found |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
-        return found | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
+        message: dict[str, Any] = {"role": role, "content": joined(self.content)}
+        message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        return message | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
 
 
 class ResponseFormat(Strict):
@@ -134,7 +134,7 @@ class ChatRequest(Sampling):
         ] or None
 
     @model_validator(mode="after")
-    def _top_of_what(self) -> ChatRequest:
+    def _top_needs_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         return self
@@ -152,7 +152,7 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] = 1
 
     @model_validator(mode="after")
-    def _nothing(self) -> CompletionRequest:
+    def _no_tokens_needs_echo(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens=0 needs echo=true")
         return self

@@ -26,39 +26,12 @@ from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
+from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
 LONG = 1 << 16  # characters, tokens or log-probabilities
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
 FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds: until a request begins to be answered, and until it is answered."""
-
-    queue_s: float
-    request_s: float
-
-
-@dataclass
-class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too; silent: no new tokens.
-
-    owner: see Session.submit.
-    """
-
-    prompt: list[int]
-    limit: int
-    sampler: Sampler
-    seed: int
-    n: int
-    stops: list[str]
-    eos: tuple[int, ...]
-    logprobs: int | None
-    prompt_logprobs: bool = False
-    silent: bool = False
-    owner: str = ""
 
 
 @dataclass
@@ -124,9 +97,9 @@ class Answer:
         try:
             return await asyncio.wait_for(queue.get(), max(left, 0))
         except TimeoutError:
-            what = "begin" if waiting else "end"
+            phase = "begin" if waiting else "end"
             limit = times.queue_s if waiting else times.request_s
-            raise Problem(503, f"this request did not {what} within {limit:g} s: try again later", retry_s=5) from None
+            raise Problem(503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5) from None
 
     async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: asyncio.Event) -> None:
         """came: set with the first choice's first event; it has the prompt's log-probabilities, which all echo."""
@@ -153,8 +126,10 @@ class Service:
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, model: str, metrics: Metrics, times: Times, most_new: int):
-        self.engine, self.tokenizer, self.model, self.metrics = engine, tokenizer, model, metrics
-        self.times, self.most_new, self.stopping, self.created = times, most_new, False, int(time())
+        self.engine, self.tokenizer, self.model = engine, tokenizer, model
+        self.metrics, self.times, self.most_new = metrics, times, most_new
+        self.created = int(time())
+        self.stopping = False
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.drafting = type(engine.session.drafter) is not Drafter
@@ -188,8 +163,8 @@ class Service:
         tokens = work.limit + (len(work.prompt) if work.prompt_logprobs else 0)  # of each choice: all echo the prompt
         count = 0 if work.logprobs is None else work.n * tokens * (work.logprobs + 1)
         if count > MOST_LOGPROBS:
-            what = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
-            raise Problem(400, f"{what}: ask for fewer tokens, choices or alternatives", "logprobs")
+            excess = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
+            raise Problem(400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs")
 
     async def completion(self, body: CompletionRequest) -> Work:
         self.check_model(body.model)
@@ -256,16 +231,16 @@ class Service:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
         room = self.room - len(prompt)
         if room < 1:
-            what = (
+            excess = (
                 f"the prompt has {len(prompt)} tokens, and there is room for {self.room - 1} here: give a shorter one"
             )
-            raise Problem(400, what, "prompt", "context_length_exceeded")
+            raise Problem(400, excess, "prompt", "context_length_exceeded")
         wanted = min(self.most_new, room) if limit is None else limit
         if wanted > self.most_new:
             raise Problem(400, f"{wanted} new tokens are more than the {self.most_new} allowed here", "max_tokens")
         if wanted > room:
-            what = f"{len(prompt)} prompt tokens and {wanted} new ones exceed the {self.room} that there is room for"
-            raise Problem(400, f"{what}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
+            excess = f"{len(prompt)} prompt tokens and {wanted} new ones exceed the {self.room} that there is room for"
+            raise Problem(400, f"{excess}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
         return wanted
 
     def _work(self, prompt: list[int], body: Sampling, limit: int | None, logprobs: int | None) -> Work:

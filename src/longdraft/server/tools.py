@@ -15,12 +15,12 @@ DEEPEST = 32  # levels of a tool's JSON
 
 def _is_object(text: str) -> str:
     try:
-        found = loads(text)
+        arguments = loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         raise ValueError("the arguments of a call must be a JSON object, as text")
-    _is_shallow(found)
+    _is_shallow(arguments)
     return text
 
 

@@ -112,7 +112,7 @@ class Tracer:
     def methods(self) -> Json:
         """The methods that can be watched, with their options."""
         specs = [MethodSpec(name, name, {}, self.weights) for name in METHODS if name != "plain"]
-        found = [describe(s.name, METHODS[s.name], self.weights) for s in specs if not self._missing(s)]
+        listed = [describe(s.name, METHODS[s.name], self.weights) for s in specs if not self._missing(s)]
         shown = [
             {
                 "name": entry["name"],
@@ -122,7 +122,7 @@ class Tracer:
                     for key, option in entry["options"].items()
                 },
             }
-            for entry in found
+            for entry in listed
             if entry["available"]
         ]
         chat = has_template(self.service.tokenizer)
@@ -186,7 +186,14 @@ class Tracer:
         if spec.name != "plain":
             lanes.append(Lane(method=spec.name, options=spec.options))
             drafters.append(spec.paced(target))
-        given = request.prompt, request.max_new_tokens, request.sampler, request.seed
-        trace = new_trace(target, service.tokenizer, *given, lanes)
+        trace = new_trace(
+            target,
+            service.tokenizer,
+            prompt=request.prompt,
+            limit=request.max_new_tokens,
+            sampler=request.sampler,
+            seed=request.seed,
+            lanes=lanes,
+        )
         session = service.engine.session
         return Race(target, service.tokenizer, request, drafters, trace, session.prefixes, session.chunk)
