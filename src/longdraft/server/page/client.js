@@ -32,7 +32,7 @@ async function ask(path, options = {}) {
   throw new Problem(message, response.status, isText(error?.param, 100) ? error.param : null);
 }
 
-export async function methods() {
+export async function askMethods() {
   const answer = await (await ask("v1/longdraft/methods")).json().catch(() => null);
   const good = (m) => isObject(m) && isText(m.name, 64) && isText(m.about ?? "") && isObject(m.options ?? {});
   if (!isObject(answer) || !Array.isArray(answer.methods) || !answer.methods.length || !answer.methods.every(good))

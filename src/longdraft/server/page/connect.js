@@ -1,5 +1,5 @@
 // The methods of this page's server, asked for with the key that the form has.
-import { Problem, methods, useKey } from "./client.js";
+import { Problem, askMethods, useKey } from "./client.js";
 import { $ } from "./dom.js";
 import { fillMethods, showProblem } from "./form.js";
 
@@ -8,7 +8,7 @@ export async function connect() {
   useKey(key);
   try {
     if (key && /[^\x21-\x7e]/.test(key)) throw new Problem("An API key has no spaces and no letters beyond ASCII.");
-    fillMethods(await methods());
+    fillMethods(await askMethods());
     showProblem("");
   } catch (error) {
     const locked = error.status === 401;

@@ -14,7 +14,7 @@ function svg(tag, attributes, ...children) {
 
 const ruler = document.createElement("canvas").getContext("2d");
 
-function label(text) {
+function labelOf(text) {
   const shown = visible(text.trim() === "" ? text.replaceAll(" ", "␣") : text.trim());
   const chars = [...shown];
   return chars.length > NODE.most ? `${chars.slice(0, NODE.most - 1).join("")}…` : shown;
@@ -47,7 +47,7 @@ function layOut(nodes) {
   const children = nodes.map(() => []);
   nodes.forEach((n, i) => {
     n.depth = i ? nodes[n.parent].depth + 1 : 0;
-    n.label = label(n.text);
+    n.label = labelOf(n.text);
     n.width = Math.ceil(ruler.measureText(n.label).width) + 2 * NODE.pad;
     if (i) children[n.parent].push(i);
   });
