@@ -22,7 +22,7 @@ from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.engine import generate as engine
-from longdraft.methods import vegas, vegas_tree
+from longdraft.methods.self_speculative import vegas, vegas_tree
 from longdraft.models.lm import LM
 from longdraft.ops import noise, reference
 from longdraft.views import View

@@ -9,7 +9,7 @@ from longdraft.bench.shapes import random_model
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.engine import generate as engine
-from longdraft.methods import vegas, vegas_tree
+from longdraft.methods.self_speculative import vegas, vegas_tree
 from longdraft.ops import gumbel, noise, reference
 from longdraft.ops.triton import self_check as trial
 

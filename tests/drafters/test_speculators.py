@@ -125,7 +125,7 @@ def test_it_drafts_what_the_same_block_drafts(tmp_path):
 
 
 CHANGED = {
-    "kind": (eagle3, {"speculators_model_type": "peagle"}, "eagle3 and dflash"),
+    "kind": (eagle3, {"speculators_model_type": "peagle"}, "dflash and eagle3"),
     "algorithm": (eagle3, {"speculators_config": {"algorithm": "dspark"}}, "algorithm dspark"),
     "other weights": (dflash, {"speculators_model_type": "eagle3", "speculators_config": {}}, "weights are of dflash"),
     "layer": (eagle3, {"transformer_layer_config": None}, "lacks transformer_layer_config"),

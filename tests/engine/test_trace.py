@@ -13,6 +13,7 @@ from support.listed import BUILD, each_method_on, exact, read_in_any_parts
 
 from longdraft import Sampler, Session, generate
 from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.drafters.proposers import PROPOSERS
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.generate import Stats
 from longdraft.engine.prefix_cache import PrefixCache
@@ -54,7 +55,7 @@ def test_rounds_say_what_happened(model, method):
     for r in found:
         assert r.accepted == len(r.path) <= len(r.tokens) and clock <= r.at_s - r.draft_s <= r.at_s
         clock = r.at_s
-        assert all(-1 <= n.parent < i and n.by for i, n in enumerate(r.nodes))
+        assert all(-1 <= n.parent < i and n.by in PROPOSERS for i, n in enumerate(r.nodes))
         above = -1
         for node, token in zip(r.path, r.tokens, strict=False):
             assert r.nodes[node].parent == above and r.nodes[node].token == token
@@ -66,10 +67,22 @@ def test_rounds_say_what_happened(model, method):
     assert any(r.nodes for r in found) == (method != "plain") and not found[0].nodes
 
 
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        *((method, {"block"}) for method in ("longspec", "eagle3", "mtp", "dflash")),
+        ("sd", {"small model"}),
+        ("medusa", {"heads"}),
+        ("vegas-reuse", {"model", "n-grams"}),
+    ],
+)
+def test_names_say_what_kind_of_drafter_proposed_a_node(method, names):
+    found, *_ = rounds_of("llama", method)
+    assert {n.by for r in found for n in r.nodes} == names
+
+
 def test_names_say_which_drafter_proposed_a_node():
     found, *_ = rounds_of("llama", "vegas-reuse")
-    names = {n.by for r in found for n in r.nodes}
-    assert names == {"model", "n-grams"}
     for r in found:
         first = next((i for i, n in enumerate(r.nodes) if n.by == "n-grams"), len(r.nodes))
         assert all(n.by == "n-grams" for n in r.nodes[first:])

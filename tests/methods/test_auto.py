@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from longdraft import Sampler, build, generate
+from longdraft import InputError, Sampler, build, generate
 from longdraft.core import Captures
 from longdraft.drafters import Auto, Lookup, SelfDrafter
 from longdraft.drafters.kinds import KINDS
 from longdraft.engine.generate import prefill
+from longdraft.methods import METHODS, Method
 from longdraft.methods.model_free import suffix
 from longdraft.methods.self_speculative import by_a_copy, vegas
-from longdraft.methods.trained import NAMED
+from longdraft.methods.trials import kinds_beside, to_try
 from longdraft.models.lm import LM
 from longdraft.models.loading import load_lm
 from longdraft.models.memory_traffic import keys_read, slot_bytes, weights_of
@@ -22,6 +25,9 @@ from longdraft.ops import native
 from longdraft.views import Guided
 
 NATIVE = pytest.mark.skipif(native.library() is None, reason="packed weights are fast on the native backend alone")
+
+
+TRIED = {method.needs: method.trial for method in METHODS.values() if method.trial}  # by kind of drafter weights
 
 
 def lm_of(**sizes) -> LM:
@@ -73,6 +79,27 @@ def test_all_keys_are_read_while_they_are_few_beside_the_weights():
     assert floors[1] * slot_bytes(large) == pytest.approx(large.quantised("int8").nbytes() / 4, rel=0.01)
 
 
+def check_trials(methods: dict[str, Method]) -> None:
+    """Every kind of drafter weights has one method that `auto` tries, and no two methods have the same place."""
+    tried = [method for method in methods.values() if method.trial]
+    assert sorted(method.needs for method in tried if method.needs) == sorted(KINDS)
+    places = [(method.trial.named, method.trial.place) for method in tried]
+    assert len(set(places)) == len(places)
+
+
+def test_the_records_say_what_is_tried_and_when():
+    check_trials(METHODS)
+    assert kinds_beside(METHODS.values()) == ["glide", "heads", "budget"]
+    without = {name: method for name, method in METHODS.items() if name != "eagle3"}
+    alike = METHODS | {"vegas": replace(METHODS["vegas"], trial=METHODS["suffix"].trial)}
+    for wrong in (without, alike):
+        with pytest.raises(AssertionError):
+            check_trials(wrong)
+    lm = tiny.target("llama")
+    with pytest.raises(InputError, match="no method that needs drafter weights of kind eagle3"):
+        to_try(without.values(), lm, {"eagle3": None})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
     """It was once loaded, ignored, and recorded as used: whatever is named must be among the drafters."""
@@ -80,7 +107,7 @@ def test_a_drafter_that_is_named_is_tried(tmp_path, kind):
     auto = build("auto", lm, {kind: KINDS[kind].random(lm, 3)}, rounds=2)
     tried = build("auto", lm).drafters
     assert len(auto.drafters) == len(tried) + 1, f"weights of kind {kind} are ignored"
-    if kind in NAMED:
+    if TRIED[kind].named:
         assert type(auto.drafters[0].inner) is not type(tried[0].inner)
     assert generate(lm, rows, auto, max_new_tokens=8) == generate(lm, rows, max_new_tokens=8)
     if kind not in ("lm", "budget"):

@@ -23,6 +23,7 @@ METHODS = {
         {"name": "plain", "about": "Decodes one token per step: the baseline of every figure.", "options": {}},
         {
             "name": "vegas",
+            "label": "the target under a guided view",
             "about": "The target drafts gamma tokens while reading the keys that its last verification scored highest.",
             "options": {
                 "gamma": {"default": "7", "about": "a whole number from 1 to 512"},
@@ -36,6 +37,7 @@ METHODS = {
         },
         {
             "name": "vegas-tree",
+            "label": "the target under a guided view",
             "about": "Like vegas, but drafts a tree with `widths` nodes per depth.",
             "options": {"widths": {"default": "3,4,4,4", "about": "whole numbers from 1 to 512"}},
         },

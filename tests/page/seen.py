@@ -9,7 +9,7 @@ CHIPS = """i => [...document.querySelectorAll(`.lane:nth-child(${i + 1}) .round:
   .map(x => [x.textContent, [...x.classList].find(c => /^(d\\d|own)$/.test(c))])"""
 FIGURES = """i => Object.fromEntries([...document.querySelectorAll(`.lane:nth-child(${i + 1}) .figures div`)]
   .map(x => [x.querySelector('dt').textContent, x.querySelector('dd').textContent]))"""
-STYLES = {"model": "d0", "n-grams": "d1", "heads": "d2", "drafter": "d3"}
+STYLES = {"model": "d0", "n-grams": "d1", "heads": "d2", "small model": "d3", "block": "d4"}
 
 
 def chips(page: Any, lane: int) -> list[list[str]]:

@@ -35,6 +35,8 @@ def test_the_first_visit_explains_itself_and_is_ready_to_run(visit, server):
     assert page.inner_text(".intro").count(".") == 2
     assert page.inner_text("#server") == "smollm2, 8,192 tokens of context"
     assert page.input_value("#method") == "vegas-reuse" and "n-grams" in page.inner_text("#about")
+    groups = page.eval_on_selector_all("#method optgroup", "all => all.map(g => [g.label, g.children.length])")
+    assert groups == [["other methods", 2], ["the target under a guided view", 2]]
     assert "fog signal" in page.input_value("#document") and page.input_value("#prompt")
     assert page.is_enabled("#run") and page.is_disabled("#stop") and page.is_disabled("#save")
     assert page.locator("#sample svg .node").count() == 11

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from longdraft.cli import main
-from longdraft.methods import CONTROLS, METHODS
+from longdraft.drafters.kinds import KINDS
+from longdraft.methods import ANY, CONTROLS, METHODS, Method
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -35,8 +37,16 @@ def test_readme_names_every_method():
     assert sorted(re.findall(r"`([a-z0-9-]+)`", table)) == sorted([*METHODS, *CONTROLS])
 
 
-def test_the_table_of_methods_is_complete():
-    assert re.findall(r"^\| `([a-z0-9-]+)` \|", PAGES["docs/methods.md"], re.M) == list(METHODS)
+def row(name: str, method: Method) -> str:
+    """The method's row in the table of docs/methods.md, as its record and its kind's record say."""
+    weights = {None: "none", ANY: "whatever there are"} | {kind.name: kind.title for kind in KINDS.values()}
+    return f"| `{name}` | {method.drafts} | {weights[method.needs]} | {method.paper} |"
+
+
+def test_the_table_of_methods_is_that_of_the_records():
+    table = re.findall(r"^\| `[a-z0-9-]+` \|.*$", PAGES["docs/methods.md"], re.M)
+    assert table == [row(name, method) for name, method in METHODS.items()]
+    assert table[0] != row("plain", replace(METHODS["plain"], paper="another"))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from longdraft.drafters.proposers import PROPOSERS
 from longdraft.server.page import page
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,15 @@ def test_an_embedded_trace_cannot_end_its_element():
     [data] = [text for _, attributes, text in found.texts if attributes.get("id") == "trace"]
     assert "<" not in data and json.loads(data) == trace
     assert [t for t, _ in found.elements] == [t for t, _ in Document(page("{}")[0]).elements]
+
+
+@pytest.mark.parametrize("trace", [None, '{"a": 1}'])
+def test_the_labels_of_what_drafts_are_those_of_the_drafters(trace):
+    """The server writes them into the document, so that the page has them without a server too."""
+    [labels] = [text for _, attributes, text in Document(page(trace)[0]).texts if attributes.get("id") == "labels"]
+    assert json.loads(labels) == PROPOSERS
+    scripts = "".join(file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js"))
+    assert [label for label in PROPOSERS.values() if label in scripts] == []
 
 
 def test_without_a_trace_there_is_no_element_for_it():

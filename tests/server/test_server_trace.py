@@ -13,6 +13,7 @@ from support.served import CHAT, TEXT, chunks, client, loaded, serving
 
 from longdraft import Sampler, generate
 from longdraft.engine.trace import Round, Trace
+from longdraft.methods import METHODS
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of, token_ids
 from longdraft.ops import native
@@ -161,6 +162,7 @@ def test_methods_that_can_be_watched_are_listed(http):
     assert {"vegas", "suffix", "auto"} <= set(names) and not {"plain", "longspec"} & set(names)
     assert found["default"] == "lookup" and found["model"] == "tiny" and found["context"] == 2048
     vegas = found["methods"][names.index("vegas")]
+    assert vegas["label"] == METHODS["vegas"].family.label
     assert vegas["options"]["gamma"] == {"default": "7", "about": "a whole number from 1 to 512"}
 
 

@@ -18,7 +18,7 @@ from longdraft.engine.prompt_file import PromptFiles
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import bandwidth, bytes_per_step, provenance
 from longdraft.errors import InputError
-from longdraft.methods import vegas
+from longdraft.methods.self_speculative import vegas
 from longdraft.models.lm import LM
 from longdraft.views import Policy
 

@@ -35,7 +35,7 @@ class Drafter:
     has_draft_probs = False
     max_depth: int = UNBOUNDED
     is_chain: bool = False
-    name: str = "drafter"  # of what proposes the nodes, in traces
+    name: str = "drafter"  # of what proposes the nodes, in traces: a key of PROPOSERS
 
     def proposed_by(self, node: int) -> str:
         """The name of what proposed this node of the latest draft."""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from longdraft.core.files import read_json
 from longdraft.drafters import speculators
-from longdraft.drafters.checkpoint import WEIGHTS, read_config
+from longdraft.drafters.checkpoint import CONFIG, WEIGHTS, read_config
 from longdraft.drafters.dflash.kind import DFLASH
 from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
@@ -21,6 +22,7 @@ from longdraft.drafters.released import Released
 from longdraft.drafters.small_model.kind import BUDGET, SMALL_MODEL
 from longdraft.errors import InputError
 from longdraft.models import eight_bits
+from longdraft.models.fetch import is_file
 from longdraft.models.lm import LM
 
 # A release is read by the first kind that recognises it: a block of DFlash also has all that EAGLE-2 is known by.
@@ -38,6 +40,18 @@ def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM
     return source
 
 
+def kind_in(source: str) -> str:
+    """The kind of the drafter weights in a folder or file, by which `auto` chooses the method. Raises InputError.
+
+    A whole model does not say how it was trained: a file is a small model, and a folder one for BudgetDraft.
+    """
+    if is_file(source):
+        return SMALL_MODEL.name
+    stated = read_json(Path(source).expanduser() / CONFIG).get("longdraft")
+    kind = stated.get("kind") if isinstance(stated, dict) else None
+    return kind if isinstance(kind, str) and kind in KINDS else BUDGET.name
+
+
 def own_weights(kind_name: str, target: LM) -> Any:
     """Weights that lie in the target's own checkpoint; None for a kind that never does. Raises InputError."""
     within = KINDS[kind_name].within
@@ -48,7 +62,7 @@ def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[D
     """The kind and the module of a released drafter, in its own dtype; see Released.any_target. Raises InputError."""
     source = Released.of(folder, any_target)
     try:
-        speculators.check(source, target)
+        speculators.check(source, target, _exported())
         for kind in KINDS.values():
             if kind.importer and (module := kind.importer(source, target)) is not None:
                 speculators.check_kind(source, kind.name)
@@ -61,6 +75,11 @@ def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[D
     some = ", ".join(sorted(source.places)[:3]) or "none"
     titles = ", ".join(kind.title for kind in KINDS.values() if kind.importer)
     raise InputError(f"{folder} is not a drafter that longdraft knows (its weights: {some}): give {titles}")
+
+
+def _exported() -> list[str]:
+    """The kinds that are kinds of `speculators` too."""
+    return [kind.name for kind in KINDS.values() if kind.exporter]
 
 
 def import_released(folder: Path, out: Path, target: LM, any_target: bool = False) -> dict[str, Any]:
@@ -84,7 +103,7 @@ def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False
     name = read_config(folder)["longdraft"].get("kind")
     kind = KINDS.get(name)
     if kind is None or kind.exporter is None:
-        known = " and ".join(kind.name for kind in KINDS.values() if kind.exporter)
+        known = " and ".join(_exported())
         raise InputError(f"{folder} holds a drafter of kind {name}, which `speculators` has not: give one of {known}")
     module: Any = kind.load(str(folder), target, any_target)
     dtypes = [t.dtype for t in eight_bits.read(folder / WEIGHTS).values() if t.is_floating_point()]

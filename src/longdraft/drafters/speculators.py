@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,23 @@ from longdraft.drafters.released import Released
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
-KINDS = ("eagle3", "dflash")  # of its kinds, those that are kinds of ours too
 TYPE, CHOICE = "speculators_model_type", "speculators_config"
 
 
-def check(source: Released, target: LM) -> None:
-    """Raises InputError for a folder in this layout whose kind or target is another; others are not looked at."""
+def check(source: Released, target: LM, kinds: Sequence[str]) -> None:
+    """Raises InputError for a folder in this layout whose kind or target is another; others are not looked at.
+
+    kinds: those of this layout that are kinds of ours too.
+    """
     c = source.config
     if TYPE not in c:
         return
     if isinstance(c.get("longdraft"), dict):
         raise InputError(f"{source.folder} is in longdraft's own layout: give it to --drafter as it is")
     algorithm = c.get(CHOICE, {}).get("algorithm", c[TYPE])
-    if c[TYPE] not in KINDS or algorithm != c[TYPE]:
+    if c[TYPE] not in kinds or algorithm != c[TYPE]:
         what = c[TYPE] if algorithm == c[TYPE] else f"{c[TYPE]} with the algorithm {algorithm}"
-        raise InputError(f"{source.folder} is a speculator of kind {what}: longdraft reads {' and '.join(KINDS)}")
+        raise InputError(f"{source.folder} is a speculator of kind {what}: longdraft reads {' and '.join(kinds)}")
     layer = c.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise InputError(f"{source.folder}/{CONFIG} lacks transformer_layer_config: download it with its own config")

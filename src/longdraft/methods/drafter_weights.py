@@ -7,13 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longdraft.core.files import read_json
-from longdraft.drafters.checkpoint import CONFIG
-from longdraft.drafters.kinds import KINDS, own_weights
+from longdraft.drafters.kinds import KINDS, kind_in, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
-from longdraft.methods.trained import TRAINED
-from longdraft.models.fetch import SOURCES, is_file
+from longdraft.methods.table import METHODS
+from longdraft.methods.trials import kinds_beside
+from longdraft.models.fetch import SOURCES
 from longdraft.models.lm import LM
 from longdraft.models.loading import BUNDLED
 
@@ -95,14 +94,11 @@ class DrafterWeights:
         return KINDS[kind].load(str(folder), target, self.any_target)
 
     def _offered(self) -> list[str]:
-        """Kinds that `auto` may use: that of the given folder, else a random block, else those beside the target."""
-        if self.folder and is_file(self.folder):
-            return ["lm"]
+        """Kinds that `auto` may use: that of the given folder, else those beside the target; random, the first one."""
         if self.folder:
-            found = read_json(Path(self.folder).expanduser() / CONFIG).get("longdraft")
-            kind = found.get("kind") if isinstance(found, dict) else None
-            return [kind if isinstance(kind, str) and kind in KINDS else "budget"]
-        return ["glide"] if self.random else [kind for kind in TRAINED if self.beside(kind)]
+            return [kind_in(self.folder)]
+        kinds = kinds_beside(METHODS.values())
+        return kinds[:1] if self.random else [kind for kind in kinds if self.beside(kind)]
 
     def origin(self, kind: str | None) -> str | None:
         """The origin of the weights as a record states it."""

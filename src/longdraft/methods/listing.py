@@ -17,6 +17,7 @@ def describe(name: str, method: Method, weights: DrafterWeights) -> dict[str, An
         "name": name,
         "does": (method.build.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
+        "label": method.family.label,
         "options": {
             key: {"type": type(defaults[key]).__name__, "default": defaults[key], "allowed": allowed(field)}
             for key, field in method.options.model_fields.items()

@@ -1,30 +1,51 @@
-"""A named method: the function that builds its drafter, whose signature declares its options."""
+"""A named method's record. The signature of the function that builds its drafter declares its options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, create_model
 
 from longdraft.core.options import declared
+from longdraft.methods.family import Family
 from longdraft.models.lm import LM
 
 ANY = "any"  # Method.needs of a method that uses whatever drafter weights there are, given as {kind: weights}
 
 
 @dataclass(frozen=True)
-class Method:
-    """build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter weights.
+class Trial:
+    """A method that `auto` tries, if it needs no drafter weights or there are some.
 
-    needs: the kind of drafter weights, or ANY. adaptive: AdaptiveDraft may make its drafts shorter and narrower. copy:
-    for a method without an option draft_weights, the kind of quantised copy of a target that it drafts by, if any.
+    place: those of lower place are tried first, the cheapest. options: of the method; a CPU verifies about ten nodes
+    at little extra cost. named: its weights are used only if they are named, and it is then tried before the others,
+    because whoever names them wants them tried.
+    """
+
+    place: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    named: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """All that is known of a named method; whatever lists, documents, draws or builds methods reads it here.
+
+    build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter weights. drafts: what
+    drafts come from, for the table in the documentation. paper: where it was published, with year. family: its color
+    in plots and its label on the page. needs: the kind of drafter weights, or ANY. trial: how `auto` tries it; None:
+    it does not. adaptive: AdaptiveDraft may make its drafts shorter and narrower. copy: for a method without an option
+    draft_weights, the kind of quantized copy of a target that it drafts by, if any.
     """
 
     build: Callable[..., Any]
+    drafts: str
     paper: str
+    family: Family
     needs: str | None = None
+    trial: Trial | None = None
     adaptive: bool = True
     copy: Callable[[LM], str | None] | None = None
 

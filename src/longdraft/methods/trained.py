@@ -1,22 +1,20 @@
-"""Methods whose drafter has weights trained for the target, and `auto`, which uses the trained drafters there are."""
+"""Methods whose drafter has weights trained for the target."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from longdraft.core.options import MAX_DEPTH, MAX_NODES, Depth, Nodes, NotNegative, Positive, Share, Widths
-from longdraft.drafters import Auto, DFlash, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Mtp, Reuse, Sequential
+from longdraft.drafters import DFlash, Drafter, Eagle, Glide, GlideDrafter, Heads, Medusa, Mtp, Reuse, Sequential
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.heads.drafter import SPARSE, ChainedHeads, MedusaHeads, cartesian
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.errors import InputError
-from longdraft.methods.model_free import suffix
-from longdraft.methods.self_speculative import NGram, Score, by_a_copy, vegas, vegas_reuse
-from longdraft.methods.small_models import budgetdraft, sd
+from longdraft.methods.self_speculative import NGram, Score
 from longdraft.models.lm import LM
 from longdraft.views import Guided, Partial
 
@@ -131,36 +129,3 @@ def dflash(target: LM, block: DFlashBlock, nodes: Nodes = 8, gamma: MaybeDepth =
     attends to (0: as it was trained).
     """
     return DFlash(target, block, nodes, gamma, window)
-
-
-# Drafter weights that `auto` uses if they lie beside the target: kind -> (method, its options). A CPU verifies about
-# ten nodes at little extra cost.
-TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "glide": (longspec_guided, {"widths": (4, 2, 2, 2, 2)}),
-    "heads": (tokenswift, {"widths": (1, 2, 2, 1)}),
-    "budget": (budgetdraft, {}),
-}
-# Those that it uses if they are named: first, because whoever names them wants them tried.
-NAMED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "lm": (sd, {}),
-    "medusa": (medusa, {"nodes": 8}),
-    "eagle2": (eagle, {"topk": 4, "levels": 3, "nodes": 8}),
-    "eagle3": (eagle, {"topk": 4, "levels": 3, "nodes": 8}),
-    "dflash": (dflash, {}),
-    "mtp": (mtp, {}),
-}
-EACH = 32  # tokens to decode per drafter that `auto` tries: a trial can cost several plain steps
-
-
-def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
-    """Tries drafts by a quantised copy, suffix, vegas, vegas-reuse and the methods that have their drafter weights.
-
-    Each is tried for `rounds` decoding steps, and the fastest continues. One is tried per 32 tokens to decode, the
-    cheapest to try first.
-    """
-    known = NAMED | TRAINED
-    made = {kind: known[kind][0](target, part, **known[kind][1]) for kind, part in weights.items()}
-    named = [made.pop(kind) for kind in NAMED if kind in made]
-    block = [made.pop("glide")] if "glide" in made else []
-    untrained = [vegas(target), vegas_reuse(target)]
-    return Auto([*named, *by_a_copy(target), suffix(target), *block, *untrained, *made.values()], rounds, EACH)

@@ -116,6 +116,7 @@ class Tracer:
         shown = [
             {
                 "name": entry["name"],
+                "label": entry["label"],
                 "about": entry["does"],
                 "options": {
                     key: {"default": str(option["default"]), "about": option["allowed"]}

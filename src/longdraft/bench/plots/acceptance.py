@@ -7,7 +7,7 @@ from typing import Any
 
 from longdraft.bench.grouping import Record, by_peer, cells
 from longdraft.bench.plots.draw import Point, lines, link
-from longdraft.bench.plots.style import CONTROLS, legend, panels, size
+from longdraft.bench.plots.style import THIN, legend, panels, size
 
 DEEPEST = 16  # positions shown
 
@@ -30,7 +30,7 @@ def by_position(records: list[Record]) -> Any:
     figure, rows = panels(len(found), 1.7, "Acceptance by position in the draft")
     labels = list(dict.fromkeys(label for series in found.values() for label in series))
     for axes, (context, series) in zip(rows, found.items(), strict=True):
-        lines(axes, {label: series.get(label, {}) for label in labels}, CONTROLS)
+        lines(axes, {label: series.get(label, {}) for label in labels}, THIN)
         axes.set(ylim=(0, 1.02), ylabel="share of steps")
         axes.set_title(f"context {size(context)}", fontsize=9, loc="left")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -70,7 +70,7 @@ def by_budget(records: list[Record]) -> Any:
     figure, rows = panels(len(found), 1.8, "Acceptance against budget (controls in grey)")
     labels = list(dict.fromkeys(label for series in found.values() for label in series))
     for axes, (context, series) in zip(rows, found.items(), strict=True):
-        lines(axes, {label: series.get(label, {}) for label in labels}, CONTROLS)
+        lines(axes, {label: series.get(label, {}) for label in labels}, THIN)
         axes.set_ylabel("accepted length")
         axes.set_ylim(bottom=min(1, axes.get_ylim()[0]))
         axes.set_title(f"context {size(context)}", fontsize=9, loc="left")

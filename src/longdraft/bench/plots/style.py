@@ -1,36 +1,19 @@
-"""How every plot looks: one colour per method in all plots, safe for colour-blind readers, dark on white."""
+"""How every plot looks: one color per method in all plots, that of its record, dark on white."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from longdraft.bench.peers.choice import PEERS
+from longdraft.methods import CONTROLS, METHODS, family
+
 WIDTH = 5.4  # inches: at the width of a phone its text is still legible
 LOSS, EDGE = "#f6d5d0", "#a03020"
 LONGEST = 60  # characters of a label that are drawn
-BLACK, GREY, OTHER = "#000000", "#7f7f7f", "#aa4499"
-FAMILIES = {  # methods that draft alike share a colour; in one plot they differ by marker and line
-    "#0072b2": ("vegas", "vegas-tree"),
-    "#56b4e9": ("vegas-reuse", "specextend", "triforce"),
-    "#009e73": ("longspec", "longspec-chain", "longspec-guided"),
-    "#cc79a7": ("sd", "sd-sparse", "budgetdraft"),
-    "#e69f00": ("suffix", "lookup", "recycle"),
-    "#d55e00": ("quantspec",),
-    "#332288": ("magicdec-snapkv", "magicdec-quest"),
-    "#8c6d31": ("medusa", "tokenswift", "eagle2", "eagle3", "mtp", "dflash"),
-    "#882255": ("auto",),
-    GREY: (
-        "magicdec-stream",
-        "random-picks",
-        "recents",
-        "llama.cpp",
-        "openvino",
-        "transformers",
-    ),  # controls, other engines
-    BLACK: ("plain",),
-}
-CONTROLS = ("magicdec-stream", "random-picks", "recents")
-COLOURS = {method: colour for colour, methods in FAMILIES.items() for method in methods}
+GREY, OTHER = family.UNGUIDED.color, "#aa4499"  # of other engines, drawn as controls are; of what is unknown
+RECORDS = METHODS | CONTROLS
+THIN = tuple(name for name, method in RECORDS.items() if method.family.control)
 MARKERS, DASHES = "osD^vPX*", ("-", "--", ":", "-.")
 SHADES = (0.0, -0.45, 0.35, -0.25, -0.6)  # towards black (-1) or white (1)
 
@@ -46,7 +29,9 @@ class Look(NamedTuple):
 def colour(label: str) -> str:
     """Of a method with or without options, or of another engine."""
     name = label.split("@")[0]
-    return COLOURS.get(name) or (GREY if name.split(" ")[0] in COLOURS or name.startswith("hf-") else OTHER)
+    if name in RECORDS:
+        return RECORDS[name].family.color
+    return GREY if name.split(" ")[0] in PEERS or name.startswith("hf-") else OTHER
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:

@@ -29,6 +29,8 @@ class DFlash(Drafter):
     view.
     """
 
+    name = "block"
+
     def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
         if gamma >= block.slots:
             raise InputError(f"option gamma is {gamma}: give at most {block.slots - 1}, what a block of it drafts")

@@ -50,6 +50,8 @@ class Eagle(Drafter):
     verifies under a view.
     """
 
+    name = "block"
+
     def __init__(
         self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512
     ):

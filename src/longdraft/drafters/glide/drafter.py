@@ -100,6 +100,8 @@ class GlideDrafter(UnderView):
     drafts a chain as deep as `widths`, and the tree has that many of the likeliest paths of the chain's distributions.
     """
 
+    name = "block"
+
     def __init__(
         self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0, nodes: int = 0
     ):

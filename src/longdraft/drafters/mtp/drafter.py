@@ -30,6 +30,7 @@ class Mtp(Drafter):
     """
 
     has_draft_probs = True
+    name = "block"
 
     def __init__(self, module: MtpLayers, widths: Sequence[int], sink: int = 4, window: int = 512):
         self.module, self.target, self.widths = module, module.target, widths

@@ -36,6 +36,7 @@ class SmallModelDrafter(Drafter):
     """
 
     has_draft_probs = True
+    name = "small model"
 
     def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
         self.small, self.policy, self.widths, self.tail = small, policy, widths, tail

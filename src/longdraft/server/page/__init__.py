@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64encode
 from functools import cache
@@ -9,6 +10,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
+from longdraft.drafters.proposers import PROPOSERS
 from longdraft.server.page.bundle import bundle
 
 ENTRY = "main.js"
@@ -37,6 +39,7 @@ def _parts() -> tuple[str, str, str]:
     )
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     filled = {"csp": meta, "style": f"<style>{style}</style>", "example": escape(_read("example.txt"))}
+    filled["labels"] = f'<script type="application/json" id="labels">{json.dumps(PROPOSERS)}</script>'
     filled["script"] = f'<script type="module">{script}</script>'
     template, last = _read("index.html").split("<!-- trace -->\n")
     before, after = (re.sub(r"<!-- (\w+) -->", lambda m: filled[m[1]], part) for part in (template, last))

@@ -34,7 +34,8 @@ async function ask(path, options = {}) {
 
 export async function askMethods() {
   const answer = await (await ask("v1/longdraft/methods")).json().catch(() => null);
-  const good = (m) => isObject(m) && isText(m.name, 64) && isText(m.about ?? "") && isObject(m.options ?? {});
+  const texts = (m) => isText(m.name, 64) && isText(m.label ?? "", 100) && isText(m.about ?? "");
+  const good = (m) => isObject(m) && texts(m) && isObject(m.options ?? {});
   if (!isObject(answer) || !Array.isArray(answer.methods) || !answer.methods.length || !answer.methods.every(good))
     throw new Problem("The server’s list of methods cannot be read.");
   return answer;

@@ -19,15 +19,21 @@ export class Wrong extends Error {
   }
 }
 
+// A group of options for each label, in the order of their first methods.
+function grouped(methods) {
+  const groups = new Map();
+  for (const m of methods) {
+    const [label, option] = [m.label ?? "other methods", element("option", "", m.name)];
+    option.value = m.name;
+    if (!groups.has(label)) groups.set(label, Object.assign(element("optgroup"), { label }));
+    groups.get(label).append(option);
+  }
+  return [...groups.values()];
+}
+
 export function fillMethods(answer) {
   const picker = $("method");
-  picker.replaceChildren(
-    ...answer.methods.map((m) => {
-      const option = element("option", "", m.name);
-      option.value = m.name;
-      return option;
-    }),
-  );
+  picker.replaceChildren(...grouped(answer.methods));
   picker.value = answer.methods.some((m) => m.name === answer.default) ? answer.default : answer.methods[0].name;
   picker.disabled = false;
   picker.onchange = () => fillOptions(answer.methods.find((m) => m.name === picker.value));

@@ -6,7 +6,9 @@ const STYLES = new Map([
   ["model", 0],
   ["n-grams", 1],
   ["heads", 2],
-  ["drafter", 3],
+  ["small model", 3],
+  ["block", 4],
+  ["drafter", 5],
 ]);
 const REJECTED = 4; // so many rejected drafts of a round are chips; its tree has all of them
 

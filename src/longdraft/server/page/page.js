@@ -133,12 +133,7 @@ function fillLegend() {
   $("legend").replaceChildren(...title, ...drafted, ...rest, item("own", "target", "its own token"));
 }
 
-const ABOUT = {
-  model: "the model under its view",
-  "n-grams": "n-grams of the text",
-  heads: "trained heads",
-  drafter: "a small model",
-};
+const ABOUT = JSON.parse($("labels").textContent); // of what drafted, by its name in traces
 
 export function showVerdict() {
   const [line, trace] = [$("verdict"), state.trace];

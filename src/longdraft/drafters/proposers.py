@@ -1,0 +1,12 @@
+"""Names of what proposes nodes, as traces have them (`Drafter.name`), each with its label on the server's page."""
+
+from __future__ import annotations
+
+PROPOSERS = {
+    "model": "the model under its view",
+    "n-grams": "n-grams of the text",
+    "heads": "trained heads",
+    "small model": "a small model",
+    "block": "a trained block or layer",
+    "drafter": "another drafter",
+}
