@@ -5,17 +5,11 @@ Each name is imported when it is first used, so that vLLM's processes that do no
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-_HOMES = {
-    "Lookup": "proposers",
-    "MagicdecStream": "views",
-    "Recycle": "recycle",
-    "Suffix": "proposers",
-    "Vegas": "views",
-}
-__all__ = ["Lookup", "MagicdecStream", "Recycle", "Suffix", "Vegas", "register"]
+from longdraft_vllm.options import METHODS
+
+__all__ = ["register", *METHODS]
 
 
 def register() -> None:
@@ -27,6 +21,6 @@ def register() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"longdraft_vllm.{_HOMES[name]}"), name)
+    if name in METHODS:
+        return METHODS[name].load()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

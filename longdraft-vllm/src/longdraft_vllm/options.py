@@ -1,16 +1,72 @@
-"""Options of the methods, which vLLM passes on from --additional-config '{"longdraft": {...}}'."""
+"""The methods inside vLLM, in one table: names, what each needs of vLLM, and options.
+
+A user gives options by --additional-config '{"longdraft": {...}}'. Those that longdraft's method has too are checked
+by its record, which has their defaults. longdraft is imported only then, not by every process of vLLM.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
 
+PACKAGE = __package__ or "longdraft_vllm"
 KEYED = "keyed_noise"  # the option that belongs to no method
 
 
+@dataclass(frozen=True)
+class Offered:
+    """A method that vLLM can be given, as the class of this name.
+
+    method: longdraft's name for it. module: where the class is. drafts_from: "text" is what vLLM gives to every
+    proposer; for "logits" of the target it needs a worker of the plugin's own; if the "target" itself drafts, a
+    scheduler that reserves slots, too. options: those of longdraft's method that it has. extra: others, with defaults.
+    """
+
+    name: str
+    method: str
+    module: str
+    drafts_from: Literal["text", "logits", "target"]
+    options: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """What a user gives as `model` in --speculative-config."""
+        return f"{PACKAGE}.{self.name}"
+
+    @property
+    def in_v2(self) -> bool:
+        """Whether it also runs on vLLM's newer model runner."""
+        return self.drafts_from != "logits"
+
+    def load(self) -> type:
+        return getattr(import_module(f"{PACKAGE}.{self.module}"), self.name)
+
+
+METHODS = {
+    offered.name: offered
+    for offered in (
+        Offered("Suffix", "suffix", "proposers", "text", ("nodes", "factor", "min_probability", "earlier")),
+        Offered("Lookup", "lookup", "proposers", "text", ("n", "count")),
+        Offered("Recycle", "recycle", "recycle", "logits"),
+        Offered("Vegas", "vegas", "views", "target", ("keep_ratio", "min_budget", "reach"), {"every": 4}),
+        Offered("MagicdecStream", "magicdec-stream", "views", "target", ("sink", "keep_ratio", "min_budget")),
+    )
+}
+
+
+def chosen(vllm_config: Any) -> Offered | None:
+    """The method that the user has chosen, if it is one of these."""
+    spec = vllm_config.speculative_config
+    if spec is None or spec.method != "custom_class":
+        return None
+    return next((offered for offered in METHODS.values() if offered.model == spec.model), None)
+
+
 def given(vllm_config: Any) -> dict[str, Any]:
-    """All that the user gave."""
+    """All options that the user gave."""
     extra = getattr(vllm_config, "additional_config", None)
     return dict(extra.get("longdraft", {})) if isinstance(extra, dict) else {}
 
@@ -23,11 +79,17 @@ def keyed_noise(vllm_config: Any) -> bool:
     return found
 
 
-def options_of(vllm_config: Any, method: str, accepts: Callable[..., Any]) -> dict[str, Any]:
-    """The user's options, checked against the keyword arguments of `accepts`. Raises ValueError."""
-    found = {name: value for name, value in given(vllm_config).items() if name != KEYED}
-    known = [name for name in inspect.signature(accepts).parameters if name != "self"]
-    unknown = sorted(set(found) - set(known))
-    if unknown:
-        raise ValueError(f"{method} has no option {', '.join(unknown)}; its options are {', '.join([*known, KEYED])}")
-    return found
+def options_of(vllm_config: Any, name: str, **defaults: Any) -> dict[str, Any]:
+    """Every option of this method: the user's value, else that of `defaults`, else its default. Raises ValueError."""
+    from longdraft.core.options import declared, read
+    from longdraft.methods import find
+
+    offered = METHODS[name]
+    own = {option: value for option, value in given(vllm_config).items() if option != KEYED}
+    known = [*offered.options, *offered.extra]
+    if unknown := sorted(own.keys() - set(known)):
+        raise ValueError(f"{name} has no option {', '.join(unknown)}; its options are {', '.join([*known, KEYED])}")
+    values = {**offered.extra, **defaults, **own}
+    shared = {option: value for option, value in values.items() if option in offered.options}
+    checked = dict(read(name, declared(find(offered.method).build), shared))
+    return {option: checked.get(option, values.get(option)) for option in known}

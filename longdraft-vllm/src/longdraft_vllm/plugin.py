@@ -6,10 +6,8 @@ import logging
 from typing import Any
 
 from longdraft_vllm import contract
-from longdraft_vllm.options import keyed_noise
+from longdraft_vllm.options import chosen, keyed_noise
 
-SELF_DRAFTING = ("longdraft_vllm.Vegas", "longdraft_vllm.MagicdecStream")
-RECYCLE = "longdraft_vllm.Recycle"
 SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
 WORKERS = {  # vLLM's own choice -> what takes its place
     "vllm.v1.worker.cpu_worker.CPUWorker": "longdraft_vllm.cpu.Worker",
@@ -43,26 +41,21 @@ def install() -> None:
     platform.check_and_update_config = classmethod(check_and_update_config)
 
 
-def names(vllm_config: Any, *methods: str) -> bool:
-    """Whether the user has chosen one of these methods."""
-    spec = vllm_config.speculative_config
-    return spec is not None and spec.method == "custom_class" and spec.model in methods
-
-
 def choose(vllm_config: Any) -> None:
     """Set the classes that methods and keyed noise need, unless the user has named others.
 
     Raises Mismatch, and ValueError for options that are wrong.
     """
-    drafting, keyed = names(vllm_config, *SELF_DRAFTING), keyed_noise(vllm_config)
-    if not (drafting or keyed or names(vllm_config, RECYCLE)):
+    offered, keyed = chosen(vllm_config), keyed_noise(vllm_config)
+    drafts_from = offered.drafts_from if offered else "text"
+    if drafts_from == "text" and not keyed:
         return
     if keyed and vllm_config.use_v2_model_runner:
         raise ValueError("keyed_noise needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     if not vllm_config.use_v2_model_runner:  # there, a speculator drafts in vLLM's own worker
         parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)
-    if drafting:
+    if drafts_from == "target":
         contract.check("self-draft")
         if scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = SCHEDULER

@@ -28,7 +28,7 @@ class NGrams:
         spec = vllm_config.speculative_config
         self.most = spec.num_speculative_tokens
         self.longest = vllm_config.model_config.max_model_len
-        options = self.defaults() | options_of(vllm_config, type(self).__name__, self.drafter)
+        options = options_of(vllm_config, type(self).__name__, **self.defaults())
         self.texts = Texts(lambda: self.drafter(**options), vllm_config.scheduler_config.max_num_seqs)
 
     def defaults(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Recycle:
     """
 
     def __init__(self, vllm_config: Any):
-        options_of(vllm_config, "Recycle", lambda: None)
+        options_of(vllm_config, "Recycle")
         self.most = vllm_config.speculative_config.num_speculative_tokens
         self.longest = vllm_config.model_config.max_model_len
         self.tables: dict[str, dict[int, int]] = {}

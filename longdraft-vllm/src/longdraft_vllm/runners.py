@@ -6,8 +6,7 @@ from typing import Any
 
 from longdraft_vllm import contract
 from longdraft_vllm.keyed import Keyed
-from longdraft_vllm.options import keyed_noise
-from longdraft_vllm.plugin import RECYCLE, SELF_DRAFTING, names
+from longdraft_vllm.options import chosen, keyed_noise
 from longdraft_vllm.recycle import Recycling
 from longdraft_vllm.repairs import repair_sampling
 
@@ -20,9 +19,11 @@ def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
     Raises Mismatch if a part does not fit this vLLM, and corrects vLLM's sampler where it is wrong.
     """
     repair_sampling()
-    used = {"keyed": keyed_noise(vllm_config), "recycle": names(vllm_config, RECYCLE)}
+    offered = chosen(vllm_config)
+    drafts_from = offered.drafts_from if offered else "text"
+    used = {"keyed": keyed_noise(vllm_config), "recycle": drafts_from == "logits"}
     parts = [name for name, wanted in used.items() if wanted]
     for name in parts:
         contract.check(name)
-    kind = drafting if names(vllm_config, *SELF_DRAFTING) else plain
+    kind = drafting if drafts_from == "target" else plain
     return type("Runner", (*(ADDED[name] for name in parts), kind), {}) if parts else kind

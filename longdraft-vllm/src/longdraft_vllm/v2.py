@@ -6,15 +6,13 @@ import logging
 import sys
 from collections.abc import Callable
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from longdraft_vllm import contract
-from longdraft_vllm.plugin import SELF_DRAFTING
+from longdraft_vllm.options import chosen
 
-TEXT = ("longdraft_vllm.Suffix", "longdraft_vllm.Lookup")
 RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
@@ -48,9 +46,8 @@ def accepting(unsupported: Callable[[Any], list[str]]) -> Callable[[Any], list[s
     def features(self: Any) -> list[str]:
         from vllm import envs
 
-        spec = self.speculative_config
-        ours = spec is not None and spec.method == "custom_class" and spec.model in TEXT + SELF_DRAFTING
-        found = unsupported(self)
+        offered, found = chosen(self), unsupported(self)
+        ours = offered is not None and offered.in_v2
         return [x for x in found if "'custom_class'" not in x] if ours and envs.VLLM_USE_V2_MODEL_RUNNER else found
 
     return features
@@ -61,13 +58,12 @@ def adding(others: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(others)
     def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-        spec = vllm_config.speculative_config
-        if spec.method != "custom_class" or spec.model not in TEXT + SELF_DRAFTING:
+        offered = chosen(vllm_config)
+        if offered is None or not offered.in_v2:
             return others(vllm_config, device, req_states)
         contract.check("v2")
-        module, _, name = spec.model.rpartition(".")
-        method = getattr(import_module(module), name)(vllm_config)
-        if spec.model in TEXT:
+        method = offered.load()(vllm_config)
+        if offered.drafts_from == "text":
             from longdraft_vllm.speculator import TextSpeculator
 
             return TextSpeculator(method, req_states)

@@ -1,4 +1,4 @@
-"""What the drafts of vegas and magicdec-stream read, and the names that vLLM's speculative config gives them."""
+"""What the drafts of vegas and magicdec-stream read; their options are attributes (options.py)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ class SelfDraft:
     every = 1  # steps for which a request's view is used
 
     def __init__(self, vllm_config: Any):
-        own = options_of(vllm_config, type(self).__name__, self.set)
-        self.set(**own)
-
-    def set(self, **options: Any) -> None:
-        raise NotImplementedError
+        vars(self).update(options_of(vllm_config, type(self).__name__))
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """The target drafts: there is no model to load."""
@@ -45,9 +41,9 @@ class Vegas(SelfDraft):
     """vegas: in each layer, the pages that a recent verification attended to most."""
 
     guided = True
-
-    def set(self, keep_ratio: float = 0.07, min_budget: int = 256, reach: int = 8, every: int = 4) -> None:
-        self.keep_ratio, self.min_budget, self.reach, self.every = keep_ratio, min_budget, reach, every
+    keep_ratio: float
+    min_budget: int
+    reach: int
 
     def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
         count = kept(covered, page, self.keep_ratio, self.min_budget)
@@ -59,8 +55,9 @@ class Vegas(SelfDraft):
 class MagicdecStream(SelfDraft):
     """magicdec-stream: the pages of the first `sink` slots, and the latest ones."""
 
-    def set(self, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256) -> None:
-        self.sink, self.keep_ratio, self.min_budget = sink, keep_ratio, min_budget
+    sink: int
+    keep_ratio: float
+    min_budget: int
 
     def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
         count = kept(covered, page, self.keep_ratio, self.min_budget)
