@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from longdraft import methods
 from longdraft.bench.inputs import Text
 from longdraft.bench.peers.base import Peer
 from longdraft.bench.peers.transformers import STOCK, Transformers
 from longdraft.core.options import pair, pairs
 from longdraft.core.sampling import Sampler
 from longdraft.errors import InputError
-from longdraft.methods import CONTROLS, METHODS
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
 
@@ -58,6 +58,6 @@ def _entry(label: str, given: dict[str, str], weights: DrafterWeights) -> Entry:
         if given:
             raise InputError(f"{name} has no options")
         return Transformers(name, name.removeprefix("hf-"))
-    if name not in METHODS | CONTROLS:
-        raise InputError(f"unknown method {name!r}: choose from {', '.join([*METHODS, *CONTROLS, *STOCK])}")
+    if methods.lookup(name) is None:
+        raise InputError(f"unknown method {name!r}: choose from {', '.join([*methods.names(), *STOCK])}")
     return MethodSpec(label, name, given, weights)

@@ -9,20 +9,35 @@ from longdraft.core.options import declared, read
 from longdraft.drafters import AdaptiveDraft, Drafter
 from longdraft.drafters.kinds import load_weights, own_weights
 from longdraft.errors import InputError
+from longdraft.methods import elsewhere
 from longdraft.methods.drafter_weights import DrafterWeights, how_to_get
 from longdraft.methods.method import ANY, Method, Trial
 from longdraft.methods.table import CONTROLS, METHODS
 from longdraft.models.lm import LM
 
-__all__ = ["ANY", "CONTROLS", "METHODS", "Method", "Trial", "build", "find"]
+__all__ = ["ANY", "CONTROLS", "METHODS", "Method", "Trial", "build", "find", "lookup", "names"]
+
+
+def lookup(name: str) -> Method | None:
+    """longdraft's own method of this name, else that of another package; None: there is none. Raises InputError."""
+    own = METHODS.get(name) or CONTROLS.get(name)
+    if own is not None:
+        return own
+    added = elsewhere.find(name)
+    return added.method if added else None
+
+
+def names() -> list[str]:
+    """Of all methods: longdraft's own, its controls, and those of other packages."""
+    return [*METHODS, *CONTROLS, *elsewhere.names()]
 
 
 def find(name: str) -> Method:
     """Raises InputError on an unknown name."""
-    known = METHODS | CONTROLS
-    if name not in known:
-        raise InputError(f"unknown method {name!r}: choose one of {', '.join(known)}")
-    return known[name]
+    method = lookup(name)
+    if method is None:
+        raise InputError(f"unknown method {name!r}: choose one of {', '.join(names())}")
+    return method
 
 
 def build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from longdraft.core.options import allowed
@@ -15,7 +16,7 @@ def describe(name: str, method: Method, weights: DrafterWeights) -> dict[str, An
     needs = [] if method.needs in (None, ANY) else [method.needs]
     return {
         "name": name,
-        "does": (method.build.__doc__ or "").strip().splitlines()[0],
+        "does": (inspect.getdoc(method.build) or method.drafts).split("\n")[0],
         "paper": method.paper,
         "label": method.family.label,
         "options": {

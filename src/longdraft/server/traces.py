@@ -17,7 +17,7 @@ from longdraft.engine.race import Race
 from longdraft.engine.requests import Request, make_request
 from longdraft.engine.trace import Lane, Round, new_trace
 from longdraft.errors import Busy, InputError
-from longdraft.methods import METHODS
+from longdraft.methods import METHODS, elsewhere
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
@@ -111,8 +111,9 @@ class Tracer:
     @property
     def methods(self) -> Json:
         """The methods that can be watched, with their options."""
-        specs = [MethodSpec(name, name, {}, self.weights) for name in METHODS if name != "plain"]
-        listed = [describe(s.name, METHODS[s.name], self.weights) for s in specs if not self._missing(s)]
+        known = METHODS | {name: added.method for name, added in elsewhere.listed()[0].items()}
+        specs = [MethodSpec(name, name, {}, self.weights) for name in known if name != "plain"]
+        listed = [describe(s.name, known[s.name], self.weights) for s in specs if not self._missing(s)]
         shown = [
             {
                 "name": entry["name"],

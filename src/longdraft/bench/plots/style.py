@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from longdraft.bench.peers.choice import PEERS
-from longdraft.methods import CONTROLS, METHODS, family
+from longdraft.methods import CONTROLS, METHODS, elsewhere, family
 
 WIDTH = 5.4  # inches: at the width of a phone its text is still legible
 LOSS, EDGE = "#f6d5d0", "#a03020"
@@ -31,7 +31,10 @@ def colour(label: str) -> str:
     name = label.split("@")[0]
     if name in RECORDS:
         return RECORDS[name].family.color
-    return GREY if name.split(" ")[0] in PEERS or name.startswith("hf-") else OTHER
+    if name.split(" ")[0] in PEERS or name.startswith("hf-"):
+        return GREY
+    added = elsewhere.listed()[0].get(name)
+    return added.method.family.color if added else OTHER
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
