@@ -47,16 +47,18 @@ ENTRIES = PROJECT["entry-points"]["longdraft.methods"]
 Install = Callable[..., None]
 
 
+def forget() -> None:
+    elsewhere._entries.cache_clear()
+    elsewhere._outcome.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def forgotten():
     """What is installed is looked up anew in each test, and what was imported is gone after it."""
     before = set(sys.modules)
-    caches = (elsewhere._entries, elsewhere._load, elsewhere.listed)
-    for known in caches:
-        known.cache_clear()
+    forget()
     yield
-    for known in caches:
-        known.cache_clear()
+    forget()
     for name in sys.modules.keys() - before:
         if name.startswith("longdraft_"):
             del sys.modules[name]
@@ -111,8 +113,7 @@ def test_the_server_offers_the_method(install, monkeypatch):
     tracer = traces.Tracer(service, DrafterWeights(), "bigram")
     assert tracer.methods["default"] == "vegas"
     install()
-    elsewhere._entries.cache_clear()
-    elsewhere.listed.cache_clear()
+    forget()
     assert tracer.methods["default"] == "bigram"
     [entry] = [entry for entry in tracer.methods["methods"] if entry["name"] == "bigram"]
     assert entry["label"] == family.NGRAMS.label and entry["options"]["count"]["default"] == "5"
@@ -221,6 +222,21 @@ def test_what_cannot_be_used_is_one_line(case, install, place, capsys):
     assert methods.find("bigram") is usable["bigram"].method
 
 
+def test_a_package_whose_import_fails_is_imported_once(install, tmp_path):
+    """A server's clients can name it as often as they like."""
+    log = tmp_path / "log"
+    code = f"open({str(log)!r}, 'a').write('x')\nraise ValueError"
+    install("longdraft-other", code, other="longdraft_other:BIGRAM")
+    for _ in range(3):
+        with pytest.raises(InputError, match="ValueError"):
+            methods.find("other")
+    assert log.read_text() == "x"
+    elsewhere._outcome.cache_clear()  # planted fault: what came of it is forgotten
+    with pytest.raises(InputError):
+        methods.find("other")
+    assert log.read_text() == "xx"
+
+
 def test_a_name_that_two_packages_use_is_used_by_neither(install):
     install()
     install("longdraft-other", bigram="longdraft_other:BIGRAM")
@@ -229,6 +245,23 @@ def test_a_name_that_two_packages_use_is_used_by_neither(install):
     assert "longdraft-bigram" in problem and "longdraft-other" in problem
     with pytest.raises(InputError, match="uninstall one of them"):
         build("bigram", target("llama"))
+
+
+def test_a_damaged_package_and_a_second_copy_disturb_nothing(install, tmp_path, monkeypatch):
+    """A project's own folder has a copy of its entry points, and Python's path when its tests run in it."""
+    install("longdraft-other", other="longdraft_other:BIGRAM")
+    facts = tmp_path / "site" / "longdraft_other-1.0.dist-info" / "entry_points.txt"
+    facts.write_text("[longdraft.methods]\nneither a name nor a value\n")
+    install()
+    copy = tmp_path / "project" / "longdraft_bigram.egg-info"
+    copy.mkdir(parents=True)
+    for name, text in (("PKG-INFO", "METADATA"), ("entry_points.txt", "entry_points.txt")):
+        source = tmp_path / "site" / "longdraft_bigram-1.0.dist-info" / text
+        (copy / name).write_text(source.read_text())
+    monkeypatch.chdir(copy.parent)
+    monkeypatch.syspath_prepend(copy.parent)
+    usable, problems = elsewhere.listed()
+    assert list(usable) == ["bigram"] and problems == []
 
 
 def test_an_unknown_name_lists_those_of_packages(install):
@@ -267,7 +300,7 @@ def test_nothing_is_imported_from_a_models_folder_or_the_current_one(install, pl
     install(code=FILES["longdraft_bigram.py"] + f"open({str(mark)!r}, 'w')\n")
     site = tmp_path / "site"
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part != str(site)])
-    elsewhere._entries.cache_clear()
+    forget()
     words = ["generate", "-m", "tiny", "--prompt-file", "a.txt", "--method", "vegas", *SHORT]
     for file in site.iterdir():
         file.rename(Path("tiny") / file.name)
@@ -276,13 +309,12 @@ def test_nothing_is_imported_from_a_models_folder_or_the_current_one(install, pl
     monkeypatch.chdir("tiny")
     for folder in ("", str(Path.cwd())):
         monkeypatch.setattr(sys, "path", [folder, *sys.path])
-        for known in (elsewhere._entries, elsewhere.listed):
-            known.cache_clear()
+        forget()
         usable, [problem] = elsewhere.listed()
         assert usable == {} and "lies in the current folder" in problem
         assert not mark.exists()
     monkeypatch.chdir("..")  # planted fault: the check is what keeps it from being imported
-    elsewhere.listed.cache_clear()
+    elsewhere._outcome.cache_clear()
     assert list(elsewhere.listed()[0]) == ["bigram"] and mark.exists()
 
 

@@ -37,20 +37,19 @@ def names() -> list[str]:
 
 def find(name: str) -> Added | None:
     """The method of this name; None if no package names one. Raises InputError if it cannot be used."""
-    entries = _entries().get(name)
-    return None if entries is None else _load(name, *entries)
+    if name not in _entries():
+        return None
+    outcome = _outcome(name)
+    if isinstance(outcome, str):
+        raise InputError(outcome)
+    return outcome
 
 
-@cache
 def listed() -> tuple[dict[str, Added], list[str]]:
     """All methods that can be used, by name, and a line about each of the others."""
-    methods, problems = {}, []
-    for name, entries in sorted(_entries().items()):
-        try:
-            methods[name] = _load(name, *entries)
-        except InputError as problem:
-            problems.append(str(problem))
-    return methods, problems
+    outcomes = {name: _outcome(name) for name in sorted(_entries())}
+    usable = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Added)}
+    return usable, [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
 
 
 @cache
@@ -74,6 +73,14 @@ def _points(dist: Distribution) -> list[EntryPoint]:
 
 
 @cache
+def _outcome(name: str) -> Added | str:
+    """The method, or one line on why it cannot be used: a package whose import fails is not imported again."""
+    try:
+        return _load(name, *_entries()[name])
+    except InputError as problem:
+        return str(problem)
+
+
 def _load(name: str, entry: EntryPoint, *others: EntryPoint) -> Added:
     """Raises InputError."""
     package = _package(entry)
