@@ -16,7 +16,7 @@ from hypothesis import settings
 from longdraft.ops import native
 
 pytest.register_assert_rewrite("support.checks", "support.structure")
-pytest_plugins = ["support.place", "support.served"]
+pytest_plugins = ["support.added", "support.place", "support.served"]
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, because tests have a hostile.py too
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
