@@ -21,6 +21,7 @@ ROOMS = {  # lowest first: a room may import itself and the rooms above it in th
     "errors": "the one exception meant for users",
     "version": "the version number",
     "launch": "what torchrun tells each process",
+    "proposers": "names of what proposes nodes, and their labels",
     "ops": "attention, noise and selection: tensors in, tensors out",
     "core": "trees, the cache, sampling, verification: no model, no drafter",
     "backends": "how a forward step is computed",

@@ -13,13 +13,13 @@ from support.listed import BUILD, each_method_on, exact, read_in_any_parts
 
 from longdraft import Sampler, Session, generate
 from longdraft.drafters import AdaptiveDraft, Drafter
-from longdraft.drafters.proposers import PROPOSERS
 from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.generate import Stats
 from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.race import Race
 from longdraft.engine.requests import make_request
 from longdraft.engine.trace import Lane, Node, Recorder, Round, Trace, edges, new_trace, shown
+from longdraft.proposers import PROPOSERS
 from longdraft.views.base import View
 
 NEW = 14

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from longdraft.drafters.proposers import PROPOSERS
+from longdraft.proposers import PROPOSERS
 from longdraft.server.page import page
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from longdraft.drafters.proposers import PROPOSERS
+from longdraft.proposers import PROPOSERS
 from longdraft.server.page.bundle import bundle
 
 ENTRY = "main.js"
