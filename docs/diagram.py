@@ -20,6 +20,7 @@ BEGIN, END = "<!-- begin: written by docs/diagram.py -->", "<!-- end: written by
 ROOMS = {  # lowest first: a room may import itself and the rooms above it in this table
     "errors": "the one exception meant for users",
     "version": "the version number",
+    "sampling_parameters": "ranges and defaults of sampling parameters",
     "launch": "what torchrun tells each process",
     "proposers": "names of what proposes nodes, and their labels",
     "ops": "attention, noise and selection: tensors in, tensors out",

@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
+from support.commands import commands
 
 from longdraft import cli as command_line
-from longdraft.cli import COMMANDS, main
+from longdraft.cli import main
 from longdraft.cli.train import KINDS
 from longdraft.errors import InputError
 from longdraft.models import fetch as models
@@ -108,22 +107,6 @@ LINES |= dict.fromkeys(TRAINED, (*OUT, "-m", "tiny", *TRAIN))
 FEW = 6  # of the values of a parameter that another command has too, one in so many is tried
 # Values that are valid, and would take long: they are tested nowhere.
 LONG = {("text", "/"), ("text", ".."), ("option", "x")}
-
-
-def commands() -> dict[str, Any]:
-    """{name: the command as click knows it}, of all commands that there are."""
-    found = {}
-    for name, (where, _) in COMMANDS.items():
-        module, attribute = where.split(":")
-        app = getattr(import_module(f"longdraft.cli.{module}"), attribute)
-        if isinstance(app, typer.Typer):
-            group: Any = typer.main.get_command(app)
-            found |= {f"{name} {sub}": command for sub, command in group.commands.items()}
-        else:
-            made = typer.Typer(add_completion=False)
-            made.command()(app)
-            found[name] = typer.main.get_command(made)
-    return found
 
 
 KNOWN = commands()

@@ -78,7 +78,7 @@ def response():
 
 @check
 def bad_input():
-    refused(lambda: chat(temperature=9).invoke(TEXT), openai.BadRequestError, "temperature")
+    refused(lambda: chat(temperature=99_999).invoke(TEXT), openai.BadRequestError, "temperature")
     refused(lambda: list(chat(extra_body={"nothing": 1}).stream(TEXT)), openai.BadRequestError, "nothing")
     refused(lambda: chat(model="other").invoke(TEXT), openai.NotFoundError, "other")
     refused(lambda: chat(api_key="wrong").invoke(TEXT), openai.AuthenticationError, "API key")

@@ -72,7 +72,7 @@ def completion():
 
 @check
 def bad_input():
-    refused(lambda: chat(temperature=9), litellm.BadRequestError, "temperature")
+    refused(lambda: chat(temperature=99_999), litellm.BadRequestError, "temperature")
     refused(lambda: chat(extra_body={"nothing": 1}), litellm.BadRequestError, "nothing")
     refused(lambda: chat(model="openai/other"), litellm.NotFoundError, "other")
     refused(lambda: chat(api_key="wrong"), litellm.AuthenticationError, "API key")

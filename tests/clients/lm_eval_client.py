@@ -97,5 +97,5 @@ def task():
 
 @check
 def bad_input():
-    refused(lambda: said(model(), temperature=9), requests.HTTPError, "400")
+    refused(lambda: said(model(), temperature=99_999), requests.HTTPError, "400")
     refused(lambda: said(model(model="other")), requests.HTTPError, "404")

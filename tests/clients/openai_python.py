@@ -96,7 +96,7 @@ def values_that_ask_for_nothing():
 
 @check
 def bad_input():
-    refused(lambda: chat(**CHAT | {"temperature": 9}), openai.BadRequestError, "temperature")
+    refused(lambda: chat(**CHAT | {"temperature": 99_999}), openai.BadRequestError, "temperature")
     refused(lambda: chat(**CHAT, stream=True, extra_body={"best_of": 2}), openai.BadRequestError, "best_of")
     refused(lambda: chat(**CHAT, store=True), openai.BadRequestError, "store")
     refused(lambda: chat(**CHAT | {"model": "other"}), openai.NotFoundError, "other")

@@ -49,7 +49,7 @@ def test_rows_that_come_and_go_say_what_they_say_alone(model, method):
         ({"prompt": [5] * 200}, "200 prompt tokens and 5 new ones need 205 slots, and a row has 160"),
         ({"prompt": [5] * 510}, "exceed the model's 512 positions"),
         ({"prompt": [5], "max_new_tokens": 0}, "max-new-tokens is 0"),
-        ({"prompt": [5], "seed": 1 << 63}, "63 bits"),
+        ({"prompt": [5], "seed": 1 << 64}, "seed is 18446744073709551616"),
         ({"prompt": [5], "eos": [None]}, "lists of token ids"),
     ],
 )

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from longdraft.sampling_parameters import TRACE
 from longdraft.server.page import page
 
 HERE = Path(__file__).parent
@@ -43,6 +44,7 @@ METHODS = {
         },
     ],
     "default": "vegas-reuse",
+    "parameters": {p.name: p.in_json for p in TRACE},
 }
 
 

@@ -81,13 +81,13 @@ def test_the_keyboard_alone_can_run_it(visit, server):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("temperature", "3", "Temperature must be a number from 0 to 2."),
+        ("temperature", "10001", "Temperature must be a number from 0 to 10000."),
         ("temperature", "warm", "Temperature must be"),
         ("top_p", "0", "Top-p must be a number above 0, 1 at most."),
-        ("top_k", "-1", "Top-k must be a whole number"),
+        ("top_k", "-2", "Top-k must be a whole number from -1 to"),
         ("seed", "1.5", "Seed must be a whole number"),
         ("seed", "99999999999999999999", "Seed must be"),
-        ("max_tokens", "0", "New tokens must be a whole number of 1 or more."),
+        ("max_tokens", "0", "New tokens must be a whole number from 1 to 2147483647."),
         ("max_tokens", "", "New tokens must be"),
     ],
 )

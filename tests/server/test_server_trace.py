@@ -17,6 +17,7 @@ from longdraft.methods import METHODS
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import text_of, token_ids
 from longdraft.ops import native
+from longdraft.sampling_parameters import TRACE
 from longdraft.server.run import Server
 
 ASKED = {"document": TEXT * 3, "prompt": "What is this?", "method": "vegas", "max_tokens": 16, "seed": 3}
@@ -164,6 +165,7 @@ def test_methods_that_can_be_watched_are_listed(http):
     vegas = found["methods"][names.index("vegas")]
     assert vegas["label"] == METHODS["vegas"].family.label
     assert vegas["options"]["gamma"] == {"default": "7", "about": "a whole number from 1 to 512"}
+    assert found["parameters"] == {p.name: p.in_json for p in TRACE}
 
 
 def test_the_page_can_be_left_out():

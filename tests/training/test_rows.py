@@ -78,3 +78,9 @@ def test_schedule_is_warmed_up_constant_and_decays_to_the_end():
 def test_bad_stages(text):
     with pytest.raises(InputError, match="--stage"):
         parse_stages([text], positions=512)
+
+
+def test_a_seed_may_be_negative_and_others_draw_as_ever():
+    for seed, taken in ((5, 5), ((1 << 64) - 1, (1 << 64) - 1), (-1, (1 << 64) - 1)):
+        assert rows.generator(seed, 7, 1).random() == np.random.default_rng([taken, 7, 1]).random()
+    assert rows.generator(-2, 7).random() != rows.generator(2, 7).random()

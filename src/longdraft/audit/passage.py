@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longdraft.audit.plan import Prompt, Way
 from longdraft.audit.ties import Replay
-from longdraft.core import Rows, Sampler, Sequences, Tree, Verdict, Verifier, match, verify
+from longdraft.core import Rows, Sampling, Sequences, Tree, Verdict, Verifier, match, verify
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession, RowsSnapshot
 from longdraft.engine.generate import Stats, Step, decode
@@ -85,7 +85,7 @@ class Unchosen(Exception):
     """A token was emitted that the target did not choose in the pass that verified it."""
 
 
-def checked_match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+def checked_match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
     """verify.match; raises Unchosen for a token that the logits of the same pass do not choose (no rounding here)."""
     verdict = verify.match(tree, logits, sampler, rows)
     own = sampler.draw(logits, tree, rows).gather(1, verdict.path)
@@ -121,7 +121,7 @@ class Passage:
         """Decode plainly; keeps the best tokens and their scores at every step, and the new keys and values."""
         self.best: list[tuple[list[int], list[float]]] = []
 
-        def spy(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+        def spy(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
             top = sampler.scores(logits, tree, rows)[0, 0].topk(min(KEPT, logits.shape[-1]))
             self.best.append((top.indices.tolist(), top.values.tolist()))
             return match(tree, logits, sampler, rows)

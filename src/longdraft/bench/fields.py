@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from longdraft.sampling_parameters import PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW
+
 Count = Annotated[int, Field(ge=1, le=1 << 48)]
 NotNegative = Annotated[float, Field(ge=0)]
 Above = Annotated[float, Field(gt=0)]
@@ -37,7 +39,7 @@ class Run(Named):
     text_sha256: str
     device: str
     threads: int
-    seed: int
+    seed: Annotated[int, Field(**SEED.limits)]
     native: bool
     environment: dict[str, Any]
     versions: dict[str, Any]
@@ -69,11 +71,11 @@ class Options(_Fields):
 class Sampled(Run):
     """What a record of decoding says of its sampler and its method."""
 
-    temperature: NotNegative
-    top_k: NotNegative = 0
-    window: NotNegative = 0
-    top_p: NotNegative = 1.0
-    penalty: NotNegative = 1.0
+    temperature: Annotated[float, Field(**TEMPERATURE.limits)]
+    top_k: Annotated[int, Field(**TOP_K.limits)] = TOP_K.default
+    window: Annotated[int, Field(**WINDOW.limits)] = WINDOW.default
+    top_p: Annotated[float, Field(**TOP_P.limits)] = TOP_P.default
+    penalty: Annotated[float, Field(**PENALTY.limits)] = PENALTY.default
     mean_acceptance_length: NotNegative
     acceptance_per_position: Shares
     options: Options = Options()

@@ -12,7 +12,9 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
+from longdraft.cli.sampling_options import sampling_option
 from longdraft.errors import InputError
+from longdraft.sampling_parameters import SEED, TEMPERATURE
 
 
 @expand
@@ -34,10 +36,11 @@ def audit(
         ),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy (default: both greedy and 1).")
+        float | None,
+        sampling_option(TEMPERATURE, "Sampling temperature; 0 is greedy (default: both greedy and 1)."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=1 << 10, help="Number of seeds for sampled decoding.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, max=common.MAX_SEED, help="The first seed.")] = 0,
+    seed: Annotated[int, sampling_option(SEED, "The first seed.")] = SEED.default,
     out: Annotated[Path | None, typer.Option(help="Write the record to this file, updated during the audit.")] = None,
     prompt_cache: common.PromptCache = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the audit in --out.")] = False,

@@ -10,7 +10,9 @@ import typer
 
 from longdraft.cli import common, processes
 from longdraft.cli.option_groups import DrafterOptions, TargetOptions, expand
+from longdraft.cli.sampling_options import Penalty, Seed, Temperature, TopP
 from longdraft.errors import InputError
+from longdraft.sampling_parameters import PENALTY, SEED, TEMPERATURE, TOP_P
 
 
 @expand
@@ -66,15 +68,15 @@ def bench(
     accept: Annotated[
         float | None, typer.Option(help="Let an oracle accept this many drafts per step on average.")
     ] = None,
-    temperature: common.Temperature = 0.0,
-    top_p: common.TopP = 1.0,
-    penalty: common.Penalty = 1.0,
+    temperature: Temperature = TEMPERATURE.default,
+    top_p: TopP = TOP_P.default,
+    penalty: Penalty = PENALTY.default,
     recommended: Annotated[
         bool, typer.Option("--recommended", help="Sample as the model's makers recommend, instead of greedily.")
     ] = False,
     target_options: TargetOptions = TargetOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
-    seed: common.Seed = 0,
+    seed: Seed = SEED.default,
     option: Annotated[
         list[str], typer.Option("-o", "--option", help="METHOD.KEY=VALUE: an option of a method; may be repeated.")
     ] = [],  # noqa: B006

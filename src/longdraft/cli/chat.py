@@ -13,7 +13,9 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
+from longdraft.cli.sampling_options import Penalty, Seed, Temperature, TopP
 from longdraft.errors import InputError
+from longdraft.sampling_parameters import SEED
 
 Messages = list[dict[str, str]]
 HELP = "/stats shows speed and acceptance, /reset forgets the conversation, /quit (or end of input) ends it"
@@ -26,10 +28,10 @@ def chat(
     method_options: MethodOptions = MethodOptions("auto"),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens of an answer.")] = 512,
     target_options: TargetOptions = TargetOptions(),
-    temperature: common.Temperature = 0.7,
-    top_p: common.TopP = 0.9,
-    penalty: common.Penalty = 1.1,
-    seed: common.Seed = 0,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    penalty: Penalty = 1.1,
+    seed: Seed = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Print accepted draft tokens in green.")] = False,
     threads: common.Threads = None,

@@ -14,7 +14,6 @@ import typer
 from longdraft.cli.option_groups import TargetOptions
 from longdraft.errors import InputError
 
-MAX_SEED = 1 << 62
 TIMEOUT = 600.0  # seconds that a process started by torchrun waits for the others
 PATIENCE = 2.0  # seconds before a prompt that is being read shows its progress
 
@@ -36,10 +35,6 @@ PromptCache = Annotated[
         help="Keep the keys and values of each prompt in a file of this folder; a prompt that is there is not read.",
     ),
 ]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")]
-TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens up to this sum; 1 is off.")]
-Penalty = Annotated[float, typer.Option(help="Divide the logits of recent tokens by this; 1 is off.")]
-Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 

@@ -9,6 +9,8 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.option_groups import TargetOptions, expand
+from longdraft.cli.sampling_options import Seed, sampling_option
+from longdraft.sampling_parameters import SEED, TEMPERATURE
 
 CODER, REAL, FALLBACK = "qwen2.5-coder-0.5b", "smollm2", "bundled"
 DRAFTED, OWN = "green", "bold"
@@ -28,9 +30,10 @@ def demo(
     max_new_tokens: common.NewTokens = 256,
     target_options: TargetOptions = TargetOptions(),
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature (default: 0.3 for an answer, 0 for source code).")
+        float | None,
+        sampling_option(TEMPERATURE, "Sampling temperature (default: 0.3 for an answer, 0 for source code)."),
     ] = None,
-    seed: common.Seed = 0,
+    seed: Seed = SEED.default,
     threads: common.Threads = None,
 ) -> None:
     """Ask a model about a long text, and compare plain decoding with two methods while they answer.

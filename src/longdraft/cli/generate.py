@@ -10,6 +10,8 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
+from longdraft.cli.sampling_options import Eta, MinP, Penalty, Temperature, TopK, TopP, Window, sampling_option
+from longdraft.sampling_parameters import ETA, MIN_P, PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW
 
 
 @expand
@@ -24,19 +26,14 @@ def generate(
     method_options: MethodOptions = MethodOptions(),
     max_new_tokens: common.NewTokens = 256,
     target_options: TargetOptions = TargetOptions(),
-    temperature: common.Temperature = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")] = 0,
-    top_p: common.TopP = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens below this share of the highest probability; 0 is off.")
-    ] = 0.0,
-    eta: Annotated[float, typer.Option(help="Eta sampling: the cutoff of probabilities; 0 is off.")] = 0.0,
-    penalty: common.Penalty = 1.0,
-    penalty_window: Annotated[int, typer.Option(min=1, help="How many recent tokens the penalty considers.")] = 1024,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=common.MAX_SEED, help="Seed of random numbers; row b uses row_seed(seed, b)."),
-    ] = 0,
+    temperature: Temperature = TEMPERATURE.default,
+    top_k: TopK = TOP_K.default,
+    top_p: TopP = TOP_P.default,
+    min_p: MinP = MIN_P.default,
+    eta: Eta = ETA.default,
+    penalty: Penalty = PENALTY.default,
+    penalty_window: Window = WINDOW.default,
+    seed: Annotated[int, sampling_option(SEED, "Seed of random numbers; row b uses row_seed(seed, b).")] = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")] = False,
     control_tokens: Annotated[

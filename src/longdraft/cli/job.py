@@ -65,6 +65,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.method.check(self.target, self.accept)
+        self.sampler = self.sampler.under(self.target.rules())
 
     def drafter(self) -> Drafter:
         """The drafter; with an oracle, its drafts have a fixed size."""
@@ -116,7 +117,7 @@ class Job:
         lane = Lane(method=name, options=self.method.options if name == self.method.name else {})
         if self.trace is None:
             prompt, limit = session.prompts[0], session.limit
-            self.trace = new_trace(self.target, self.tokenizer, prompt, limit, session.sampler, self.seed, [lane])
+            self.trace = new_trace(self.target, self.tokenizer, prompt, limit, self.sampler, self.seed, [lane])
         else:
             self.trace.lanes.append(lane)
         prompt_tokens, slots = self.trace.prompt_tokens, self.trace.slots
@@ -132,7 +133,7 @@ class Job:
         output.stats.prefill_s += session.prefill_s
         depth = self.method.chain_depth(self.target)
         record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
-        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(session.sampler)}
+        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(self.sampler)}
         record |= {"pace": self.method.pace and self.accept is None, **self.method.origin}
         if self.kept is not None:
             record["known_prompt_tokens"] = sum(session.known)

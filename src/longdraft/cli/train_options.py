@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from longdraft.cli.common import MAX_SEED
+from longdraft.cli.sampling_options import Seed
 from longdraft.core import provenance
 from longdraft.errors import InputError
+from longdraft.sampling_parameters import SEED
 from longdraft.training.data import Sources
 from longdraft.training.schedule import Plan, parse_stages
 from longdraft.training.trainer import Settings
@@ -20,7 +21,6 @@ Text = Annotated[list[str], typer.Option(help="Folder or glob of UTF-8 or .jsonl
 PackageCap = Annotated[int, typer.Option(min=1, help="Maximum number of characters of one installed package.")]
 DatasetCap = Annotated[int, typer.Option(min=1, help="Maximum number of characters of one hf: dataset.")]
 Stage = Annotated[list[str], typer.Option(help="LENGTH:STEPS, run in the given order; repeatable.")]
-Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of random numbers.")]
 Threads = Annotated[int, typer.Option(min=0, max=1024, help="Number of CPU threads (0: torch's choice).")]
 
 
@@ -66,7 +66,7 @@ class Run:
     probe_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")] = 200
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")] = 10
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 300
-    seed: Seed = 0
+    seed: Seed = SEED.default
     bf16: Annotated[bool, typer.Option(help="Compute in bfloat16; weights stay float32.")] = True
     threads: Threads = 0
 

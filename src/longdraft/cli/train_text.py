@@ -15,12 +15,14 @@ import typer
 from longdraft.cli import common
 from longdraft.cli import train_options as o
 from longdraft.cli.option_groups import TargetOptions, expand
+from longdraft.cli.sampling_options import Seed, sampling_option
 from longdraft.core.places import new_file
 from longdraft.core.sampling import Sampler
 from longdraft.engine.scheduler import Finished, serve
 from longdraft.errors import InputError
 from longdraft.models.chat import chat_tokens
 from longdraft.models.loading import load, quiet
+from longdraft.sampling_parameters import SEED, TEMPERATURE
 from longdraft.training import rows, trainer
 from longdraft.training.frozen import Frozen
 from longdraft.training.instructions import ask
@@ -46,8 +48,10 @@ def write_text(
         int, typer.Option(min=1, help="Number of tokens of each piece; with --chat the most, of varied lengths.")
     ] = 64,
     max_new_tokens: common.NewTokens = 448,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy; small models then repeat themselves.")] = 1.0,
-    seed: o.Seed = 0,
+    temperature: Annotated[
+        float, sampling_option(TEMPERATURE, "0 is greedy; small models then repeat themselves.")
+    ] = 1.0,
+    seed: Seed = SEED.default,
     target_options: TargetOptions = TargetOptions(),
     threads: o.Threads = 0,
 ) -> None:
@@ -63,7 +67,7 @@ def write_text(
 
     def prompt(i: int) -> list[int]:
         """Prompt i, determined by seed and i."""
-        rng = np.random.default_rng([seed, i])
+        rng = rows.generator(seed, i)
         if not chat:
             return rows.cut(corpus, prompt_tokens, rng, CODE).astype(int).tolist()
         code, size = bool(rng.random() < CODE), int(np.exp(rng.uniform(0, np.log(max(prompt_tokens, 16) / 16)))) * 16

@@ -8,6 +8,7 @@ from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import ChainDraws, Sampler
+from longdraft.core.sampling_protocol import Sampling
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
@@ -26,6 +27,7 @@ __all__ = [
     "Rows",
     "Rules",
     "Sampler",
+    "Sampling",
     "Sequences",
     "Tree",
     "Verdict",

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from longdraft.core.rows import Rows
+from longdraft.core.rules import Rules
 from longdraft.core.sampling import ChainDraws, Sampler
 from longdraft.core.tree import Tree
 
 
 @dataclass(frozen=True)
-class RowSamplers(Sampler):
-    """Row b is sampled by samplers[b] as if it were alone; the settings of this object itself have no meaning.
+class RowSamplers:
+    """Row b is sampled by samplers[b] as if it were alone: a `Sampling`.
 
     Rows that all have the same settings are computed together. Replace an entry of `samplers` to change a row's.
     """
 
-    samplers: list[Sampler] = field(default_factory=list)
+    samplers: list[Sampler]
 
     @property
     def shared(self) -> Sampler | None:
         """The sampler that all rows have, if they have the same."""
         first = self.samplers[0]
         return first if all(s is first or s == first for s in self.samplers) else None
+
+    def under(self, rules: Rules) -> RowSamplers:
+        return RowSamplers([sampler.under(rules) for sampler in self.samplers])
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         return self._each(lambda s, b, tree, rows: s.processed(logits[b], tree, rows, start), tree, rows)
@@ -65,7 +69,7 @@ class RowSamplers(Sampler):
         return max(s.lag for s in self.samplers)
 
     def of_rows(self, rows: slice) -> RowSamplers:
-        return RowSamplers(samplers=self.samplers[rows])
+        return RowSamplers(self.samplers[rows])
 
     def _each(self, call: Callable[[Sampler, slice, Tree, Rows], Tensor], tree: Tree, rows: Rows) -> Tensor:
         """call(sampler, rows, their tree, their rows) for all rows at once, or for each alone -> [B,..]."""

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from longdraft import sampling_parameters as parameters
 from longdraft.core.processors import Settings, apply, generated_counts, path_tokens, penalised
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
@@ -15,49 +16,40 @@ from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.ops import Warpers, draw, gumbel
 
-_RANGES = {
-    "temperature": (0, 1e4, "0 (greedy) or more"),
-    "top_k": (0, 1 << 31, "0 (off) or more"),
-    "top_p": (0, 1, "between 0 and 1 (1 is off)"),
-    "min_p": (0, 1, "between 0 (off) and 1"),
-    "eta": (0, 1, "between 0 (off) and 1"),
-    "penalty": (1e-3, 1e3, "above 0 (1 is off)"),
-    "window": (1, 1 << 31, "1 or more"),
-    "frequency": (-2, 2, "between -2 and 2 (0 is off)"),
-    "presence": (-2, 2, "between -2 and 2 (0 is off)"),
-}
-
 
 @dataclass(frozen=True)
 class Sampler:
     """A node's token depends only on its own path, seed and position, not on how it was drafted or on other rows.
 
-    temperature 0 is greedy. These change the logits, in this order: bias is added to those of its tokens; penalty
-    divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted once for every time
-    that a token has been generated, and presence once if it was at all (OpenAI's penalties; the prompt does not count).
-    All count on each node's own path. Then follow Transformers' processors in Transformers' order: the model's rules,
-    temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled; Rules(): no rules.
+    temperature 0 is greedy; a top_k of -1 becomes 0. These change the logits, in this order: bias is added to those of
+    its tokens; penalty divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted
+    once for every time that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
+    prompt does not count). All count on each node's own path. Then follow Transformers' processors in Transformers'
+    order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled;
+    Rules(): no rules. Raises InputError for a value out of its range (`longdraft.sampling_parameters`).
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    eta: float = 0.0
-    penalty: float = 1.0
-    window: int = 1024
+    temperature: float = parameters.TEMPERATURE.default
+    top_k: int = parameters.TOP_K.default
+    top_p: float = parameters.TOP_P.default
+    min_p: float = parameters.MIN_P.default
+    eta: float = parameters.ETA.default
+    penalty: float = parameters.PENALTY.default
+    window: int = parameters.WINDOW.default
     rules: Rules | None = None
-    frequency: float = 0.0
-    presence: float = 0.0
+    frequency: float = parameters.FREQUENCY.default
+    presence: float = parameters.PRESENCE.default
     bias: tuple[tuple[int, float], ...] = ()  # token, number
 
     def __post_init__(self) -> None:
-        for name, (low, high, words) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high or (name == "top_p" and value == 0):
-                raise InputError(f"{name.replace('_', '-')} is {value}: give a value {words}")
-        if odd := [pair for pair in self.bias if not (pair[0] >= 0 and -100 <= pair[1] <= 100)]:
-            raise InputError(f"bias is {odd[0]}: give a value between -100 and 100 for each token")
+        for parameter in parameters.SAMPLER:
+            parameter.check(getattr(self, parameter.name))
+        for token, number in self.bias:
+            parameters.BIAS.check(number, f"bias of token {token}")
+            if token < 0:
+                raise InputError(f"bias has token {token}: give token ids of 0 or more")
+        if self.top_k < 0:  # so that equal samplers compare equal
+            object.__setattr__(self, "top_k", 0)
 
     def under(self, rules: Rules) -> Sampler:
         """This sampler with a model's rules, unless it has its own."""

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from longdraft.core.cache import KVCache
 from longdraft.core.rows import Rows
-from longdraft.core.sampling import Sampler
+from longdraft.core.sampling_protocol import Sampling
 from longdraft.core.verify import Verdict
 from longdraft.ops import row_seed
+from longdraft.sampling_parameters import SEED
 
 T = TypeVar("T")
 
@@ -36,14 +37,20 @@ class Sequences(Rows):
     """
 
     cache: KVCache
-    sampler: Sampler
+    sampler: Sampling
     prompt_states: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(
-        prompts: list[list[int]], limit: int, cache: KVCache, sampler: Sampler, seed: int = 0, eos: tuple[int, ...] = ()
+        prompts: list[list[int]],
+        limit: int,
+        cache: KVCache,
+        sampler: Sampling,
+        seed: int = 0,
+        eos: tuple[int, ...] = (),
     ) -> Sequences:
-        """Row b draws with row_seed(seed, b); all rows have the same end tokens."""
+        """Row b draws with row_seed(seed, b); all rows have the same end tokens. Raises InputError for a bad seed."""
+        SEED.check(seed)
         device, B = cache.length.device, len(prompts)
         length = torch.tensor([len(p) for p in prompts], device=device)
         tokens = torch.zeros(B, int(length.max()) + limit, dtype=torch.long, device=device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core.rows import Rows
-from longdraft.core.sampling import Sampler
+from longdraft.core.sampling_protocol import Sampling
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.ops import ACCEPT, RESIDUAL, gumbel, uniform
@@ -27,7 +27,7 @@ class Verdict:
     emitted: Tensor
 
 
-Verifier = Callable[[Tree, Tensor, Sampler, Rows], Verdict]
+Verifier = Callable[[Tree, Tensor, Sampling, Rows], Verdict]
 
 
 def walk(tree: Tree, chosen: Tensor) -> Verdict:
@@ -48,7 +48,7 @@ def _down(parent: list[int], tokens: list[int], chosen: list[int]) -> list[int]:
     return path
 
 
-def match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+def match(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
     """Draw the target's token once per node and follow it while it was drafted.
 
     The output equals plain decoding token for token, for any tree from any drafter, because the draw at a node depends
@@ -57,7 +57,7 @@ def match(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
     return walk(tree, sampler.draw(logits, tree, rows))
 
 
-def reject(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+def reject(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
     """Speculative sampling by p/q: keeps the target's distribution, but not the very tokens of plain decoding.
 
     A node's children with q(x) > 0, in index order, must be draws without replacement from q = tree.draft_probs at that

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from longdraft.core import Sampler, match
+from longdraft.core import Sampler, Sampling, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock
 from longdraft.engine.generate import Stats, Step, check, decode
@@ -25,7 +25,7 @@ class Conversation:
     again. tokens: those whose keys and values the cache holds. One answer at a time.
     """
 
-    def __init__(self, target: LM, sampler: Sampler | None = None, seed: int = 0):
+    def __init__(self, target: LM, sampler: Sampling | None = None, seed: int = 0):
         self.target, self.seed = target, seed
         self.sampler = (sampler or Sampler()).under(target.rules())
         self.cache, self.tokens = target.new_cache(1, 0), list[int]()

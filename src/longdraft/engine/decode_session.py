@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core import PromptSpec, Rows, Sampler, Sequences, Tree, Verdict, Verifier, match
+from longdraft.core import PromptSpec, Rows, Sampler, Sampling, Sequences, Tree, Verdict, Verifier, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock
 from longdraft.engine.generate import Stats, Step, check, decode, prefill
@@ -61,7 +61,7 @@ class DecodeSession:
         target: LM,
         prompts: list[list[int]],
         max_new_tokens: int,
-        sampler: Sampler | None = None,
+        sampler: Sampling | None = None,
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
         report: Callable[[int], None] | None = None,
@@ -148,7 +148,7 @@ def first_difference(runs: DecodeSession, plain: list[list[int]], other: list[li
         return {"row": row, "position": position, "top2_gap": None}
     gaps: list[float] = []
 
-    def measure(tree: Tree, logits: Tensor, sampler: Sampler, rows: Rows) -> Verdict:
+    def measure(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict:
         best, next_best = sampler.scores(logits, tree, rows)[row, 0].topk(2).values.tolist()
         gaps.append(best - next_best)
         return match(tree, logits, sampler, rows)

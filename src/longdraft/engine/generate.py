@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from longdraft.core import PromptSpec, Sampler, Sequences, Verifier, match, reject
+from longdraft.core import PromptSpec, Sampler, Sampling, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.engine.acceptance import Acceptance
@@ -129,7 +129,7 @@ def prefill(
     target: LM,
     prompts: list[list[int]],
     max_new_tokens: int,
-    sampler: Sampler,
+    sampler: Sampling,
     seed: int,
     eos: tuple[int, ...] | None = None,
     report: Callable[[int], None] | None = None,
@@ -163,7 +163,7 @@ def stream(
     prompts: list[list[int]],
     drafter: Drafter | None = None,
     max_new_tokens: int = 256,
-    sampler: Sampler | None = None,
+    sampler: Sampling | None = None,
     seed: int = 0,
     eos: tuple[int, ...] | None = None,
     verify: Verifier = match,

@@ -12,6 +12,8 @@ from longdraft.engine.generate import check
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.ops import row_seed
+from longdraft.sampling_parameters import SEED
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,12 @@ def make_request(
     except TypeError as error:
         raise InputError(f"a prompt and its end tokens must be lists of token ids: {error}") from None
     check(target, [tokens], max_new_tokens, Drafter(), match)
-    request = Request(0, tokens, max_new_tokens, seed, ends, sampler.under(target.rules()), logprobs, prompt_logprobs)
+    SEED.check(seed)
+    own = row_seed(int(seed), 0)
+    request = Request(0, tokens, max_new_tokens, own, ends, sampler.under(target.rules()), logprobs, prompt_logprobs)
     if request.need > room:
         what = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {request.need} slots"
         raise InputError(f"{what}, and a row has {room}: give more slots or a shorter prompt")
-    if not -(1 << 63) <= seed < 1 << 63:
-        raise InputError(f"seed is {seed}: give a number of at most 63 bits")
     if any(t >= target.vocab for t, _ in sampler.bias):
         raise InputError(f"a biased token is not in the model's vocabulary of {target.vocab}: leave it out")
     return request

@@ -45,7 +45,7 @@ class RowPool:
 
     def __init__(self, target: LM, batch: int, slots: int, prefixes: Prefixes | None = None):
         self.target, self.prefixes = target, prefixes
-        samplers = RowSamplers(samplers=[Sampler()] * batch)
+        samplers = RowSamplers([Sampler()] * batch)
         self.whole = Sequences.of([[0]] * batch, slots, target.new_cache(batch, slots + SPARE), samplers)
         self.samplers = samplers.samplers
         self.requests: list[Request] = []

@@ -19,6 +19,7 @@ from longdraft.hf.request import kept_back, prompts_of, refuse
 from longdraft.hf.sampler import sampler_of
 from longdraft.hf.wrapped import lm_of
 from longdraft.methods import METHODS, build
+from longdraft.sampling_parameters import SEED
 
 OPTIONS = {name for method in METHODS.values() for name in method.options.model_fields} - {"pace"}
 
@@ -58,6 +59,8 @@ def hf_generate(
     `build`. The model is not changed. Raises InputError for what it would have to ignore.
     """
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
+    if seed is not None:
+        SEED.check(seed)
     hidden = kept_back()
     refuse(model, generation_config, given, hidden)
     streamer = hidden.get("streamer") if streamer is None else streamer

@@ -15,11 +15,19 @@ from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
 from longdraft.core.sampling import Sampler
+from longdraft.core.sampling_protocol import Sampling
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.sampling_parameters import MIN_P, PENALTY, TEMPERATURE, TOP_K, TOP_P
 
 # What Sampler computes by itself, in the order in which it does.
-SETTINGS = (lp.TemperatureLogitsWarper, lp.TopKLogitsWarper, lp.TopPLogitsWarper, lp.MinPLogitsWarper)
+SETTINGS = {
+    lp.TemperatureLogitsWarper: TEMPERATURE,
+    lp.TopKLogitsWarper: TOP_K,
+    lp.TopPLogitsWarper: TOP_P,
+    lp.MinPLogitsWarper: MIN_P,
+}
+IN_RANGE = SETTINGS | {lp.RepetitionPenaltyLogitsProcessor: PENALTY}
 # Transformers' processors that are functions of a row's own tokens and scores. All others of its are refused.
 PURE = {
     *READS_NOTHING,
@@ -59,10 +67,10 @@ class ProcessedSampler(Sampler):
         return None
 
 
-def sampler_of(processors: list[Any], do_sample: bool, input_ids: Tensor, padding: list[int], vocab: int) -> Sampler:
+def sampler_of(processors: list[Any], do_sample: bool, input_ids: Tensor, padding: list[int], vocab: int) -> Sampling:
     """What samples as `generate` does with these processors for prompts [B,N], the first padding[b] of them padding.
 
-    Raises InputError for a processor that is not a function of a row's tokens and scores.
+    Raises InputError for a processor that is not a function of a row's tokens and scores, and a value out of range.
     """
     for process in processors:
         _check(process, input_ids[:1], vocab)
@@ -73,7 +81,7 @@ def sampler_of(processors: list[Any], do_sample: bool, input_ids: Tensor, paddin
     for b, (row, count) in enumerate(zip(input_ids.tolist(), padding, strict=True)):
         own = tuple(_of_row(process, b, len(input_ids)) for process in processors)
         made.append(ProcessedSampler(temperature, rules=Rules(), processors=own, before=tuple(row[:count])))
-    return RowSamplers(rules=Rules(), samplers=made)
+    return RowSamplers(made)
 
 
 def _settings(processors: list[Any]) -> dict[str, Any] | None:
@@ -83,9 +91,8 @@ def _settings(processors: list[Any]) -> dict[str, Any] | None:
         return None
     if not all(map(usual, processors)):
         return None
-    names = {lp.TemperatureLogitsWarper: "temperature", lp.TopKLogitsWarper: "top_k"}
-    names |= {lp.TopPLogitsWarper: "top_p", lp.MinPLogitsWarper: "min_p"}
-    return {names[type(process)]: getattr(process, names[type(process)]) for process in processors}
+    names = [SETTINGS[kind].name for kind in kinds]
+    return {name: getattr(process, name) for name, process in zip(names, processors, strict=True)}
 
 
 def _of_row(process: Any, b: int, rows: int) -> Any:
@@ -100,8 +107,10 @@ def _of_row(process: Any, b: int, rows: int) -> Any:
 
 
 def _check(process: Any, prompt: Tensor, vocab: int) -> None:
-    """Raises InputError for one of Transformers outside PURE, and for another that gives one question two answers."""
+    """Raises InputError for one of Transformers outside PURE or its range, and for one that gives two answers."""
     kind = type(process)
+    if kind in IN_RANGE:
+        IN_RANGE[kind].check(getattr(process, IN_RANGE[kind].name))
     if kind in PURE:
         return
     if kind.__module__.startswith("transformers."):

@@ -17,7 +17,7 @@ from longdraft.backends.divided import Divided
 from longdraft.backends.eager import Eager
 from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
-from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampler, Sequences, Tree
+from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampling, Sequences, Tree
 from longdraft.core.processes import ALONE, Team
 from longdraft.core.rules import Rules, end_tokens
 from longdraft.errors import InputError
@@ -125,7 +125,7 @@ class LM:
         prompts: list[list[int]],
         limit: int,
         cache: KVCache,
-        sampler: Sampler,
+        sampler: Sampling,
         seed: int = 0,
         eos: tuple[int, ...] | None = None,
     ) -> Sequences:

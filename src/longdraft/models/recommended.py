@@ -13,8 +13,9 @@ from longdraft.errors import InputError
 from longdraft.models import fetch
 from longdraft.models.gguf import file as gguf
 from longdraft.models.lm import LM
+from longdraft.sampling_parameters import WINDOW
 
-EVERYTHING = 1 << 31  # tokens that a repetition penalty looks back at in Transformers: the prompt too
+EVERYTHING = WINDOW.high  # tokens that a repetition penalty looks back at in Transformers: the prompt too
 FIELDS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 FIELDS |= {"repetition_penalty": "penalty"}
 IN_GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "penalty"}

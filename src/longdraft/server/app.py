@@ -28,7 +28,7 @@ from longdraft.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Sampling,
+    Sampled,
     StreamOptions,
     TokenizeRequest,
 )
@@ -155,7 +155,7 @@ def _owner(request: Request) -> str:
     return request.state.owner
 
 
-def _fields(service: Service, kind: str, work: Work, body: Sampling) -> dict[str, Any]:
+def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str, Any]:
     """The fields of a Format."""
     options = body.stream_options or StreamOptions()
     return {
@@ -174,7 +174,7 @@ def _model(service: Service) -> dict[str, Any]:
     return about | {"max_model_len": service.room}
 
 
-async def _answer(answer: Answer, body: Sampling, how: Format, request: Request) -> Response:
+async def _answer(answer: Answer, body: Sampled, how: Format, request: Request) -> Response:
     if body.stream:
         return EventStream(answer, _events(answer, how))
     return await _unless_gone(lambda: _whole(answer, how), answer, request)

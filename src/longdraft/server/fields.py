@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from longdraft import sampling_parameters as parameters
+
 MOST_ENTRIES = 300  # of an object whose keys the client chooses
 MOST_FIELDS = 64  # of any other; each unknown one would be an error of its own
 
@@ -21,6 +23,17 @@ def encodable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[Text, Field(max_length=256)]
+
+Temperature = Annotated[float, Field(**parameters.TEMPERATURE.limits)]
+TopP = Annotated[float, Field(**parameters.TOP_P.limits)]
+TopK = Annotated[int, Field(**parameters.TOP_K.limits)]
+MinP = Annotated[float, Field(**parameters.MIN_P.limits)]
+Penalty = Annotated[float, Field(**parameters.PENALTY.limits)]
+Frequency = Annotated[float, Field(**parameters.FREQUENCY.limits)]
+Presence = Annotated[float, Field(**parameters.PRESENCE.limits)]
+Bias = Annotated[float, Field(**parameters.BIAS.limits)]
+Seed = Annotated[int, Field(**parameters.SEED.limits)]
+MaxTokens = Annotated[int, Field(**parameters.MAX_TOKENS.limits)]
 
 
 def _few(given: Any) -> Any:

@@ -11,10 +11,10 @@ from pydantic import Field, field_validator
 
 from longdraft.models.chat import Message
 from longdraft.server.events import sse
-from longdraft.server.fields import Name, Strict, Text
+from longdraft.server.fields import MaxTokens, Name, Strict, Text
 from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_MESSAGES, MOST_TOKENS, Sampling, joined
+from longdraft.server.schema import MOST_MESSAGES, Sampled, joined
 from longdraft.server.service import Answer, Service
 from longdraft.server.work import Work
 
@@ -50,10 +50,10 @@ class TextOptions(Strict):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Sampling):
+class ResponsesRequest(Sampled):
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES)]
     instructions: Text | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
+    max_output_tokens: MaxTokens | None = None
     n: Literal[1] = 1
     text: TextOptions | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)

@@ -7,7 +7,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from longdraft.server.fields import FEW, Name, Strict, Text
+from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PENALTY, PRESENCE, TOP_K, TOP_P
+from longdraft.server.fields import (
+    FEW,
+    Bias,
+    Frequency,
+    MaxTokens,
+    MinP,
+    Name,
+    Penalty,
+    Presence,
+    Seed,
+    Strict,
+    Temperature,
+    Text,
+    TopK,
+    TopP,
+)
 from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
 
 MOST_N = 8  # choices of a request
@@ -15,15 +31,12 @@ MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_MESSAGES = 1000
 MOST_TOKENS = 1 << 31
-SEEDS = 1 << 63
 
 
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]  # not an error for each of a million wrong ones
 Tokens = Annotated[TokenIds, Field(min_length=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias], FEW]
 
 
@@ -34,19 +47,21 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class Sampling(Strict):
+class Sampled(Strict):
     """Fields of every request that is answered with text. top_k to stop_token_ids are vLLM's additions to OpenAI's.
+
+    A temperature that is not given is 1, as in OpenAI's API.
 
     user and metadata are labels. Of store and service_tier only the values that ask for nothing are accepted.
     """
 
     model: Name
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    frequency_penalty: Penalty = 0.0
-    presence_penalty: Penalty = 0.0
+    temperature: Temperature = 1.0
+    top_p: TopP = TOP_P.default
+    frequency_penalty: Frequency = FREQUENCY.default
+    presence_penalty: Presence = PRESENCE.default
     logit_bias: Biases = Field(default_factory=dict)
-    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+    seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=MOST_N)] = 1
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
@@ -57,14 +72,14 @@ class Sampling(Strict):
     )
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
-    top_k: Annotated[int, Field(ge=-1, lt=MOST_TOKENS)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0.01, le=100)] = 1.0
+    top_k: TopK = TOP_K.default
+    min_p: MinP = MIN_P.default
+    repetition_penalty: Penalty = PENALTY.default
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _options_of_streams(self) -> Sampling:
+    def _options_of_streams(self) -> Sampled:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream=true")
         return self
@@ -114,10 +129,10 @@ class ResponseFormat(Strict):
     type: Literal["text"]
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Sampled):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     response_format: ResponseFormat | None = None
@@ -144,9 +159,9 @@ class ChatRequest(Sampling):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(Sampled):
     prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=1)]
-    max_tokens: Annotated[int, Field(ge=0, lt=MOST_TOKENS)] = 16
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
     best_of: Literal[1] = 1

@@ -20,12 +20,13 @@ from longdraft.models.chat import Message, Tools, chat_tokens
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
+from longdraft.sampling_parameters import WINDOW
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
-from longdraft.server.schema import ChatRequest, CompletionRequest, Sampling
+from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ class Service:
 
     async def talk(
         self,
-        body: Sampling,
+        body: Sampled,
         messages: list[Message],
         limit: int | None,
         logprobs: int | None = None,
@@ -243,17 +244,17 @@ class Service:
             raise Problem(400, f"{excess}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
         return wanted
 
-    def _work(self, prompt: list[int], body: Sampling, limit: int | None, logprobs: int | None) -> Work:
+    def _work(self, prompt: list[int], body: Sampled, limit: int | None, logprobs: int | None) -> Work:
         wanted = self.fitting(prompt, limit)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
         eos = () if body.ignore_eos else self.target.end_tokens
         sampler = Sampler(
             body.temperature,
-            top_k=max(body.top_k, 0),
+            top_k=body.top_k,
             top_p=body.top_p,
             min_p=body.min_p,
             penalty=body.repetition_penalty,
-            window=1 << 31,
+            window=WINDOW.high,
             frequency=body.frequency_penalty,
             presence=body.presence_penalty,
             bias=bias,

@@ -22,9 +22,9 @@ from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.listing import describe
 from longdraft.methods.spec import MethodSpec
 from longdraft.models.chat import has_template
-from longdraft.server.fields import FEW, Name, Strict, Text
+from longdraft.sampling_parameters import TEMPERATURE, TOP_K, TOP_P, TRACE
+from longdraft.server.fields import FEW, MaxTokens, Name, Seed, Strict, Temperature, Text, TopK, TopP
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_TOKENS, SEEDS
 from longdraft.server.service import Service
 
 Json = dict[str, Any]
@@ -37,11 +37,11 @@ class TraceRequest(Strict):
     prompt: Text
     method: Name
     options: Annotated[dict[Name, Name], FEW, Field(max_length=32)] = Field(default_factory=dict)
-    max_tokens: Annotated[int, Field(ge=1, lt=MOST_TOKENS)] = 128
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, lt=MOST_TOKENS)] = 0
-    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+    max_tokens: MaxTokens = 128
+    temperature: Temperature = TEMPERATURE.default
+    top_p: TopP = TOP_P.default
+    top_k: TopK = TOP_K.default
+    seed: Seed | None = None
 
 
 class Recording:
@@ -110,7 +110,7 @@ class Tracer:
 
     @property
     def methods(self) -> Json:
-        """The methods that can be watched, with their options."""
+        """The methods that can be watched, with their options, and the ranges of a request's numbers."""
         known = METHODS | {name: added.method for name, added in elsewhere.listed()[0].items()}
         specs = [MethodSpec(name, name, {}, self.weights) for name in known if name != "plain"]
         listed = [describe(s.name, known[s.name], self.weights) for s in specs if not self._missing(s)]
@@ -135,6 +135,7 @@ class Tracer:
             "chat": chat,
             "methods": shown,
             "default": default,
+            "parameters": {p.name: p.in_json for p in TRACE},
         }
 
     async def record(self, body: TraceRequest, owner: str = "") -> Recording:

@@ -28,7 +28,7 @@ def batch(
     A label is the token itself, or IGNORE where it is not scored. A source is the earlier position that a token
     repeats, or IGNORE. code: chance that a row is code. copies: chance that a row has repeated spans. grid: see `cut`.
     """
-    rng = np.random.default_rng([seed, step])
+    rng = generator(seed, step)
     selected = [cut(corpus, length + 1, rng, code, grid) for _ in range(rows)]
     tokens = np.stack(selected).astype(np.int64)
     labels, sources = tokens.copy(), np.full_like(tokens, IGNORE)
@@ -36,6 +36,11 @@ def batch(
         if rng.random() < copies:
             repeat_spans(row, label, source, rng, vocab)
     return torch.from_numpy(tokens), torch.from_numpy(labels), torch.from_numpy(sources)
+
+
+def generator(seed: int, *more: int) -> np.random.Generator:
+    """The random numbers of these numbers. A seed is taken modulo 2^64, since numpy takes no negative ones."""
+    return np.random.default_rng([seed % (1 << 64), *more])
 
 
 def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: bool = False) -> np.ndarray:

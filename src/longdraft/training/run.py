@@ -72,7 +72,7 @@ def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str,
         sizes = [n for n, k in zip(np.diff(corpus.groups), corpus.kinds, strict=True) if k == kind]
         length = min(longest, HELD_OUT_LENGTH, max(sizes, default=0) - 1)
         if length >= 16:
-            rng = np.random.default_rng([seed, 7])
+            rng = rows.generator(seed, 7)
             code = float(kind == "code")
             selected = [rows.cut(corpus, length + 1, rng, code).astype(np.int64) for _ in range(HELD_OUT_ROWS)]
             found[kind] = torch.from_numpy(np.stack(selected))
@@ -111,7 +111,7 @@ def train(
 
     def loss_of(unit: int) -> Tensor:
         count, length = s.plan.shape(unit // s.parts)
-        rng = np.random.default_rng([s.seed, unit, 1])
+        rng = rows.generator(s.seed, unit, 1)
         tokens, _, _ = rows.batch(corpus, count, length, s.seed, unit, code=s.code, copies=0.0, vocab=2, grid=grid)
         with torch.autocast(device.type, torch.bfloat16, enabled=s.bf16):
             return objective.loss(tokens.to(device), rng)

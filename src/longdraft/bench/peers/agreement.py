@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longdraft.bench.peers.base import CannotRun
-from longdraft.core import DraftLimits, Rows, Sampler, Sequences, Tree, Verdict, match
+from longdraft.core import DraftLimits, Rows, Sampler, Sampling, Sequences, Tree, Verdict, match
 from longdraft.drafters import Drafter
 from longdraft.engine.decode_session import DecodeSession
 
@@ -59,7 +59,7 @@ def _chosen(session: DecodeSession, rows: list[list[int]]) -> int:
     given = torch.tensor(rows, device=session.target.device)
     best: list[Tensor] = []
 
-    def look(tree: Tree, logits: Tensor, sampler: Sampler, of: Rows) -> Verdict:
+    def look(tree: Tree, logits: Tensor, sampler: Sampling, of: Rows) -> Verdict:
         best.append(sampler.processed(logits, tree, of).argmax(-1))
         if len(best) > 1:
             return match(tree, logits, sampler, of)

@@ -1,4 +1,5 @@
 // Talks to this page's own server, and to nothing else.
+import { NUMBERS } from "./form.js";
 import { isObject, isText } from "./trace.js";
 
 let apiKey = "";
@@ -36,8 +37,10 @@ export async function askMethods() {
   const answer = await (await ask("v1/longdraft/methods")).json().catch(() => null);
   const texts = (m) => isText(m.name, 64) && isText(m.label ?? "", 100) && isText(m.about ?? "");
   const good = (m) => isObject(m) && texts(m) && isObject(m.options ?? {});
+  const range = (name) => isText(answer.parameters?.[name]?.allowed, 100);
   if (!isObject(answer) || !Array.isArray(answer.methods) || !answer.methods.length || !answer.methods.every(good))
     throw new Problem("The server’s list of methods cannot be read.");
+  if (!Object.keys(NUMBERS).every(range)) throw new Problem("The server’s ranges of numbers cannot be read.");
   return answer;
 }
 

@@ -3,13 +3,14 @@ import { $, element } from "./dom.js";
 import { count } from "./text.js";
 import { isText, isWhole } from "./trace.js";
 
-const NUMBERS = {
-  temperature: [0, 2, false, "Temperature"],
-  top_p: [0, 1, false, "Top-p"],
-  top_k: [0, 1e6, true, "Top-k"],
-  seed: [0, Number.MAX_SAFE_INTEGER, true, "Seed"],
-  max_tokens: [1, 1e6, true, "New tokens"],
+export const NUMBERS = {
+  temperature: "Temperature",
+  top_p: "Top-p",
+  top_k: "Top-k",
+  seed: "Seed",
+  max_tokens: "New tokens",
 };
+let ranges = {}; // of these, by the server
 const LONGEST_TEXT = 16 << 20; // of a document, in bytes
 
 export class Wrong extends Error {
@@ -32,6 +33,7 @@ function grouped(methods) {
 }
 
 export function fillMethods(answer) {
+  ranges = answer.parameters;
   const picker = $("method");
   picker.replaceChildren(...grouped(answer.methods));
   picker.value = answer.methods.some((m) => m.name === answer.default) ? answer.default : answer.methods[0].name;
@@ -62,24 +64,15 @@ function fillOptions(method) {
   );
 }
 
+function inRange(value, { whole, low, high, above }) {
+  return value >= low && value <= high && (!whole || Number.isInteger(value)) && !(above && value === low);
+}
+
 function number(id) {
-  const [least, most, whole, name] = NUMBERS[id];
   const text = $(id).value.trim().replace(",", ".");
   const value = Number(text);
-  const good =
-    text !== "" &&
-    Number.isFinite(value) &&
-    value >= least &&
-    value <= most &&
-    (!whole || Number.isInteger(value)) &&
-    !(id === "top_p" && value === 0);
-  const range =
-    id === "top_p"
-      ? "a number above 0, 1 at most"
-      : whole
-        ? `a whole number of ${least} or more`
-        : `a number from ${least} to ${most}`;
-  if (!good) throw new Wrong(`${name} must be ${range}.`, $(id));
+  if (text === "" || !inRange(value, ranges[id]))
+    throw new Wrong(`${NUMBERS[id]} must be ${ranges[id].allowed}.`, $(id));
   return value;
 }
 
