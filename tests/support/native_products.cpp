@@ -78,7 +78,7 @@ static std::vector<float> coarse(int64_t n) {
     return x;
 }
 
-template <typename Products, typename E, int ND>
+template <typename KeyProducts, typename E, int ND>
 static void attention(int64_t R, int64_t n) {
     constexpr int64_t D = 16 * ND;
     const auto q = coarse(R * D);
@@ -86,12 +86,12 @@ static void attention(int64_t R, int64_t n) {
     const auto before = numbers<float>(R * D), keep = numbers<float>(R);
     std::vector<float> scores(R * CHUNK), out = before, weights = coarse(R * CHUNK);
     Buffer<float> memory;
-    memory.reserve(Products::floats(R));
+    memory.reserve(KeyProducts::floats(R));
     Prefetch none;
     const auto run = [&](int64_t first, int64_t rows, float* scores, float* out) {
         Queries x = {};
         x.q = q.data() + first * D, x.R = rows;
-        Products products(x, memory.data());
+        KeyProducts products(x, memory.data());
         products.scores(k.data(), n, scores, none);
         products.values(weights.data() + first * CHUNK, keep.data() + first, v.data(), n, out, none);
     };
@@ -116,7 +116,7 @@ static void attention(int64_t R, int64_t n) {
 
 // Attention of R rows over n keys, of which the last are scratch nodes that only some of the rows see: against sums in double
 // precision, and each row alone. BF16: whether weights are rounded to 8 bits.
-template <typename Products, typename E, int ND, bool BF16>
+template <typename KeyProducts, typename E, int ND, bool BF16>
 static void softmax_and_sums(int64_t R, int64_t W, int64_t n) {
     constexpr int64_t D = 16 * ND;
     auto q = coarse(R * D);
@@ -133,10 +133,10 @@ static void softmax_and_sums(int64_t R, int64_t W, int64_t n) {
         const Partial partial = {result.data(), result.data() + rows, result.data() + 2 * rows};
         clear(partial, rows, D);
         Arena size;
-        KeysMemory<Products> unused(size, rows);
+        KeysMemory<KeyProducts> unused(size, rows);
         Buffer<char> memory;
         Arena arena(memory.reserve(size.bytes()));
-        attend_keys<Products>(x, k.data(), v.data(), n, 0, partial, nullptr, KeysMemory<Products>(arena, rows));
+        attend_keys<KeyProducts>(x, k.data(), v.data(), n, 0, partial, nullptr, KeysMemory<KeyProducts>(arena, rows));
         return result;
     };
     const auto all = run(0, R, W, mask.data());
@@ -162,11 +162,11 @@ static void softmax_and_sums(int64_t R, int64_t W, int64_t n) {
 }
 
 // Six or seven queries to a key head, in plain decoding and in verification of four and of eight nodes.
-template <typename Products, typename E, int ND, bool BF16>
+template <typename KeyProducts, typename E, int ND, bool BF16>
 static void grouped() {
     for (const int64_t G : {6, 7})
         for (const int64_t W : {1, 4, 8})
-            for (const int64_t n : {61, 600}) softmax_and_sums<Products, E, ND, BF16>(G * W, W, n);
+            for (const int64_t n : {61, 600}) softmax_and_sums<KeyProducts, E, ND, BF16>(G * W, W, n);
 }
 
 // Number d of a slot of codes.
@@ -507,12 +507,12 @@ static void each_interleaved() {
 }
 #endif
 
-template <typename Products, typename E, int ND>
+template <typename KeyProducts, typename E, int ND>
 static void each_size_of() {
-    for (int64_t R = 1; R <= 2 * TALLEST + 3; R++) attention<Products, E, ND>(R, 37);
-    for (const int64_t n : {1, 15, 16, 31, 64, 65, 200, 256}) attention<Products, E, ND>(3, n);
-    attention<Products, E, ND>(130, 33);
-    for (const int64_t R : {28, 48, 56}) attention<Products, E, ND>(R, 255);
+    for (int64_t R = 1; R <= 2 * TALLEST + 3; R++) attention<KeyProducts, E, ND>(R, 37);
+    for (const int64_t n : {1, 15, 16, 31, 64, 65, 200, 256}) attention<KeyProducts, E, ND>(3, n);
+    attention<KeyProducts, E, ND>(130, 33);
+    for (const int64_t R : {28, 48, 56}) attention<KeyProducts, E, ND>(R, 255);
 }
 
 template <typename E, int ND>

@@ -119,27 +119,27 @@ static inline void clear(Partial partial, int64_t R, int64_t D) {
 }
 
 // What a thread needs for attend_keys of R rows.
-template <typename Products>
+template <typename KeyProducts>
 struct KeysMemory {
     float *scores, *keep, *products;
     KeysMemory(Arena& arena, int64_t R)
-        : scores(arena.array<float>(R * CHUNK)), keep(arena.array<float>(R)), products(arena.array<float>(Products::floats(R))) {}
+        : scores(arena.array<float>(R * CHUNK)), keep(arena.array<float>(R)), products(arena.array<float>(KeyProducts::floats(R))) {}
 };
 
-// Adds n keys k, v to a partial result, each `Products::KEY` elements wide. They lie at slots first and on, a multiple of CHUNK
+// Adds n keys k, v to a partial result, each `KeyProducts::KEY` elements wide. They lie at slots first and on, a multiple of CHUNK
 // after those before; first < 0: selected keys, which every row sees. sinks, if given, has one for each row, for these keys.
-template <typename Products, typename E>
+template <typename KeyProducts, typename E>
 static void attend_keys(const Queries& x, const E* k, const E* v, int64_t n, int64_t first, Partial partial,
-                        const ScoreSink* sinks, const KeysMemory<Products>& memory) {
-    constexpr int64_t KEY = Products::KEY;
+                        const ScoreSink* sinks, const KeysMemory<KeyProducts>& memory) {
+    constexpr int64_t KEY = KeyProducts::KEY;
     const int64_t R = x.R;
     float *scores = memory.scores, *keep = memory.keep;
-    Products products(x, memory.products);
+    KeyProducts products(x, memory.products);
     for (int64_t c = 0; c < n; c += CHUNK) {
         const int64_t len = n - c < CHUNK ? n - c : CHUNK, padded = (len + 15) / 16 * 16;
         const bool masked = first >= 0 && (x.window || first + c + len > x.length);
         const int64_t next = (c + CHUNK) * KEY;
-        Prefetch prefetch(k + next, v + next, CHUNK * KEY * sizeof(E), Products::steps(R) + R * ROW);
+        Prefetch prefetch(k + next, v + next, CHUNK * KEY * sizeof(E), KeyProducts::steps(R) + R * ROW);
         products.scores(k + c * KEY, len, scores, prefetch);
         for (int64_t r = 0; r < R; r++) {
             float* row = scores + r * CHUNK;

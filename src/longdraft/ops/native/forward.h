@@ -4,6 +4,8 @@
 // Weights and cache are float or bf16; all else is float. The order of each row's sums does not depend on the number of rows,
 // nodes or threads; except in drafts, which may be approximate.
 #pragma once
+#include <utility>
+
 #include "integer_products.h"
 #include "layer_attention.h"
 #include "team.h"
@@ -237,15 +239,22 @@ static Code forward(const Model& m, const Pass& p, Work& t) {
     return DONE;
 }
 
+// Widths of a head that attention is compiled for.
+using HeadDims = std::integer_sequence<int, 16, 32, 64, 96, 128, 256>;
+
+template <int... D>
+static bool has_heads(int64_t dim, std::integer_sequence<int, D...>) {
+    return ((dim == D) || ...);
+}
+
+template <typename E, int... D>
+static Code forward(const Model& m, const Pass& p, Work& t, std::integer_sequence<int, D...>) {
+    Code code = BAD_MODEL;
+    ((m.head_dim == D && (code = forward<E, D / 16>(m, p, t), true)) || ...);
+    return code;
+}
+
 template <typename E>
 static Code forward(const Model& m, const Pass& p, Work& t) {
-    switch (m.head_dim) {
-        case 16: return forward<E, 1>(m, p, t);
-        case 32: return forward<E, 2>(m, p, t);
-        case 64: return forward<E, 4>(m, p, t);
-        case 96: return forward<E, 6>(m, p, t);
-        case 128: return forward<E, 8>(m, p, t);
-        case 256: return forward<E, 16>(m, p, t);
-    }
-    return BAD_MODEL;
+    return forward<E>(m, p, t, HeadDims());
 }

@@ -176,6 +176,8 @@ struct Entry {
 extern "C" {
 const Entry* longdraft_interface();  // the table; the last entry has no name
 
+int longdraft_has_heads(int64_t head_dim);  // 1: the kernels compute heads of D numbers; 0: another D is a BAD_MODEL
+
 Work* longdraft_new();  // null where there is no memory
 void longdraft_free(Work* work);
 int64_t longdraft_bytes(const Work* work);

@@ -13,13 +13,13 @@
 
 #ifdef __AMX_BF16__
 template <typename E, int ND>
-using Products = std::conditional_t<sizeof(E) == 2 && ND % 2 == 0, Tiles<ND>, Vectors<E, ND>>;
+using CacheProducts = std::conditional_t<sizeof(E) == 2 && ND % 2 == 0, Tiles<ND>, Vectors<E, ND>>;
 #elif defined(BF16_PAIRS)
 template <typename E, int ND>
-using Products = std::conditional_t<sizeof(E) == 2, PairVectors<ND>, Vectors<E, ND>>;
+using CacheProducts = std::conditional_t<sizeof(E) == 2, PairVectors<ND>, Vectors<E, ND>>;
 #else
 template <typename E, int ND>
-using Products = Vectors<E, ND>;
+using CacheProducts = Vectors<E, ND>;
 #endif
 
 constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it reads the keys that it has prefetched
@@ -27,7 +27,7 @@ constexpr int64_t GRAIN = 8;  // units that a thread takes at once, so that it r
 // The blocks of a wave. Every thread of a parallel region makes one and calls run.
 template <typename E, int ND>
 class LayerAttention {
-    using P = Products<E, ND>;
+    using P = CacheProducts<E, ND>;
     using Coded = CodedVectors<8, ND>;  // of a cache of codes
     const LayerPass& x;
     const Pass& p;

@@ -228,8 +228,8 @@ struct TileLinear {
 constexpr int64_t OUTPUTS = 32;  // of one unit of work
 
 // Sixteen outputs from `begin` on, and sixteen from `second` on if there are any: see outputs.
-template <typename Products, typename Sink, typename Other>
-static void two(Products& products, const Linear& f, int64_t begin, Sink sink, int64_t second, Other other) {
+template <typename WeightProducts, typename Sink, typename Other>
+static void two(WeightProducts& products, const Linear& f, int64_t begin, Sink sink, int64_t second, Other other) {
     const int64_t first = std::min(begin, f.outputs - 16);
     products.outputs(f, first, sink);
     if (second < f.outputs) products.outputs(f, std::min(second, f.outputs - 16), other);
@@ -246,8 +246,8 @@ static void two(TileLinear& products, const Linear& f, int64_t begin, Sink sink,
 #endif
 
 // y [T,outputs] = x W^T + bias; or is added to y. Called by every thread of a parallel region; no barrier follows.
-template <typename Products>
-static void outputs(const Linear& f, Products& products, float* y, bool add) {
+template <typename WeightProducts>
+static void outputs(const Linear& f, WeightProducts& products, float* y, bool add) {
     const int64_t out = f.outputs;
 #pragma omp for schedule(static) nowait
     for (int64_t unit = 0; unit < (out + OUTPUTS - 1) / OUTPUTS; unit++) {

@@ -17,27 +17,27 @@ static inline bool any_has_gaps(const Queries& x) {
 }
 
 // What a thread needs for PathAttention of R rows, G of each node, over so many scratch nodes. E: an element of a key, of which
-// a key has `Products::KEY`.
-template <typename E, int ND, typename Products>
+// a key has `KeyProducts::KEY`.
+template <typename E, int ND, typename KeyProducts>
 struct PathsMemory {
-    static constexpr int64_t D = 16 * ND, KEY = Products::KEY;
+    static constexpr int64_t D = 16 * ND, KEY = KeyProducts::KEY;
     static constexpr int64_t EACH = 32;  // values that are added at once; attend_keys' order divides by it
     float *scores, *products, *scratch_scores, *node_weights, *node_out, *node_products, *keep, *ones;
     E* values;
     int64_t* path;
     PathsMemory(Arena& arena, int64_t R, int64_t G, int64_t scratch)
-        : scores(arena.array<float>(R * CHUNK)), products(arena.array<float>(Products::floats(R))),
+        : scores(arena.array<float>(R * CHUNK)), products(arena.array<float>(KeyProducts::floats(R))),
           scratch_scores(arena.array<float>(R * scratch)), node_weights(arena.array<float>(G * CHUNK)),
-          node_out(arena.array<float>(G * D)), node_products(arena.array<float>(Products::floats(G))),
+          node_out(arena.array<float>(G * D)), node_products(arena.array<float>(KeyProducts::floats(G))),
           keep(arena.array<float>(R)), ones(arena.array<float>(G)), values(arena.array<E>((EACH + scratch) * KEY)),
           path(arena.array<int64_t>(CHUNK)) {}
 };
 
 // Adds slots [from, to), as each node sees them, to a partial result. k, v: slot 0 of the head. One product gives the scores
 // of all rows, wherever a key lies. Values of committed slots are added for all rows at once, those of a path for its node.
-template <typename E, int ND, typename Products>
+template <typename E, int ND, typename KeyProducts>
 class PathAttention {
-    using Memory = PathsMemory<E, ND, Products>;
+    using Memory = PathsMemory<E, ND, KeyProducts>;
     static constexpr int64_t D = Memory::D, KEY = Memory::KEY, EACH = Memory::EACH;
     const Queries& x;
     const E *k, *v;
@@ -54,7 +54,7 @@ class PathAttention {
 
     void add(int64_t from, int64_t to) {
         std::fill(t.ones, t.ones + G, 1.0f);
-        Products products(x, t.products);
+        KeyProducts products(x, t.products);
         score_scratch(products);
         for (int64_t c = from; c < to; c += CHUNK) {
             const int64_t committed = std::max<int64_t>(0, std::min(CHUNK, x.length - c)), shared = committed / EACH * EACH;
@@ -68,7 +68,7 @@ class PathAttention {
 
    private:
     // Scores of all scratch nodes for all rows, from which each path takes its own.
-    void score_scratch(Products& products) {
+    void score_scratch(KeyProducts& products) {
         for (int64_t c = 0; c < x.scratch; c += CHUNK) {
             const int64_t n = std::min(CHUNK, x.scratch - c);
             products.scores(k + (x.length + c) * KEY, n, t.scores, none);
@@ -116,7 +116,7 @@ class PathAttention {
             std::memcpy(&t.node_out[g * D], partial.out + r * D, sizeof(float) * D);
         }
         const Queries node = {x.q, G, 1, nullptr, nullptr, nullptr, 0, 0, 0};
-        Products(node, t.node_products).values(t.node_weights, t.ones, t.values, n, t.node_out, none);
+        KeyProducts(node, t.node_products).values(t.node_weights, t.ones, t.values, n, t.node_out, none);
         for (int64_t g = 0; g < G; g++)
             std::memcpy(partial.out + (g * x.W + w) * D, &t.node_out[g * D], sizeof(float) * D);
     }

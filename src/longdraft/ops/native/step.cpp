@@ -66,6 +66,8 @@ static Code checked(Work& t, Code wrong, Call call) noexcept {
     return code;
 }
 
+int longdraft_has_heads(int64_t head_dim) { return has_heads(head_dim, HeadDims()); }
+
 Work* longdraft_new() { return new (std::nothrow) Work; }
 
 void longdraft_free(Work* work) { delete work; }
