@@ -94,8 +94,8 @@ def test_decoding_it_is_lossless(folder, method, sampler):
 class ApproximatePass(native.Pass):
     """Planted: a verification may round its inputs as drafts do."""
 
-    def __init__(self, *fields):
-        super().__init__(*fields)
+    def __init__(self, **fields):
+        super().__init__(**fields)
         self.approximate = 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, Protocol
@@ -18,8 +18,17 @@ from longdraft.errors import InputError
 
 NAME = "longdraft"  # of the attention function
 # Arguments that models pass to attention functions and that do not change the result.
-HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
-HARMLESS |= {"output_router_logits", "return_dict", "is_causal", "position_embeddings"}
+HARMLESS = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "is_causal",
+    "position_embeddings",
+}
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
@@ -110,7 +119,7 @@ class Architecture:
         return out.logits
 
     @contextmanager
-    def capturing(self, captured: Captures) -> Iterator[None]:
+    def capturing(self, captured: Captures) -> Generator[None]:
         """Store the hidden states that captured.spec requests of passes in this thread."""
         before = getattr(self._requested, "captured", None)
         self._requested.captured = captured
@@ -128,7 +137,7 @@ def hook_hidden_states(hf: Any) -> threading.local:
     requested, body = threading.local(), hf.get_decoder()
 
     def hook_of(n: int) -> Any:
-        def hook(module: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             captured = getattr(requested, "captured", None)
             if captured is not None and n in captured.spec.hidden:
                 captured.states[n] = args[0] if args else kwargs["hidden_states"]

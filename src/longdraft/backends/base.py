@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from longdraft.backends.glide_block import Block, CompiledBlock
 from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
 
 ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start, draws) -> tokens [B,count]
@@ -44,6 +45,6 @@ class Backend(Protocol):
         """
         return None
 
-    def compile_block(self, block: Any) -> Any | None:
-        """LongSpec's block (drafters/glide/block.py) over the model's cache: a NativeBlock; None: it cannot."""
+    def compile_block(self, block: Block) -> CompiledBlock | None:
+        """LongSpec's block over the model's cache; None: this backend does not compute it."""
         return None

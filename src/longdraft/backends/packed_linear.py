@@ -88,7 +88,8 @@ def round_inputs(hf: Any) -> int:
 def _replace(hf: nn.Module, name: str, new: nn.Module) -> None:
     parent, _, leaf = name.rpartition(".")
     module = hf.get_submodule(parent)
-    new._forward_hooks = getattr(module, leaf)._forward_hooks  # what joins the parts of several processes
+    # The hooks join the parts of several processes; torch has no public way to hand them on.
+    new._forward_hooks = getattr(module, leaf)._forward_hooks  # pyright: ignore[reportPrivateUsage]
     setattr(module, leaf, new)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 from transformers.activations import ACT2FN
 
+from longdraft.backends.decoder_layer import LINEARS, NORMS, Sizes
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.errors import InputError
 
@@ -18,7 +19,7 @@ RECORDERS = ("transformers.", "longdraft.backends.architecture")  # modules whos
 SILU = {nn.SiLU, type(ACT2FN["silu"])}
 
 
-def refuse(hf: Any, windows: dict[int, int]) -> None:
+def refuse(hf: Any, windows: Mapping[int, object]) -> None:
     """Raises InputError for a model whose shapes contradict each other (in stock models, those of weights too)."""
     c = hf.config.get_text_config()
     kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
@@ -50,31 +51,17 @@ def refuse(hf: Any, windows: dict[int, int]) -> None:
         )
 
 
-def projections(layer: Any) -> dict[str, Any]:
-    """The linear layers of a decoder layer, in the order of native.Layer."""
-    parts = [(layer.self_attn, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
-    parts += [(layer.mlp, name) for name in ("gate_proj", "up_proj", "down_proj")]
-    return {name: getattr(part, name) for part, name in parts}
-
-
 def _shapes(hf: Any) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """(name, shape, shape by the config) of every weight, bias and norm that a model of FAMILY computes with."""
-    c, model = hf.config, hf.model
-    d, mlp, vocab, dim = c.hidden_size, c.intermediate_size, c.vocab_size, model.layers[0].self_attn.head_dim
-    q, kv = c.num_attention_heads * dim, c.num_key_value_heads * dim
-    sizes = [(q, d), (kv, d), (kv, d), (d, q), (mlp, d), (mlp, d), (d, mlp)]
+    c, model, sizes = hf.config, hf.model, Sizes.of(hf)
     yield "list of layers", (len(model.layers),), (c.num_hidden_layers,)
-    yield from _module("embed_tokens", model.embed_tokens, (vocab, d))
-    yield from _module("lm_head", hf.lm_head, (vocab, d))
-    yield from _module("norm", model.norm, (d,))
+    yield from _module("embed_tokens", model.embed_tokens, (c.vocab_size, sizes.width))
+    yield from _module("lm_head", hf.lm_head, (c.vocab_size, sizes.width))
+    yield from _module("norm", model.norm, (sizes.width,))
     for i, layer in enumerate(model.layers):
-        yield f"layer {i}'s head", (layer.self_attn.head_dim,), (dim,)
-        for (name, module), size in zip(projections(layer).items(), sizes, strict=True):
-            yield from _module(f"layer {i}'s {name}", module, size)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield from _module(f"layer {i}'s {name}", getattr(layer, name), (d,))
-        for name in ("q_norm", "k_norm"):
-            yield from _module(f"layer {i}'s {name}", getattr(layer.self_attn, name, None), (dim,))
+        yield f"layer {i}'s head", (layer.self_attn.head_dim,), (sizes.head,)
+        for part in (*LINEARS, *NORMS):
+            yield from _module(f"layer {i}'s {part.name}", part.of(layer), part.shape(sizes))
 
 
 def _module(name: str, module: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -106,7 +93,8 @@ def _known(module: nn.Module, own: Any) -> bool:
 
 
 def _changed(module: nn.Module) -> bool:
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    # torch has no public list of a module's hooks
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # pyright: ignore[reportPrivateUsage]
     # Hooks of Transformers and of Architecture only record what passes through.
     strange = any(not getattr(hook, "__module__", "").startswith(RECORDERS) for hook in hooks)
     return strange or "forward" in vars(module)

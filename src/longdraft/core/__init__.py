@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longdraft.core.cache import KVCache, KVView, is_indexable
+from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec, PromptSpec
 from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
@@ -12,6 +12,7 @@ from longdraft.core.sampling_protocol import Sampling
 from longdraft.core.sequences import Sequences, without
 from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.core.verify import Verdict, Verifier, match, reject
+from longdraft.core.view import IndexView, KVView, QueryView, is_indexable
 
 __all__ = [
     "PAD",
@@ -20,9 +21,11 @@ __all__ = [
     "Captures",
     "ChainDraws",
     "DraftLimits",
+    "IndexView",
     "KVCache",
     "KVView",
     "PromptSpec",
+    "QueryView",
     "RowSamplers",
     "Rows",
     "Rules",

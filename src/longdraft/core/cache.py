@@ -1,19 +1,19 @@
-"""The key-value cache: a pair of buffers per layer, written in place; and the protocol of views of it."""
+"""The key-value cache: a pair of buffers per layer, written in place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longdraft.errors import InputError
-from longdraft.ops import Segment, coded
+from longdraft.ops import coded
 
 
 @dataclass
@@ -197,7 +197,7 @@ class KVCache:
                 x[self._first + to, :, :n] = x[self._first + source, :, :n]
 
     @contextmanager
-    def rollback(self) -> Iterator[None]:
+    def rollback(self) -> Generator[None]:
         """What is committed inside the block is scratch again after it."""
         saved = self.length.clone()
         try:
@@ -206,7 +206,7 @@ class KVCache:
             self.length.copy_(saved)
 
     @contextmanager
-    def reopen(self, count: int) -> Iterator[None]:
+    def reopen(self, count: int) -> Generator[None]:
         """Inside the block the last `count` committed slots are scratch; after it they are restored bit for bit."""
         ends = self.length.tolist()
         spans = [(layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)]
@@ -219,32 +219,3 @@ class KVCache:
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
                     for x, old in zip(self.stored(layer, b), bits, strict=True):
                         x[:, low:n] = old
-
-
-class KVView(Protocol):
-    """What a pass may read: selected slots of the cache, and every slot from tail_start [B] on (views/base.py).
-
-    indexable: the selected slots are known before the queries are, so that their keys can be copied side by side.
-    """
-
-    indexable: ClassVar[bool]
-    tail_start: Tensor
-
-    @property
-    def bits(self) -> int:
-        """Of a number of a selected key or value as the pass reads it; 0: as it is in the cache."""
-        ...
-
-    def segments(
-        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
-    ) -> list[Segment]:
-        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch ends at slot `end`.
-
-        visible [W,T]: which of the last T slots each query sees; None: all of them.
-        """
-        ...
-
-
-def is_indexable(view: KVView | None) -> bool:
-    """Whether the keys that a pass reads are known before its queries are. None: every key is read."""
-    return view is None or view.indexable

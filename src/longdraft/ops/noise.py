@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -87,6 +87,6 @@ def draw(logits: Tensor, warpers: Warpers, seed: Tensor, position: Tensor) -> Te
         return None
     logits, seed, position = logits.float().contiguous(), seed.contiguous(), position.contiguous()
     out = torch.empty(position.shape, dtype=torch.long)
-    how = native.Warpers(*astuple(warpers))
+    how = native.Warpers(**vars(warpers))
     lib.longdraft_draw(logits.data_ptr(), how, seed.data_ptr(), position.data_ptr(), *logits.shape, out.data_ptr())
     return out

@@ -82,10 +82,25 @@ class Compact:
             self._slots = self._places = slots[:0]
         slots, places = slots.contiguous(), torch.empty_like(slots)
         job = native.Copy(
-            k.data_ptr(), v.data_ptr(), K, S, k.stride(0) * size, D * size, self.bits, k.dtype == torch.bfloat16,
-            slots.data_ptr(), n, self._slots.data_ptr(), self._places.data_ptr(), len(self._slots), self._k.data_ptr(),
-            self._v.data_ptr(), self._k.shape[1], self._k.stride(0) * self._k.element_size(), places.data_ptr(),
-        )  # fmt: skip
+            k=k.data_ptr(),
+            v=v.data_ptr(),
+            heads=K,
+            size=S,
+            stride=k.stride(0) * size,
+            slot_bytes=D * size,
+            bits=self.bits,
+            half=k.dtype == torch.bfloat16,
+            wanted=slots.data_ptr(),
+            count=n,
+            held=self._slots.data_ptr(),
+            held_at=self._places.data_ptr(),
+            held_count=len(self._slots),
+            out_k=self._k.data_ptr(),
+            out_v=self._v.data_ptr(),
+            room=self._k.shape[1],
+            out_stride=self._k.stride(0) * self._k.element_size(),
+            place=places.data_ptr(),
+        )
         return job, slots, places
 
     def forget(self) -> None:

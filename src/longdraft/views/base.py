@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class View:
     bits: 4 or 8 if the copies are codes of the numbers (ops/coded.py); 0: the numbers as they are.
     """
 
-    indexable: ClassVar[bool] = True
+    indexable: ClassVar[Literal[True]] = True
     indices: Tensor
     tail_start: Tensor
     layers: dict[int, int] | None = None

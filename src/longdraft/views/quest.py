@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,9 +49,7 @@ class QuestView:
     Slots after the last full page are always shown.
     """
 
-    indexable: ClassVar[bool] = False
-    bits: ClassVar[int] = 0
-    tail_start: Tensor
+    indexable: ClassVar[Literal[False]] = False
     counts: list[int]
     selected: list[int]
     pages: Pages
@@ -98,5 +96,4 @@ class Quest(Policy):
         for n, count in zip(lengths, counts, strict=True):
             budget = budget_of(n, self.keep_ratio, self.min_budget)
             selected.append(count if budget >= n else max(3, budget // self.page) - 1)
-        tail_start = torch.tensor([c * self.page for c in counts], device=cache.length.device)
-        return QuestView(tail_start, counts, selected, self._pages, self.dense)
+        return QuestView(counts, selected, self._pages, self.dense)

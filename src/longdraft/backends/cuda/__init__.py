@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.cuda.static_pass import Shape, StaticPass, head_dim
-from longdraft.core import Captures, KVCache, Tree
+from longdraft.core import Captures, IndexView, KVCache, KVView, Tree, is_indexable
 from longdraft.ops.triton import self_check
 
 
@@ -49,13 +48,16 @@ class CudaBackend(Backend):
     def __init__(self, architecture: Architecture):
         self.architecture, self.passes = architecture, dict[Shape, StaticPass]()
         self.pool = torch.cuda.graph_pool_handle() if architecture.hf.device.type == "cuda" else None
-        self._selected: tuple[Any, Tensor, int, list[int]] | None = None
+        self._selected: tuple[IndexView, Tensor, int, list[int]] | None = None
 
-    def supports(self, view: Any, logits: int = 0) -> bool:
+    def supports(self, view: KVView | None, logits: int = 0) -> bool:
         """Not views of codes: there are no kernels for them."""
-        return super().supports(view, logits) and (view is None or not view.bits)
+        return not logits and is_indexable(view) and (view is None or not view.bits)
 
-    def forward(self, tree: Tree, cache: KVCache, start: int, view: Any, captured: Captures, logits: int = 0) -> Tensor:
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        assert is_indexable(view), f"{type(view).__name__} selects by the queries"
         model, lengths = self.architecture, cache.length.tolist()
         position = model.position(tree, start, cache)
         c, W, end = model.config, position.shape[1], max(lengths) + tree.size
@@ -104,7 +106,7 @@ class CudaBackend(Backend):
             p.graph.replay()
         p.used = True
 
-    def _indices(self, view: Any, cache: KVCache) -> tuple[Tensor, int, list[int]]:
+    def _indices(self, view: IndexView, cache: KVCache) -> tuple[Tensor, int, list[int]]:
         """Addresses of the selected keys [L,B,4], the most of a row, and tail_start. Computed once per view."""
         if self._selected is None or self._selected[0] is not view:
             layers, rows = range(self.architecture.config.num_hidden_layers), range(len(cache.length))
@@ -114,7 +116,7 @@ class CudaBackend(Backend):
             self._selected = view, table, most, view.tail_start.tolist()
         return self._selected[1:]
 
-    def _place(self, view: Any, cache: KVCache, layer: int, b: int) -> tuple[int, int, int, int]:
+    def _place(self, view: IndexView, cache: KVCache, layer: int, b: int) -> tuple[int, int, int, int]:
         if layer in self.architecture.windows or not (pair := view.compact(layer, b, *cache.read(layer, b))):
             return 0, 0, 0, 0
         k, v = pair

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ def head_dim(config: Any) -> int:
 
 
 @contextmanager
-def fused(hf: Any) -> Iterator[None]:
+def fused(hf: Any) -> Generator[None]:
     """Run each of the model's norms in one launch; they make up many of a small pass's launches."""
     from longdraft.ops.triton import functions as gpu
 

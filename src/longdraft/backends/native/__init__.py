@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,16 @@ from torch import Tensor
 from longdraft.backends import stock
 from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
+from longdraft.backends.glide_block import Block
 from longdraft.backends.native.block import NativeBlock, block_fits
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.ops import native
 
-HEAD_DIMS = {16, 32, 64, 96, 128, 256}  # that the kernels are compiled for
 
-
-def fits(hf: Any, windows: dict[int, int]) -> bool:
-    """Whether the native step computes this model: its family, shape, dtype and device."""
+def fits(hf: Any, windows: Mapping[int, object]) -> bool:
+    """Whether the native step computes this model: its family, shape, dtype and device. windows: as in its config."""
     c = hf.config
     lib = native.library()
     if not stock.is_stock(hf) or lib is None:
@@ -33,7 +33,7 @@ def fits(hf: Any, windows: dict[int, int]) -> bool:
     same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in packed}
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        and hf.model.layers[0].self_attn.head_dim in HEAD_DIMS
+        and bool(lib.longdraft_has_heads(hf.model.layers[0].self_attn.head_dim))
         and c.vocab_size >= 16
         and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
         and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
@@ -66,10 +66,11 @@ class NativeBackend(Backend):
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
     ) -> Tensor:
         """Logits are float32."""
+        assert is_indexable(view), f"{type(view).__name__} selects by the queries"
         return self.step(tree, cache, start, self.architecture.position(tree, start, cache), view, captured, logits)
 
     def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
         return partial(self.step.chain, cache, view, self.architecture.reach) if is_indexable(view) else None
 
-    def compile_block(self, block: Any) -> NativeBlock | None:
+    def compile_block(self, block: Block) -> NativeBlock | None:
         return NativeBlock(self.step, block) if block_fits(self.step, block) else None

@@ -2,49 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
+from longdraft.backends.glide_block import Block, BlockRing, CompiledBlock
 from longdraft.backends.native.step import NativeStep, Pins, sized
-from longdraft.core import ChainDraws, KVCache, Tree, is_indexable
+from longdraft.core import ChainDraws, IndexView, KVCache, KVView, Tree, is_indexable
 from longdraft.ops import native
 
-RING, CROSS = native.LayerKind.RING, native.LayerKind.CROSS
 
-
-class NativeBlock:
+class NativeBlock(CompiledBlock):
     """Computes a Glide (block: drafters/glide/block.py), with activations in float32, beside its target's step."""
 
-    def __init__(self, step: NativeStep, block: Any):
+    def __init__(self, step: NativeStep, block: Block):
         self.step, self.block, self._pins = step, block, Pins()
-        whole, pins, none = self.step.model, self._pins, native.Linear()
-
-        def layer(kind: int, q: Any, k: Any, v: Any, o: Any, mlp: list[Any], norm1: Any, norm2: Any) -> native.Layer:
-            linears = [pins.linear(p) if p is not None else none for p in (q, k, v, o, *mlp)]
-            norms = [None if n is None else pins.float(n.weight) for n in (norm1, norm2)]
-            return native.Layer(*linears, *norms, None, None, 0, kind)
-
-        mlp = [block.gate_proj, block.up_proj, block.down_proj]
-        own = layer(RING, block.q_proj, block.k_proj, block.v_proj, block.o_proj, [None] * 3, block.self_norm, None)
-        cross = [block.cross_q_proj, None, None, block.cross_o_proj, mlp, block.cross_norm, block.mlp_norm]
-        self.layers = (native.Layer * 2)(own, layer(CROSS, *cross))
+        whole, pins, host = self.step.model, self._pins, block.host
+        own = native.Layer(
+            q=pins.linear(block.q_proj),
+            k=pins.linear(block.k_proj),
+            v=pins.linear(block.v_proj),
+            o=pins.linear(block.o_proj),
+            input_norm=pins.norm(block.self_norm),
+            kind=native.LayerKind.RING,
+        )
+        cross = native.Layer(
+            q=pins.linear(block.cross_q_proj),
+            o=pins.linear(block.cross_o_proj),
+            gate=pins.linear(block.gate_proj),
+            up=pins.linear(block.up_proj),
+            down=pins.linear(block.down_proj),
+            input_norm=pins.norm(block.cross_norm),
+            mlp_norm=pins.norm(block.mlp_norm),
+            kind=native.LayerKind.CROSS,
+        )
         head, tokens = whole.head, None
         if block.vocabulary is not None:
-            head, tokens = pins.linear(block.vocabulary.linear(block.host.target)), pins.raw(block.vocabulary.tokens)
+            head, tokens = pins.linear(block.vocabulary.linear(host.target)), pins.raw(block.vocabulary.tokens)
         self.model = native.Model(
-            2, whole.width, block.heads, block.host.keys, block.heads // block.host.keys, block.host.dim,
-            block.gate_proj.out_features, whole.vocab, whole.frequencies, block.self_norm.eps, block.host.dim**-0.5,
-            whole.rope_scale, whole.inv_freq, whole.embed, head, tokens, whole.norm if block.with_norm else None,
-            self.layers,
-        )  # fmt: skip
+            layers=2,
+            width=whole.width,
+            heads=block.heads,
+            key_heads=host.keys,
+            groups=block.heads // host.keys,
+            head_dim=host.dim,
+            mlp=block.gate_proj.out_features,
+            vocab=whole.vocab,
+            frequencies=whole.frequencies,
+            eps=block.self_norm.eps,
+            scale=host.dim**-0.5,
+            rope_scale=whole.rope_scale,
+            inv_freq=whole.inv_freq,
+            embed=whole.embed,
+            head=head,
+            head_tokens=tokens,
+            norm=whole.norm if block.with_norm else None,
+            layer=(native.Layer * 2)(own, cross),
+        )
 
-    def supports(self, view: Any) -> bool:
+    def supports(self, view: KVView | None) -> TypeGuard[IndexView | None]:
         """Whether the block can be computed under this view of the target's cache."""
         return is_indexable(view)
 
-    def forward(self, tree: Tree, start: int, position: Tensor, ring: Any, cache: KVCache, view: Any) -> Tensor:
+    def forward(
+        self, tree: Tree, start: int, position: Tensor, ring: BlockRing, cache: KVCache, view: IndexView | None
+    ) -> Tensor:
         """Nodes [start, size) at position [B,W] -> logits [B,W,V]; their keys and values stay behind the ring."""
         step = self.step
         B, W = position.shape
@@ -52,27 +75,30 @@ class NativeBlock:
         arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position)]
         sized([*arrays, seen], (B, W), (B, tree.size), (B,), (B, W), (B, W, ring.window + tree.size))
         logits = torch.empty(B, W, step.vocab)
-        p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
+        tokens, depth, length, at = [x.data_ptr() for x in arrays]
+        p = native.Pass(rows=B, nodes=W, start=start, tokens=tokens, depth=depth, length=length, position=at)
         self._keys(p, tree.size, ring, cache, view)
         p.logits, p.ring_mask = logits.data_ptr(), seen.data_ptr()
         with step.lock:
             step.lib.longdraft_step(self.model, p, step.work, step.half)
         return logits
 
-    def draft_chain(self, tree: Tree, ring: Any, cache: KVCache, view: Any, draws: ChainDraws) -> Tensor:
+    def draft_chain(
+        self, tree: Tree, ring: BlockRing, cache: KVCache, view: IndexView | None, draws: ChainDraws
+    ) -> Tensor:
         """A chain below the root [B,count]; the keys of all but its last token stay behind the ring."""
         root = tree.tokens[:, :1].contiguous()
         seen = ring.visible(Tree.chain(root.expand(-1, draws.count)), 0).contiguous()
         B, count = len(root), draws.count
         sized([root, cache.length, seen], (B, 1), (B,), (B, count, ring.window + count))
-        p = native.Pass(B, 1, 0, root.data_ptr(), None, cache.length.data_ptr())
+        p = native.Pass(rows=B, nodes=1, start=0, tokens=root.data_ptr(), length=cache.length.data_ptr())
         self._keys(p, count, ring, cache, view)
         p.ring_mask = seen.data_ptr()
         drawn = self.step.draw_chain(self.model, p, draws)
         ring.drafted = torch.cat([root, drawn[:, :-1]], 1)
         return drawn
 
-    def _keys(self, p: native.Pass, nodes: int, ring: Any, cache: KVCache, view: Any) -> None:
+    def _keys(self, p: native.Pass, nodes: int, ring: BlockRing, cache: KVCache, view: IndexView | None) -> None:
         """Fill in where keys and values are: the ring's, with room for `nodes` nodes, and the target's."""
         step, layer = self.step, self.block.host.layer
         ring.room(nodes)
@@ -80,7 +106,7 @@ class NativeBlock:
             raise ValueError(
                 f"a ring of {tuple(ring.k.shape)} in {ring.k.dtype} is not one of {p.rows} rows in {step.dtype}"
             )
-        own = (ring.k.data_ptr(), ring.v.data_ptr(), ring.k.shape[2], 0)
+        own = native.LayerCache(k=ring.k.data_ptr(), v=ring.v.data_ptr(), slots=ring.k.shape[2], bits=0)
         p.cache, p.ring = (native.LayerCache * 2)(own, step.places(cache, 0)[layer]), ring.window
         if view is not None:
             sized([view.tail_start], (p.rows,))
@@ -89,7 +115,7 @@ class NativeBlock:
             p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (2 * p.rows))(*indices)
 
 
-def block_fits(step: NativeStep, block: Any) -> bool:
+def block_fits(step: NativeStep, block: Block) -> bool:
     """Whether NativeBlock computes this block: of the step's dtype, and over a layer that sees every key."""
     host = block.host
     if host.window is not None or not host.rotated or block.dtype != step.dtype:

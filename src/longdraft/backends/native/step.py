@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple
+from ctypes import Array
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longdraft.backends.decoder_layer import LINEARS, NORMS
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
-from longdraft.backends.stock import projections
-from longdraft.core import Captures, ChainDraws, KVCache, Tree
+from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
 from longdraft.ops.packed import Packed
-from longdraft.ops.scales import EightBitScales, SixBitScales
+from longdraft.ops.scales import EightBitScales, Scales, SixBitScales
 
 FORMATS = {(4, 32): "BITS_4", (5, 32): "BITS_5", (6, 16): "BITS_6", (8, 32): "BITS_8", (8, 16): "BITS_8_OF_16"}
-FORMS = {SixBitScales: "SIX_BITS", EightBitScales: "EIGHT_BITS"}
+FORMS: dict[type[Scales], str] = {SixBitScales: "SIX_BITS", EightBitScales: "EIGHT_BITS"}
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
@@ -42,20 +42,35 @@ class Pins:
     def float(self, x: Tensor | None) -> int | None:
         return None if x is None else self.raw(x.float())
 
+    def norm(self, module: Any | None) -> int | None:
+        return None if module is None else self.float(module.weight)
+
     def linear(self, module: Any) -> native.Linear:
         if isinstance(module, PackedLinear):
             return self.packed(module.stored, self.float(module.bias), isinstance(module, EightBitInputs))
-        return native.Linear(self.raw(module.weight), self.float(module.bias), *module.weight.shape)
+        outputs, inputs = module.weight.shape
+        return native.Linear(
+            weight=self.raw(module.weight), bias=self.float(module.bias), outputs=outputs, inputs=inputs
+        )
 
     def packed(self, p: Packed, bias: int | None, interleaved: bool) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}
         scale = p.scales.parts["scale"]
         form = native.ScaleForm[FORMS.get(type(p.scales)) or ("HALVES" if scale.dtype == torch.float16 else "FLOATS")]
-        layer = native.Linear(parts["low"], bias, *p.shape, native.Format[FORMATS[p.bits, p.group]], form)
-        layer.high, layer.scale = parts.get("high"), parts["scale"]
-        layer.offset, layer.unit = parts.get("offset"), parts.get("unit")
-        layer.interleaved = interleaved
-        return layer
+        outputs, inputs = p.shape
+        return native.Linear(
+            weight=parts["low"],
+            bias=bias,
+            outputs=outputs,
+            inputs=inputs,
+            format=native.Format[FORMATS[p.bits, p.group]],
+            scales=form,
+            high=parts.get("high"),
+            scale=parts["scale"],
+            offset=parts.get("offset"),
+            unit=parts.get("unit"),
+            interleaved=interleaved,
+        )
 
 
 class NativeStep:
@@ -74,26 +89,45 @@ class NativeStep:
         self.heads, self.dim, self.vocab = c.num_key_value_heads, attention.head_dim, c.vocab_size
         self.dtype, self.half, self.windows = hf.dtype, hf.dtype == torch.bfloat16, windows
         self.model = native.Model(
-            c.num_hidden_layers, c.hidden_size, c.num_attention_heads, c.num_key_value_heads,
-            c.num_attention_heads // c.num_key_value_heads, attention.head_dim, c.intermediate_size, c.vocab_size,
-            len(model.rotary_emb.inv_freq), c.rms_norm_eps, attention.scaling, model.rotary_emb.attention_scaling,
-            self._pins.float(model.rotary_emb.inv_freq), self._pins.raw(model.embed_tokens.weight),
-            self._pins.linear(hf.lm_head), None, self._pins.float(model.norm.weight), layers,
-        )  # fmt: skip
+            layers=c.num_hidden_layers,
+            width=c.hidden_size,
+            heads=c.num_attention_heads,
+            key_heads=c.num_key_value_heads,
+            groups=c.num_attention_heads // c.num_key_value_heads,
+            head_dim=attention.head_dim,
+            mlp=c.intermediate_size,
+            vocab=c.vocab_size,
+            frequencies=len(model.rotary_emb.inv_freq),
+            eps=c.rms_norm_eps,
+            scale=attention.scaling,
+            rope_scale=model.rotary_emb.attention_scaling,
+            inv_freq=self._pins.float(model.rotary_emb.inv_freq),
+            embed=self._pins.raw(model.embed_tokens.weight),
+            head=self._pins.linear(hf.lm_head),
+            norm=self._pins.float(model.norm.weight),
+            layer=layers,
+        )
         self.work, self.lock = self.lib.longdraft_new(), Lock()
+        self._places: tuple[list[tuple[int, int, int]], Array[native.LayerCache]] | None = None
 
     def __del__(self) -> None:
         if getattr(self, "work", None):
             self.lib.longdraft_free(self.work)
 
     def _layer(self, layer: Any, window: int) -> native.Layer:
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-        weights = [self._pins.float(None if n is None else n.weight) for n in norms]
-        return native.Layer(*[self._pins.linear(p) for p in projections(layer).values()], *weights, window)
+        linears = {part.field: self._pins.linear(part.of(layer)) for part in LINEARS}
+        norms = {part.field: self._pins.norm(part.of(layer)) for part in NORMS}
+        return native.Layer(**linears, **norms, window=window, kind=native.LayerKind.DECODER)
 
     def __call__(
-        self, tree: Tree, cache: KVCache, start: int, position: Tensor, view: Any, captured: Captures, last: int = 0
+        self,
+        tree: Tree,
+        cache: KVCache,
+        start: int,
+        position: Tensor,
+        view: IndexView | None,
+        captured: Captures,
+        last: int = 0,
     ) -> Tensor:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the `last` nodes, 0: all)."""
         (B, W), spec = position.shape, captured.spec
@@ -101,7 +135,8 @@ class NativeStep:
         given = (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
         arrays = [x.contiguous() for x in given]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
-        p = native.Pass(B, W, start, *[x.data_ptr() for x in arrays])
+        tokens, depth, length, at, mask = [x.data_ptr() for x in arrays]
+        p = native.Pass(rows=B, nodes=W, start=start, tokens=tokens, depth=depth, length=length, position=at, mask=mask)
         p.logits, p.logit_nodes, longest = logits.data_ptr(), last, self._keys(p, cache, tree.size, view)
         L = self.model.layers
         if spec.rows is not None:
@@ -127,11 +162,13 @@ class NativeStep:
             self.lib.longdraft_step(self.model, p, self.work, self.half)
         return logits
 
-    def chain(self, cache: KVCache, view: Any, reach: int, first: Tensor, start: int, draws: ChainDraws) -> Tensor:
+    def chain(
+        self, cache: KVCache, view: IndexView | None, reach: int, first: Tensor, start: int, draws: ChainDraws
+    ) -> Tensor:
         """Run first [B] as node `start` of a chain and each token drawn after it but the last -> drawn [B,count]."""
         first = first.contiguous()
         sized([first, cache.length], *[(len(first),)] * 2)
-        p = native.Pass(len(first), 1, start, first.data_ptr(), None, cache.length.data_ptr())
+        p = native.Pass(rows=len(first), nodes=1, start=start, tokens=first.data_ptr(), length=cache.length.data_ptr())
         self._keys(p, cache, start + draws.count, view)
         return self.draw_chain(self.model, p, draws, reach)
 
@@ -142,11 +179,13 @@ class NativeStep:
         sized([seed, position], *[(p.rows,)] * 2)
         if len(draws.samplers) != p.rows:
             raise ValueError(f"{len(draws.samplers)} samplers for {p.rows} rows")
-        warpers = (native.Warpers * p.rows)(*[astuple(w) for w in draws.warpers])
+        warpers = (native.Warpers * p.rows)(*[native.Warpers(**vars(w)) for w in draws.warpers])
         penalty = torch.tensor([s.penalty for s in draws.samplers], dtype=torch.float64)
         window = torch.tensor([s.window for s in draws.samplers])
-        how = native.Chain(draws.count, warpers, penalty.data_ptr(), window.data_ptr())
-        how.seed, how.position, how.reach, how.drawn = seed.data_ptr(), position.data_ptr(), reach, drawn.data_ptr()
+        how = native.Chain(
+            count=draws.count, warpers=warpers, penalty=penalty.data_ptr(), window=window.data_ptr(),
+            seed=seed.data_ptr(), position=position.data_ptr(), reach=reach, drawn=drawn.data_ptr(),
+        )  # fmt: skip
         if draws.recent is not None:
             recent = draws.recent.contiguous()
             sized([recent], (p.rows, recent.shape[1]))
@@ -156,22 +195,26 @@ class NativeStep:
             self.lib.longdraft_chain(model, p, self.work, self.half, how)
         return drawn
 
-    def places(self, cache: KVCache, end: int) -> list[tuple[int, int, int, int]]:
-        """For each of this model's layers, what native.LayerCache holds."""
-        pointers = cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
-        return [(*place, cache.bits) for place in pointers]
+    def places(self, cache: KVCache, end: int) -> Array[native.LayerCache]:
+        """Where the keys and values of each of this model's layers are: an array, made anew when a buffer moves."""
+        addresses = cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
+        known = self._places
+        if known is None or known[0] is not addresses:
+            layers = [native.LayerCache(k=k, v=v, slots=slots, bits=cache.bits) for k, v, slots in addresses]
+            known = self._places = addresses, (native.LayerCache * len(layers))(*layers)
+        return known[1]
 
-    def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: Any) -> int:
+    def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: IndexView | None) -> int:
         """Fill in where keys and values are, with room for `nodes` nodes -> the longest row's committed length."""
         B, L, longest = p.rows, self.model.layers, int(cache.length.max())
-        p.cache = (native.LayerCache * L)(*self.places(cache, longest + nodes))
+        p.cache = self.places(cache, longest + nodes)
         if view is not None:
             indices = self.selected(view, cache, range(L), B)
             sized([view.tail_start], (B,))
             p.tail_start, p.selected = view.tail_start.data_ptr(), (native.Selected * (L * B))(*indices)
         return longest
 
-    def selected(self, view: Any, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:
+    def selected(self, view: IndexView, cache: KVCache, layers: Iterable[int], rows: int) -> list[native.Selected]:
         """Where the selected keys of these layers and rows are; those that are not copied yet are copied together.
 
         Raises ValueError for copies that do not have this model's shape and dtype, or a head's slots side by side.
@@ -192,6 +235,8 @@ class NativeStep:
             if pair is None:
                 return native.Selected()
             k, v = pair
-            return native.Selected(k.data_ptr(), v.data_ptr(), k.shape[1], k.stride(0) // width, bits)
+            return native.Selected(
+                k=k.data_ptr(), v=v.data_ptr(), count=k.shape[1], stride=k.stride(0) // width, bits=bits
+            )
 
         return [of(view.copied.get(place)) for place in where]

@@ -1,0 +1,71 @@
+"""What a pass may read of a cache, with all that backends read of it. The views themselves are in views/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Protocol, TypeGuard
+
+from torch import Tensor
+
+from longdraft.ops import Segment
+
+Pair = tuple[Tensor, Tensor]  # keys and values
+
+
+class IndexView(Protocol):
+    """Shows slots that are selected before the queries are known, and every slot from tail_start [B] on.
+
+    So the selected keys and values can be copied side by side, once for each layer and row (views/base.py: View).
+    """
+
+    indexable: ClassVar[Literal[True]]
+
+    @property
+    def tail_start(self) -> Tensor: ...
+
+    @property
+    def bits(self) -> int:
+        """Of a number in the copies, 4 or 8, which are then codes (ops/coded.py); 0: the numbers of the cache."""
+        ...
+
+    @property
+    def copied(self) -> Mapping[tuple[int, int], Pair | None]:
+        """By layer and row, the copies [K,P,D], or codes [K,P,width]; None where nothing is selected."""
+        ...
+
+    def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
+        """Add (layer, row, k, v [K,S,D]) to `copied`, in one kernel call where possible."""
+        ...
+
+    def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> Pair | None:
+        """The selected keys and values of row b, copied from its k, v [K,S,D] if they were not; codes are decoded."""
+        ...
+
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+    ) -> list[Segment]:
+        """As QueryView.segments."""
+        ...
+
+
+class QueryView(Protocol):
+    """Shows slots that depend on the queries, which only the eager backend can read (views/quest.py)."""
+
+    indexable: ClassVar[Literal[False]]
+
+    def segments(
+        self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor
+    ) -> list[Segment]:
+        """What row b's queries q [H,W,D] see in this layer of k, v [K,S,D], where the row's scratch ends at slot `end`.
+
+        visible [W,T]: which of the last T slots each query sees; None: all of them.
+        """
+        ...
+
+
+KVView = IndexView | QueryView
+
+
+def is_indexable(view: KVView | None) -> TypeGuard[IndexView | None]:
+    """Whether the keys that a pass reads are known before its queries are. None: every key is read."""
+    return view is None or view.indexable
