@@ -106,6 +106,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright -p pyright-strict.json
 	$(BIN)/python docs/figures.py --check
 	$(BIN)/python docs/smollm2.py --check
 	$(BIN)/python docs/qwen_coder.py --check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def _named(path: Path, option: str) -> Path:
 
 
 @contextmanager
-def _writable(path: Path, option: str) -> Iterator[None]:
+def _writable(path: Path, option: str) -> Generator[None]:
     """Turns what the system says of a path into one line."""
     try:
         yield

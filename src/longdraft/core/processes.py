@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -121,7 +121,7 @@ def share_interrupts() -> None:
 
 
 @contextmanager
-def _answered() -> Iterator[None]:
+def _answered() -> Generator[None]:
     """Turns torch's errors of a process that has ended or does not answer into one line."""
     try:
         yield

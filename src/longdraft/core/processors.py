@@ -62,7 +62,10 @@ def chain(
         found.pop("exponential_decay_length_penalty", None)  # it raises the scores of end tokens only
     config = GenerationConfig(**found)
     config.max_length = total
-    config._eos_token_tensor = torch.tensor(eos, device=device) if eos else None
+    # `generate` sets this before it makes the processors
+    config._eos_token_tensor = (  # pyright: ignore[reportPrivateUsage]
+        torch.tensor(eos, device=device) if eos else None
+    )
     host: Any = _Host()
     made = list(host._get_logits_processor(config, input_ids_seq_length=prompt, device=str(device)))
     for process in made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -92,6 +93,9 @@ class Drafter:
         """Called after a step's commit. Steps may be left out, except the last one before a draft."""
 
 
+D = TypeVar("D", bound=Drafter)
+
+
 class UnderView(Drafter):
     """Drafts over a policy's view of the target's cache. widths: nodes per level ([1] * gamma is a chain)."""
 
@@ -127,10 +131,10 @@ class UnderView(Drafter):
         self.policy.update(seqs.cache, captured)
 
 
-class Combined(Drafter):
+class Combined(Drafter, Generic[D]):
     """Made of other drafters: whatever changes or reads their state is done for all of them, in order."""
 
-    drafters: Sequence[Drafter]
+    drafters: Sequence[D]
 
     def proposed_by(self, node: int) -> str:
         return self.drafters[0].proposed_by(node)
@@ -172,7 +176,7 @@ class Combined(Drafter):
             d.update(seqs, tree, verdict, captured)
 
 
-class Sequential(Combined):
+class Sequential(Combined[Drafter]):
     """Drafters applied in order to one tree. At most one of them may use captures."""
 
     def __init__(self, *drafters: Drafter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ class ModuleKind(DrafterKind):
 
 
 @contextmanager
-def replacing(folder: Path, facts: dict[str, Any]) -> Iterator[Path]:
+def replacing(folder: Path, facts: dict[str, Any]) -> Generator[Path]:
     """A new folder to write in, which replaces `folder` at the end; nothing changes on an error. Raises InputError."""
     folder = new_folder(folder, replaced=None)
     draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))

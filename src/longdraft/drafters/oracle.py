@@ -11,7 +11,7 @@ from longdraft.errors import InputError
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for any number of rows
 
 
-class Oracle(Combined):
+class Oracle(Combined[Drafter]):
     """Runs the inner drafter, then replaces its chain so that `accept` drafts per step are accepted on average.
 
     A fractional `accept` is rounded up at different steps for different rows, as rows of a real batch differ.

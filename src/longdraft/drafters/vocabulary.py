@@ -44,10 +44,10 @@ class DraftVocabulary(nn.Module):
         found = linear(normed.to(target.dtype))
         return found.new_full((*found.shape[:-1], self.size), float("-inf")).index_copy_(-1, self.tokens, found)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
         self._check(state_dict[f"{prefix}tokens"])
         self._rows.clear()
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def _check(self, tokens: Tensor) -> None:
         """Raises ValueError for tokens that are not the target's, or not ascending."""

@@ -11,7 +11,7 @@ from longdraft.drafters.adaptive.step_costs import Costs, costs_for
 from longdraft.drafters.base import Combined, Drafter
 
 
-class AdaptiveDraft(Combined):
+class AdaptiveDraft(Combined[Drafter]):
     """Adapts the inner drafter's depth and width to measured speed and turns drafting off while it does not pay.
 
     Only past steps are considered. The first steps measure drafts of PROBE tokens and plain steps. While drafting is

@@ -12,7 +12,7 @@ EXPENSIVE = 0.7  # share of a plain step: drafts that cost more a level gain lit
 LEAST = 2  # steps of a trial before it may be given up for an earlier drafter's higher rate
 
 
-class Auto(Combined):
+class Auto(Combined[AdaptiveDraft]):
     """One of its drafters is in use at a time, as an AdaptiveDraft: each for a trial, then the fastest for good.
 
     A trial lasts `rounds` steps. It ends sooner if its drafter turns itself off, or expects a lower rate than one
@@ -22,7 +22,7 @@ class Auto(Combined):
     """
 
     def __init__(self, drafters: Sequence[Drafter], rounds: int = 8, each: int = 0):
-        self.drafters: list[AdaptiveDraft] = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d) for d in drafters]
+        self.drafters = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d) for d in drafters]
         self.rounds, self.each = rounds, each
         self.has_draft_probs = all(d.has_draft_probs for d in drafters)
         self.max_depth = max(d.max_depth for d in drafters)

@@ -36,7 +36,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 WINDOW = 2048  # of a release with full attention, whose memory would grow with the context
 
 
-def _build(target: LM, shape: dict) -> DFlashBlock:
+def _build(target: LM, shape: dict[str, Any]) -> DFlashBlock:
     block, layers = DFlashBlock(shape), target.config.num_hidden_layers
     if len(block.mask) != target.config.hidden_size or not all(0 <= n <= layers for n in block.taps):
         raise ValueError(f"a block of width {len(block.mask)} on states after layers {block.taps} is not this target's")
@@ -84,7 +84,7 @@ def _export(block: DFlashBlock, target: LM) -> Layout:
     del shape["taps"], shape["causal"], shape["slots"], shape["window"]
     fixed = {"model_type": "qwen3", "num_hidden_layers": len(block.causal), "hidden_act": "silu"}
     fixed |= {"vocab_size": target.vocab, "tie_word_embeddings": False}
-    sliding = {"use_sliding_window": True, "sliding_window": block.window}
+    sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": block.window}
     sliding["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides]
     config = {
         "architectures": ["DFlashDraftModel"],

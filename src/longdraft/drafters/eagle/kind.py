@@ -28,11 +28,11 @@ OWN3 = {"fuse": "fc", "norm_out": "norm", "head": "lm_head"}
 UNSUPPORTED = ("norm_before_fc", "norm_output", "fc_norm", "mlp_bias", "sliding_window")
 
 
-def _build_eagle2(target: LM, layer: dict) -> Eagle2Block:
+def _build_eagle2(target: LM, layer: dict[str, Any]) -> Eagle2Block:
     return Eagle2Block(SimpleNamespace(**layer))
 
 
-def _build_eagle3(target: LM, layer: dict, vocab: int) -> Eagle3Block:
+def _build_eagle3(target: LM, layer: dict[str, Any], vocab: int) -> Eagle3Block:
     return Eagle3Block(SimpleNamespace(**layer), vocab)
 
 
