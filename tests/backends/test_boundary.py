@@ -1,0 +1,119 @@
+"""The boundary of backends: views show what their types have, and the kernels get every part of a layer by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support import tiny
+
+from longdraft.backends import decoder_layer
+from longdraft.backends.decoder_layer import LINEARS, NORMS
+from longdraft.backends.native.step import Pins
+from longdraft.core import IndexView, QueryView, Tree
+from longdraft.ops import native
+from longdraft.views import Guided, Quest, SinkWindow
+from longdraft.views.base import View
+
+PROMPT = 60
+NATIVE = pytest.mark.skipif(native.library() is None, reason="the package was built without a C++ compiler")
+
+
+def members(protocol: type) -> set[str]:
+    return {name for name in {**vars(protocol), **protocol.__annotations__} if not name.startswith("_")}
+
+
+class Only:
+    """Shows of a view the attributes of these names alone."""
+
+    def __init__(self, view: Any, names: set[str]):
+        self._view, self._names = view, names
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._names:
+            raise AttributeError(f"a backend reads {name}, which the view's type does not have")
+        return getattr(self._view, name)
+
+
+def logits(model: str, policy: Any, names: set[str] | None = None) -> torch.Tensor:
+    """Of a pass under the policy's view, of which the backend sees the attributes of these names."""
+    lm, [prompt] = tiny.target(model), tiny.prompts(PROMPT)
+    cache = lm.new_cache(1, PROMPT + 4)
+    lm.prefill(prompt[:-1], cache)
+    view = policy.view(cache)
+    return lm(Tree.root(torch.tensor(prompt[-1:])), cache, view=view if names is None else Only(view, names))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("model", ["llama", "llama-torch", "llama-bf16"])
+def test_backends_read_only_what_an_index_view_has(model):
+    policy = SinkWindow(4, 0.0, 16)
+    assert torch.equal(logits(model, policy, members(IndexView)), logits(model, policy))
+    assert not torch.equal(logits(model, policy), logits(model, Guided()))  # it leaves out slots
+    with pytest.raises(AttributeError, match=r"copied|segments"):
+        logits(model, policy, members(IndexView) - {"copied", "segments"})
+
+
+@torch.inference_mode()
+def test_backends_read_only_what_a_query_view_has():
+    policy = Quest(0.0, 16, page=4)
+    assert torch.equal(logits("llama", policy, members(QueryView)), logits("llama", policy))
+    with pytest.raises(AttributeError, match="segments"):
+        logits("llama", policy, members(QueryView) - {"segments"})
+
+
+@NATIVE
+def test_a_view_that_selects_by_the_queries_never_reaches_the_kernels():
+    lm = tiny.target("llama")
+    cache = lm.new_cache(1, 8)
+    lm.prefill([1, 2, 3], cache)
+    view, tree = Quest().view(cache), Tree.root(torch.tensor([5]))
+    assert lm.backend.name == "native" and not lm.backend.supports(view)
+    with pytest.raises(AssertionError, match="QuestView"):
+        lm.backend.forward(tree, cache, 0, view, Any)
+
+
+def fields(structure: Any) -> dict[str, Any]:
+    return dict(structure._fields_)
+
+
+def test_the_list_of_a_layers_parts_is_the_kernels():
+    listed, layer = {part.field for part in (*LINEARS, *NORMS)}, fields(native.Layer)
+    assert listed | {"window", "kind"} == set(layer) and len(listed) == len(LINEARS) + len(NORMS)
+    assert {part.field for part in LINEARS} == {name for name, kind in layer.items() if kind is native.Linear}
+
+
+@NATIVE
+def test_a_part_of_a_wrong_name_is_refused(monkeypatch):
+    step, layer = tiny.target("llama").backend.step, tiny.stock("llama").model.layers[0]
+    assert step._layer(layer, 0).q.weight
+    wrong = (replace(NORMS[0], field="input_norms"), *NORMS[1:])
+    monkeypatch.setattr("longdraft.backends.native.step.NORMS", wrong)
+    with pytest.raises((AttributeError, TypeError), match="input_norms"):
+        step._layer(layer, 0)
+
+
+def test_the_sizes_of_parts_are_those_of_transformers_modules():
+    for name in ("llama", "qwen2", "qwen3", "llama-mqa"):
+        hf = tiny.stock(name)
+        sizes = decoder_layer.Sizes.of(hf)
+        for part in (*LINEARS, *NORMS):
+            module = part.of(hf.model.layers[0])
+            assert module is not None or (part.field in ("q_norm", "k_norm") and name != "qwen3")
+            assert module is None or tuple(module.weight.shape) == part.shape(sizes)
+
+
+@NATIVE
+def test_the_kernels_say_which_heads_they_compute():
+    lib = native.library()
+    assert [dim for dim in range(300) if lib.longdraft_has_heads(dim)] == [16, 32, 64, 96, 128, 256]
+    for model, backend in (("llama", "native"), ("llama-mqa", "eager")):  # heads of 16 and of 20
+        assert tiny.target(model).backend.name == backend
+
+
+def test_structures_have_no_other_names():
+    with pytest.raises((AttributeError, TypeError)):
+        native.Model(layer_count=2)
+    assert Pins().norm(None) is None and View(torch.zeros(1, 1, 0, dtype=torch.long), torch.zeros(1)).indexable
