@@ -29,7 +29,7 @@ from longdraft.ops import coded
 FORMAT = "longdraft prompt 1"
 MOST_HEADER = 1 << 22  # bytes; a model of 1,000 layers needs 200 KB
 PIECE = 1 << 20  # bytes that are read at once where they are only checked
-KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.uint8: "U8"}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.uint8: "U8"}
 DRAFT = ".writing-"  # how files begin that are not complete yet
 OLD_S = 3600.0  # age at which such a file counts as left behind
 NO_SUM = "0" * 64
@@ -270,7 +270,7 @@ def _entries(shapes: Shapes, bits: int, count: int) -> list[Entry]:
             stored, width = (torch.uint8, coded.width(dim, bits)) if bits else (dtype, dim)
             shape = [heads, count, width]
             size = heads * count * width * stored.itemsize
-            found.append((f"{kind}.{layer}", KINDS[stored], shape, size))
+            found.append((f"{kind}.{layer}", DTYPES[stored], shape, size))
     return found
 
 

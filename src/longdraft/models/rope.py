@@ -7,8 +7,8 @@ from typing import Any
 
 from longdraft.errors import InputError
 
-KINDS, MOST = ("yarn", "linear"), 1024
-HOW = f"give KIND:FACTOR like yarn:2, where KIND is {' or '.join(KINDS)} and FACTOR a number above 1, up to {MOST}"
+SCALINGS, MOST = ("yarn", "linear"), 1024
+HOW = f"give KIND:FACTOR like yarn:2, where KIND is {' or '.join(SCALINGS)} and FACTOR a number above 1, up to {MOST}"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Rope:
             factor = float(number)
         except ValueError:
             factor = 0.0
-        if kind not in KINDS or not 1 < factor <= MOST:
+        if kind not in SCALINGS or not 1 < factor <= MOST:
             raise InputError(f"rope is {text[:40]!r}: {HOW}")
         return cls(kind, factor)
 

@@ -23,7 +23,7 @@ from longdraft.server.page import page
 from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta
-from longdraft.server.responses import ResponseFormat, ResponsesRequest
+from longdraft.server.responses import ResponseObject, ResponsesRequest
 from longdraft.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -84,7 +84,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         work = await service.talk(body, body.messages, body.max_output_tokens)
         work.owner = _owner(request)
-        how, answer = ResponseFormat(body, work, service), service.submit(work)
+        how, answer = ResponseObject(body, work, service), service.submit(work)
         if body.stream:
             return EventStream(answer, how.events(answer))
 

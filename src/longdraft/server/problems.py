@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -37,7 +37,7 @@ class Problem(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "server_error")
+        kind = ERROR_TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message[:LONGEST], "type": kind, "param": self.param, "code": self.code}}
 
     @property

@@ -73,7 +73,7 @@ class ResponsesRequest(Sampled):
         return first + [item.plain for item in self.input]
 
 
-class ResponseFormat:
+class ResponseObject:
     """The response object as it stands, and its events, numbered in order."""
 
     def __init__(self, body: ResponsesRequest, work: Work, service: Service):

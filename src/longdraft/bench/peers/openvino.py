@@ -14,7 +14,6 @@ from longdraft.core.sampling import Sampler
 from longdraft.engine.generate import Stats
 
 NAME, PACKAGE = "openvino", "openvino-genai"
-KINDS = ("none", "prompt lookup", "draft model")
 KEYS = "u8"  # OpenVINO's default for keys and values on processors
 SCRIPT = Path(__file__).parent / "openvino_process.py"
 

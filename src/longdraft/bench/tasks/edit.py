@@ -14,7 +14,7 @@ from longdraft.bench.tasks.fitting import Fitting
 from longdraft.bench.tasks.task import Task
 from longdraft.errors import InputError
 
-KINDS = ("rename", "parameter", "pathlib")
+EDITS = ("rename", "parameter", "pathlib")
 WHOLE = "Answer with the whole changed file in one code block, and with nothing else."
 ROOM = 160  # tokens of instruction and template, about; the exact number is the fitting's
 SHARES = (1.25, 2.0, inf)  # of the room: how much longer files may be, of which the rest is cut; first of the first
@@ -22,7 +22,7 @@ SHARES = (1.25, 2.0, inf)  # of the room: how much longer files may be, of which
 
 def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
     """An instruction on a file that makes a prompt of about `context` tokens. Raises InputError."""
-    kind, rng = KINDS[instance % len(KINDS)], shuffled(seed, "edit", context, instance)
+    kind, rng = EDITS[instance % len(EDITS)], shuffled(seed, "edit", context, instance)
     for file in by_size(fitting, context - ROOM, rng):
         text = file.text or ""
         if not (asked := instruction(kind, text[: round(0.7 * len(text))], rng)):

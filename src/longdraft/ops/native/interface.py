@@ -17,7 +17,7 @@ SCALARS = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
-KINDS = {None: 0, ctypes.c_int32: 3, ctypes.c_int64: 4, ctypes.c_float: 5, ctypes.c_double: 6}  # as in layout.cpp
+TYPE_DIGITS = {None: 0, ctypes.c_int32: 3, ctypes.c_int64: 4, ctypes.c_float: 5, ctypes.c_double: 6}  # as in layout.cpp
 
 
 class Interface:
@@ -115,6 +115,6 @@ class Interface:
 
 def _kind(kind: Any) -> int:
     """The digit that layout.cpp has for this ctypes type: 2 for a structure, 1 for any pointer."""
-    if kind in KINDS:
-        return KINDS[kind]
+    if kind in TYPE_DIGITS:
+        return TYPE_DIGITS[kind]
     return 2 if issubclass(kind, ctypes.Structure) else 1
