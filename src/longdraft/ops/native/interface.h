@@ -176,11 +176,11 @@ struct Entry {
 extern "C" {
 const Entry* longdraft_interface();  // the table; the last entry has no name
 
-int longdraft_has_heads(int64_t head_dim);  // 1: the kernels compute heads of D numbers; 0: another D is a BAD_MODEL
-
 Work* longdraft_new();  // null where there is no memory
 void longdraft_free(Work* work);
 int64_t longdraft_bytes(const Work* work);
+
+int longdraft_has_heads(int64_t head_dim);  // 1: heads of this many numbers are computed; 0: they are a BAD_MODEL
 
 Code longdraft_step(const Model* model, const Pass* pass, Work* work, int half);
 // `count` passes, one for each node of a chain. tokens [B] are those of its first node, which is node `start`. depth,

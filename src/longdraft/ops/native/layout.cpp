@@ -76,7 +76,7 @@ static constexpr Entry table[] = {
 
     STRUCT(Entry), FIELD(Entry, name), FIELD(Entry, number), FIELD(Entry, kind),
 
-    FUNCTION(interface), FUNCTION(has_heads), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(step), FUNCTION(chain),
+    FUNCTION(interface), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(has_heads), FUNCTION(step), FUNCTION(chain),
     FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(pin),
     FUNCTION(read), FUNCTION(fail),
     {nullptr, 0, 0},
