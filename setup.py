@@ -5,9 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Sequence
+from copy import copy
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = "src/longdraft/ops/native/"
 # Apple's compiler has no OpenMP: there the kernels use one thread.
@@ -42,9 +45,19 @@ def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extens
     )
 
 
+class SeparateObjects(build_ext):
+    """Each build has its own folder of objects: builds run at the same time, and their sources have the same names."""
+
+    def build_extension(self, ext: Extension) -> None:
+        separate = copy(self)
+        separate.build_temp = str(Path(self.build_temp) / ext.name)
+        build_ext.build_extension(separate, ext)
+
+
 # The probe is compiled without these flags, so that any processor can run it; it tells which of the others can run.
 # No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is one pool of threads.
 setup(
+    cmdclass={"build_ext": SeparateObjects},
     options={"build_ext": {"parallel": True}},  # each build takes a minute
     ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-g0", "-std=c++17"])]
     + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()],
