@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from longdraft.core import CaptureSpec, DraftLimits, Sequences, Tree, without
-from longdraft.drafters.base import Combined, Drafter
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.combined import Combined
 from longdraft.errors import InputError
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for any number of rows

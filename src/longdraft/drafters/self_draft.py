@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from longdraft.core import DraftLimits, Sequences, Tree
-from longdraft.drafters.base import UnderView, beam
+from longdraft.drafters.beam_search import beam
+from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import InCodes, bytes_read, weights_of
 from longdraft.views.base import Policy

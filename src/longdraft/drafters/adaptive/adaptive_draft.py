@@ -8,7 +8,8 @@ from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequen
 from longdraft.drafters.adaptive.cost_model import ranks
 from longdraft.drafters.adaptive.pace import PLAIN, PROBE, Pace
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
-from longdraft.drafters.base import Combined, Drafter
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.combined import Combined
 
 
 class AdaptiveDraft(Combined):

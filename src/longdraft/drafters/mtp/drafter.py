@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.beam_search import beam
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.ring import Ring
 from longdraft.models.memory_traffic import head_size

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.beam_search import beam
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read
