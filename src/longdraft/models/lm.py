@@ -65,7 +65,11 @@ class LM:
     ):
         if kv is not None and (kv not in KV_BITS or hf.device.type != "cpu"):
             raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
-        self.hf, self.name, self.rope, self.weights, self.kv = hf.eval(), name, rope, weights, kv
+        self.hf = hf.eval()
+        self.name = name
+        self.rope = rope
+        self.weights = weights
+        self.kv = kv
         self.activations = activations
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
         self.lock, self._process = threading.RLock(), os.getpid()

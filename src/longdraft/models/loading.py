@@ -122,9 +122,9 @@ def _read(
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
     if team.size > 1 and (file or weights):
-        what = "a GGUF file's packed weights" if file else f"weights of {weights}"
+        subject = "a GGUF file's packed weights" if file else f"weights of {weights}"
         instead = "give a folder that `longdraft export` wrote" if file else "leave out --weights"
-        raise InputError(f"{what} cannot be divided among processes: start without torchrun, or {instead}")
+        raise InputError(f"{subject} cannot be divided among processes: start without torchrun, or {instead}")
     hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling, team), None)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     whole = digest(hf) if team.size > 1 else None
