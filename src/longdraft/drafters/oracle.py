@@ -49,9 +49,9 @@ class Oracle(Combined):
         if int(drafted.depth.max()) != gamma:
             raise InputError("--accept needs a method that drafts a chain")
         rows = drafted.tokens.tolist()
-        for row, output, at in zip(rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True):
+        for row, output, begin in zip(rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True):
             right = self._right(output)
-            for i, token in enumerate(self.plain[output][at : at + gamma]):
+            for i, token in enumerate(self.plain[output][begin : begin + gamma]):
                 row[i + 1] = token if i < right else int(token == 0)
         self.steps += 1
         tokens = torch.tensor(rows, device=drafted.tokens.device)

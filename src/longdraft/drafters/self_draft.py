@@ -38,4 +38,4 @@ class SelfDrafter(UnderView):
         view = self.look(seqs)
         chain = self.model.backend.chain_drafter(seqs.cache, view)
         whole = chain and partial(chain, tree.tokens[:, 0], 0)
-        return beam(lambda t, at: self.model(t, seqs.cache, at, view), tree, self.widths, seqs, limits, whole)
+        return beam(lambda t, start: self.model(t, seqs.cache, start, view), tree, self.widths, seqs, limits, whole)

@@ -87,10 +87,10 @@ class AdaptiveDraft(Combined):
             pace.plain(cost)
             return
         if self.depth:
-            found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
+            accepted = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == UNBOUNDED:
                 pace.model.widest = max(pace.model.widest, tree.widest)
-            tokens = pace.drafted(self.depth, self.width, found, cost)
+            tokens = pace.drafted(self.depth, self.width, accepted, cost)
         pace.owe(cost, tokens)
         if self.asked > 0 and not self.depth:
             pace.ask_again(self.asked, self.width)

@@ -57,10 +57,10 @@ class FeatureRing:
         """k, v [R,layers,K,N,D] of the positions from `end` on of these rows, of which count [R] are real."""
         steps = torch.arange(k.shape[3], device=k.device)
         real = (steps < count[:, None]) & (steps >= count[:, None] - self.size)
-        which, at = real.nonzero(as_tuple=True)
-        slots = (self.end[rows][which] + at) % self.size
+        which, offset = real.nonzero(as_tuple=True)
+        slots = (self.end[rows][which] + offset) % self.size
         for ring, new in ((self.k, k), (self.v, v)):
-            ring[rows[which], :, :, slots] = new[which, :, :, at]
+            ring[rows[which], :, :, slots] = new[which, :, :, offset]
         self.end[rows] += count
 
     def visible(self, slots: int, window: int) -> Tensor:

@@ -83,8 +83,8 @@ def read_mtp(target: LM) -> MtpLayers:
             count += 1
         if count:
             return Reader(folder, places, target, layout).read(count)
-    what = f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the model's own layers)"
-    raise InputError(f"{what}: use another method than mtp, or a checkpoint that still has them")
+    fault = f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the model's own layers)"
+    raise InputError(f"{fault}: use another method than mtp, or a checkpoint that still has them")
 
 
 def has_layers(folder: Path) -> bool:
@@ -99,9 +99,9 @@ def folder_of(target: LM) -> Path:
     if where and Path(where).is_dir():
         return Path(where)
     if not where or Path(where).is_file():
-        what = "a GGUF file" if where else "no folder of weights"
+        source = "a GGUF file" if where else "no folder of weights"
         raise InputError(
-            f"mtp reads layers from the model's safetensors, but this one comes from {what}: give a folder"
+            f"mtp reads layers from the model's safetensors, but this one comes from {source}: give a folder"
         )
     try:
         return Path(snapshot_download(where, local_files_only=True))  # the target has been loaded from it
@@ -113,14 +113,14 @@ def folder_of(target: LM) -> Path:
 
 def places_in(folder: Path) -> Places:
     """Every tensor of the folder's safetensors. Raises InputError."""
-    found: Places = {}
+    places: Places = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as f:
-                found |= dict.fromkeys(f.keys(), file)
+                places |= dict.fromkeys(f.keys(), file)
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file} is damaged ({error}): download it again") from None
-    return found
+    return places
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Reader:
         starts = [self.layout.prefix(self.target, i) for i in range(count)]
         roots = (*starts, self.layout.outside or starts[0])
         own = {name for name in self.places if name.startswith(roots)}
-        self.left = {name for name in own if not any(COPIES.fullmatch(name.removeprefix(at)) for at in roots)}
+        self.left = {name for name in own if not any(COPIES.fullmatch(name.removeprefix(root)) for root in roots)}
         sparse = any(".mlp.experts." in name for name in self.left)
         types = getattr(self.target.config, "mtp_layer_types", None) or getattr(self.target.config, "layer_types", None)
         sliding = types[-1] == "sliding_attention" if types else bool(self.target.windows)
@@ -147,8 +147,8 @@ class Reader:
                 _, i, rest = name.split(".", 2)
                 mine.copy_(self.tensor(rest, starts[int(i)], list(mine.shape)))
         if self.left:
-            what = f"{self.folder}: an MTP layer of {self.target.config.model_type} has no {min(self.left)}"
-            raise InputError(f"{what}: longdraft does not know this layout of MTP layers")
+            fault = f"{self.folder}: an MTP layer of {self.target.config.model_type} has no {min(self.left)}"
+            raise InputError(f"{fault}: longdraft does not know this layout of MTP layers")
         return module
 
     def tensor(self, name: str, prefix: str, shape: list[int]) -> Tensor:
@@ -172,12 +172,12 @@ class Reader:
         if name not in self.places:
             raise InputError(f"{self.folder} lacks {name}: its MTP layers are incomplete, download it again")
         with safe_open(self.places[name], "pt") as f:
-            found = f.get_tensor(name)
+            tensor = f.get_tensor(name)
         self.left.discard(name)
-        if found.dtype.itemsize < 2:
-            kind = str(found.dtype).removeprefix("torch.")
+        if tensor.dtype.itemsize < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise InputError(f"{self.folder}: {name} is stored as {kind}: give a checkpoint in bfloat16 or float32")
-        if list(found.shape) != shape:
-            what = f"{self.folder}: {name} is {list(found.shape)}, and must be {shape} by its config.json"
-            raise InputError(f"{what}: use weights and a config that belong together")
-        return found
+        if list(tensor.shape) != shape:
+            fault = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {shape} by its config.json"
+            raise InputError(f"{fault}: use weights and a config that belong together")
+        return tensor
