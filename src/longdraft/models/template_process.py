@@ -135,7 +135,8 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
     -> marked: the text that Transformers renders, with marks for those characters where the template itself wrote them,
     as literals, roles or variables; or error: why there is none.
     """
-    template, messages, tools, given = (asked[key] for key in ("template", "messages", "tools", "given"))
+    template, given = asked["template"], asked["given"]
+    messages, tools = asked["messages"], asked["tools"]
     marks = {ord(char): ord(mark) for char, mark in asked["marks"].items()}
     unmarked = {mark: char for char, mark in marks.items()}
     any_mark = re.compile("[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)")  # far faster than translate

@@ -40,7 +40,8 @@ class FeatureRing:
         self.low, self.end = (torch.cat([x, x.new_full((1,), end)]) for x in (self.low, self.end))
 
     def leave(self, row: int) -> None:
-        self.k, self.v, self.low, self.end = (without(x, row) for x in (self.k, self.v, self.low, self.end))
+        self.k, self.v = without(self.k, row), without(self.v, row)
+        self.low, self.end = without(self.low, row), without(self.end, row)
 
     def restart(self, row: int, end: int) -> None:
         """Empty a row that will next hold position `end`."""

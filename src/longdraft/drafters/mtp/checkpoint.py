@@ -28,12 +28,12 @@ PARTS = ("norm_token", "norm_feature", "fuse", "norm_out")
 class Layout:
     """Where a family of models puts MTP layers.
 
-    at: how the names of layer i begin, with i in place of {} (after_body: the target's number of layers plus i).
+    layer: how the names of layer i begin, with i in place of {} (after_body: the target's number of layers plus i).
     parts: the names of PARTS, in the layer or `outside`, where only one layer can have them. The rest of a layer has
     the names of the target's own layers, except for `inner`: ours -> theirs.
     """
 
-    at: str
+    layer: str
     parts: str
     outside: str | None = None
     inner: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Layout:
     raw: bool = False
 
     def prefix(self, target: LM, i: int) -> str:
-        return self.at.format(i + target.config.num_hidden_layers * self.after_body)
+        return self.layer.format(i + target.config.num_hidden_layers * self.after_body)
 
     def of_part(self, part: str, prefix: str) -> str:
         """The stored name of a layer's own part."""
@@ -89,7 +89,7 @@ def read_mtp(target: LM) -> MtpLayers:
 
 def has_layers(folder: Path) -> bool:
     """Whether a model's folder has MTP layers. Raises InputError."""
-    names = [re.escape(layout.of_part("fuse", layout.at)).replace(r"\{\}", r"\d+") for layout in LAYOUTS]
+    names = [re.escape(layout.of_part("fuse", layout.layer)).replace(r"\{\}", r"\d+") for layout in LAYOUTS]
     return any(re.fullmatch("|".join(names), name) for name in places_in(folder))
 
 
