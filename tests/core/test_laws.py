@@ -141,7 +141,7 @@ def test_noise_is_independent_of_its_neighbours(name):
 
 
 def test_rounds_of_drafting_share_no_noise():
-    """The salt that keeps a round's drafts apart from the next one's (drafters.base.beam)."""
+    """The salt that keeps a round's drafts apart from the next one's (drafters.beam_search.beam)."""
     rounds = [uniform((SEED ^ DRAFT) + (length << 32), POSITION, TOKEN) for length in (7, 8)]
     cells = (rounds[0] * 16).long() * 16 + (rounds[1] * 16).long()
     check_counts(torch.bincount(cells.flatten(), minlength=256), torch.ones(256))

@@ -57,10 +57,9 @@ def stock_text(model: str, prompt: list[int], **settings) -> list[int]:
 
 def ruled(model: str, **settings) -> LM:
     """A model of its own with these settings."""
-    lm = LM(tiny.stock(model), model)
-    lm.hf.generation_config = GenerationConfig(pad_token_id=0, **settings)
-    lm.end_tokens = end_tokens(lm.hf.generation_config)
-    return lm
+    hf = tiny.stock(model)
+    hf.generation_config = GenerationConfig(pad_token_id=0, **settings)
+    return LM(hf, model)
 
 
 @cache
@@ -281,9 +280,9 @@ def test_the_readme_example_ends(tmp_path, place):
     assert target.end_tokens == tuple(sorted({2, tokenizer.eos_token_id}))
     prompt = tokenizer("naïve draft tree")["input_ids"]
     whole = generate(target, [prompt], max_new_tokens=40, sampler=Sampler(1.0), seed=1, eos=())[0]
-    target.end_tokens = (whole[7],)
-    found = generate(target, [prompt], max_new_tokens=40, sampler=Sampler(1.0), seed=1)[0]
-    assert found == whole[: whole.index(whole[7]) + 1]
+    ended = LM(target.hf, end_tokens=(whole[7],))
+    text = generate(ended, [prompt], max_new_tokens=40, sampler=Sampler(1.0), seed=1)[0]
+    assert text == whole[: whole.index(whole[7]) + 1]
 
 
 def test_odd_end_tokens_are_refused():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from longdraft.core.tree import Tree
 from longdraft.models import support
 from longdraft.models.lm import LM
 
+SRC = Path(longdraft.__file__).parent
 SMALL = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -342,3 +345,17 @@ def test_bytes_of_a_step():
     tied, loose = LM(AutoModelForCausalLM.from_config(config)), tiny.target("llama")
     assert tied.nbytes() == loose.nbytes()
     assert loose.nbytes() == sum(4 * p.numel() for p in loose.hf.parameters()) - 4 * 96 * 64
+
+
+def outside(text: str) -> list[str]:
+    """Attributes of a model (`lm`, `target`) that this source sets."""
+    stores = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return sorted(ast.unparse(n) for n in stores if ast.unparse(n.value) in ("lm", "target", "self.lm", "self.target"))
+
+
+def test_a_model_is_complete_once_it_is_constructed():
+    assert outside("lm = load()\nlm.note, x = 'read', 1\nself.target.backend = lm.eager") == [
+        "lm.note",
+        "self.target.backend",
+    ]
+    assert {str(p): names for p in SRC.rglob("*.py") if (names := outside(p.read_text("utf-8")))} == {}

@@ -75,7 +75,7 @@ def test_memory_and_folder_together_know_the_longer_beginning(tmp_path):
         lm.prefill(prompt[128:-1], row)
         folder.store(prompt[:-1], row)  # the memory has nine blocks of 16 now
         assert folder.load(prompt[:-1], lm.new_cache(1, 200)) == 144
-    assert (folder.asked, folder.found) == (298, 272)
+    assert (folder.asked, folder.hits) == (298, 272)
     folder.close()
 
 

@@ -275,7 +275,7 @@ team, lm = joined(), load_lm("tiny", "float32")
 tree = Tree.chain(torch.tensor([[5, 6, 7]]))
 whole, lm.backend = sum(p.numel() for p in lm.hf.get_decoder().layers.parameters()), lm.eager
 want = lm(tree, lm.new_cache(1, 3))
-spread(lm, team)
+lm = spread(lm, team)
 mine = sum(p.to_local().numel() for p in lm.hf.get_decoder().layers.parameters())
 same = torch.equal(lm(tree, lm.new_cache(1, 3)), want) and mine * 2 == whole
 open(sys.argv[1] + str(team.rank), "w").write(str(same))

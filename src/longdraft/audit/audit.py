@@ -61,11 +61,11 @@ class Audit:
                 tick(0, f"{prompt.name} {way}")
                 if passage is None or passage.damaged:
                     passage = Passage(self.target, prompt, self.build, self.tolerance, self.verify, self.kept)
-                one = Comparison(prompt, i, way)
+                comparison = Comparison(prompt, i, way)
                 try:
-                    passage.compare(one, lambda n: tick(n, ""))
+                    passage.compare(comparison, lambda n: tick(n, ""))
                 except KeyboardInterrupt:
-                    one.interrupted = True
-                yield one.record()
-                if one.interrupted:
+                    comparison.interrupted = True
+                yield comparison.record()
+                if comparison.interrupted:
                     raise KeyboardInterrupt

@@ -75,10 +75,10 @@ def _totals(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over some runs, the largest gap of their ties, and their mean acceptance length."""
     counted = ("tokens", "differences", "ties", "failures", "verify_steps")
     counted += ("control_tokens", "control_ties", "control_failures")
-    found: dict[str, Any] = {k: sum(r[k] for r in runs) for k in counted}
-    found["largest_tie"] = max((d["gap"] for r in runs for d in r["found"] if d["kind"] == "tie"), default=None)
-    length = 1 + sum(r["accepted"] for r in runs) / max(found["verify_steps"], 1)
-    return found | {"mean_acceptance_length": length}
+    totals: dict[str, Any] = {k: sum(r[k] for r in runs) for k in counted}
+    totals["largest_tie"] = max((d["gap"] for r in runs for d in r["found"] if d["kind"] == "tie"), default=None)
+    length = 1 + sum(r["accepted"] for r in runs) / max(totals["verify_steps"], 1)
+    return totals | {"mean_acceptance_length": length}
 
 
 def _rates(totals: dict[str, Any]) -> dict[str, Any]:
@@ -95,14 +95,14 @@ def _rates(totals: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = parse(read_bytes(path).decode("utf-8"))
+        record = parse(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError):
-        found = None
-    runs = found.get("runs") if isinstance(found, dict) else None
+        record = None
+    runs = record.get("runs") if isinstance(record, dict) else None
     whole = isinstance(runs, list) and all(isinstance(r, dict) and {"index", "way", "found"} <= r.keys() for r in runs)
-    if not isinstance(found, dict) or found.get("task") != "audit" or not whole:
+    if not isinstance(record, dict) or record.get("task") != "audit" or not whole:
         raise InputError(f"{path} exists and is no audit: give another --out")
-    return found
+    return record
 
 
 def table(runs: list[dict[str, Any]]) -> Any:
@@ -125,14 +125,14 @@ def table(runs: list[dict[str, Any]]) -> Any:
 
 def sentences(record: dict[str, Any], tolerance: float) -> list[str]:
     """The first failures and the result of an audit, in words."""
-    found = [(r, d) for r in record["runs"] for d in r["found"] if d["kind"] == "failure"]
+    failures = [(r, d) for r in record["runs"] for d in r["found"] if d["kind"] == "failure"]
     lines = []
-    for r, d in found[:FIRST]:
+    for r, d in failures[:FIRST]:
         gap = "unknown: not among the best scores" if d.get("gap") is None else f"{d['gap']:.3g}"
-        what = d.get("why") or f"new token {d['position'] + 1} is {d['method']}, not {d['plain']} (gap {gap})"
-        lines.append(f"failure: {r['prompt']}, {r['way']}: {what}")
-    if len(found) > FIRST:
-        lines.append(f"... and {len(found) - FIRST} more")
+        difference = d.get("why") or f"new token {d['position'] + 1} is {d['method']}, not {d['plain']} (gap {gap})"
+        lines.append(f"failure: {r['prompt']}, {r['way']}: {difference}")
+    if len(failures) > FIRST:
+        lines.append(f"... and {len(failures) - FIRST} more")
     if record["verify_steps"] and record["mean_acceptance_length"] == 1:
         lines.append("No draft was accepted, so only tokens that plain decoding would compute too were compared.")
     if record["control_failures"]:

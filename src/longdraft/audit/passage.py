@@ -28,19 +28,19 @@ Tick = Callable[[int], None]  # called with the number of tokens that were just 
 
 @dataclass
 class Tally:
-    """How many of plain decoding's tokens were compared so far, and every difference found."""
+    """How many of plain decoding's tokens were compared so far, and every difference."""
 
     tokens: int = 0
-    found: list[dict[str, Any]] = field(default_factory=list)
+    differences: list[dict[str, Any]] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
 
     @property
     def ties(self) -> int:
-        return sum(d["kind"] == "tie" for d in self.found)
+        return sum(d["kind"] == "tie" for d in self.differences)
 
     @property
     def failures(self) -> int:
-        return len(self.found) - self.ties
+        return len(self.differences) - self.ties
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Comparison:
     interrupted: bool = False
 
     def record(self) -> dict[str, Any]:
-        found, stats = self.method, self.method.stats
+        tally, stats = self.method, self.method.stats
         return {
             "index": self.index,
             "prompt": self.prompt.name,
@@ -64,11 +64,11 @@ class Comparison:
             "way": str(self.way),
             "sampler": json.loads(json.dumps(asdict(self.way.sampler))),  # as it is read back: lists for tuples
             "seed": self.way.seed,
-            "tokens": found.tokens,
-            "differences": len(found.found),
-            "ties": found.ties,
-            "failures": found.failures,
-            "found": found.found,
+            "tokens": tally.tokens,
+            "differences": len(tally.differences),
+            "ties": tally.ties,
+            "failures": tally.failures,
+            "found": tally.differences,
             "control_tokens": self.control.tokens,
             "control_ties": self.control.ties,
             "control_failures": self.control.failures,
@@ -110,14 +110,17 @@ class Passage:
         verify: Verifier | None = None,
         kept: Keeper | None = None,
     ):
-        self.target, self.build, self.tolerance, self.verify = target, build, tolerance, verify or checked_match
+        self.target = target
+        self.build = build
+        self.tolerance = tolerance
+        self.verify = verify or checked_match
         self.damaged = False
         self.altered: str | None = None
         self.session = DecodeSession(target, [prompt.tokens], prompt.new, eos=(), kept=kept)
         self.session.seal()
         self.begin = int(self.session.cache.length[0])
 
-    def _reference(self, one: Comparison, tick: Tick) -> None:
+    def _reference(self, comparison: Comparison, tick: Tick) -> None:
         """Decode plainly; keeps the best tokens and their scores at every step, and the new keys and values."""
         self.best: list[tuple[list[int], list[float]]] = []
 
@@ -126,11 +129,11 @@ class Passage:
             self.best.append((top.indices.tolist(), top.values.tolist()))
             return match(tree, logits, sampler, rows)
 
-        self.session.sampler, self.session.seed = one.way.sampler, one.way.seed
+        self.session.sampler, self.session.seed = comparison.way.sampler, comparison.way.seed
         for step in self.session.decode(verify=spy):
-            one.plain += step.tokens[0]
+            comparison.plain += step.tokens[0]
             tick(len(step.tokens[0]))
-        cache, end = self.session.cache, self.begin + len(one.plain)
+        cache, end = self.session.cache, self.begin + len(comparison.plain)
         self.keys = {n: [x[:, self.begin : end].clone() for x in cache.stored(n, 0)] for n in cache.layers}
 
     def _new_keys(self) -> list[tuple[Tensor, Tensor]]:
@@ -142,16 +145,16 @@ class Passage:
         ]
 
     @torch.inference_mode()
-    def _from(self, one: Comparison, at: int) -> Sequences:
-        """Exactly the state of plain decoding after its first `at` tokens."""
+    def _from(self, comparison: Comparison, count: int) -> Sequences:
+        """Exactly the state of plain decoding after its first `count` tokens."""
         cache = self.session.cache
         for now, old in self._new_keys():
             now.copy_(old)
-        cache.length.fill_(self.begin + at)
-        text, left = one.prompt.tokens + one.plain[:at], len(one.plain) - at
-        seqs = self.target.sequences([text], left, cache, one.way.sampler, one.way.seed, eos=())
-        seqs.prompt.fill_(len(one.prompt.tokens))  # some of the model's rules count new tokens
-        seqs.limit.fill_(len(one.plain))
+        cache.length.fill_(self.begin + count)
+        text, left = comparison.prompt.tokens + comparison.plain[:count], len(comparison.plain) - count
+        seqs = self.target.sequences([text], left, cache, comparison.way.sampler, comparison.way.seed, eos=())
+        seqs.prompt.fill_(len(comparison.prompt.tokens))  # some of the model's rules count new tokens
+        seqs.limit.fill_(len(comparison.plain))
         return seqs
 
     def _keys_differ(self) -> bool:
@@ -166,56 +169,57 @@ class Passage:
             return False
         return any(not bool((x - old).abs().max() <= MAX_ERROR * old.abs().max()) for x, old in self._new_keys())
 
-    def compare(self, one: Comparison, tick: Tick) -> None:
+    def compare(self, comparison: Comparison, tick: Tick) -> None:
         """Decode plainly, then in wider passes (the control), and last by the method, which may damage the cache."""
-        self._reference(one, tick)
+        self._reference(comparison, tick)
         if self.tolerance:
-            build = partial(Replay, one.prompt.tokens + one.plain)
-            self._follow(one, one.control, build, match, lambda n: tick(1))
-        self._follow(one, one.method, self.build, self.verify, tick)
+            build = partial(Replay, comparison.prompt.tokens + comparison.plain)
+            self._follow(comparison, comparison.control, build, match, lambda n: tick(1))
+        self._follow(comparison, comparison.method, self.build, self.verify, tick)
         why = None
         if damage := self.altered or self.session.altered():
             self.damaged, why = True, f"the method changed {damage}"
-        elif not one.method.failures and self._keys_differ():
+        elif not comparison.method.failures and self._keys_differ():
             why = "the new tokens' keys and values are not plain decoding's"
         if why:
-            one.method.found.append({"kind": "failure", "position": None, "why": why})
+            comparison.method.differences.append({"kind": "failure", "position": None, "why": why})
 
     def _follow(
-        self, one: Comparison, tally: Tally, build: Callable[[], Drafter], verifier: Verifier, tick: Tick
+        self, comparison: Comparison, tally: Tally, build: Callable[[], Drafter], verifier: Verifier, tick: Tick
     ) -> None:
         """Compare with plain decoding's output. After a tie, decoding continues from that output; a failure ends it."""
-        while tally.tokens < len(one.plain) and not tally.failures:
-            seqs = self._from(one, tally.tokens)
+        while tally.tokens < len(comparison.plain) and not tally.failures:
+            seqs = self._from(comparison, tally.tokens)
             steps = decode(self.target, build(), seqs, verifier, tally.stats)
             try:
-                at = self._walk(one, tally, seqs, steps, tick)
+                mismatch = self._walk(comparison, tally, seqs, steps, tick)
             except Unchosen as error:
-                tally.found.append({"kind": "failure", "position": tally.tokens, "why": str(error)})
+                tally.differences.append({"kind": "failure", "position": tally.tokens, "why": str(error)})
                 break
-            if at is None:
+            if mismatch is None:
                 break
-            tally.found.append(self._judge(one, *at))
+            position, token = mismatch
+            tally.differences.append(self._judge(comparison, position, token))
             tally.tokens += 1
 
     def _walk(
-        self, one: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Tick
+        self, comparison: Comparison, tally: Tally, seqs: Sequences, steps: Iterator[Step], tick: Tick
     ) -> tuple[int, int | None] | None:
         """Take steps until the first difference -> (its position, the token emitted there), or None."""
         snapshot = RowsSnapshot(seqs)
         for step in steps:
             for token in step.tokens[0]:
-                if token != one.plain[tally.tokens]:
+                if token != comparison.plain[tally.tokens]:
                     return tally.tokens, token
                 tally.tokens += 1
             snapshot.extend(step)
             tick(len(step.tokens[0]))
         self.altered = snapshot.altered()
-        return (tally.tokens, None) if tally.tokens < len(one.plain) else None
+        return (tally.tokens, None) if tally.tokens < len(comparison.plain) else None
 
-    def _judge(self, one: Comparison, position: int, token: int | None) -> dict[str, Any]:
+    def _judge(self, comparison: Comparison, position: int, token: int | None) -> dict[str, Any]:
         """A tie if plain decoding scored this token below its own by no more than a tolerance above 0."""
-        T, (tokens, scores) = one.way.sampler.temperature, self.best[position]
+        T, (tokens, scores) = comparison.way.sampler.temperature, self.best[position]
         within = self.tolerance / (min(T, 1.0) or 1.0)  # dividing by a low temperature magnifies rounding errors
         gap = scores[0] - scores[tokens.index(token)] if token in tokens else None
         tie = gap is not None and 0 < within >= gap
@@ -223,7 +227,7 @@ class Passage:
         return {
             "kind": "tie" if tie else "failure",
             "position": position,
-            "plain": one.plain[position],
+            "plain": comparison.plain[position],
             "method": token,
             "gap": gap,
             "top2_gap": apart if apart < float("inf") else None,

@@ -33,8 +33,8 @@ class Way:
 def ways(temperature: float | None, seeds: int, seed: int) -> list[Way]:
     """The ways for a temperature (None: greedy and 1); sampled decoding uses `seeds` seeds, from `seed` on."""
     hot = 1.0 if temperature is None else temperature
-    found = [Way(Sampler(), seed)] if not temperature else []
-    return found + [Way(Sampler(hot), seed + i) for i in range(seeds) if hot > 0]
+    greedy = [Way(Sampler(), seed)] if not temperature else []
+    return greedy + [Way(Sampler(hot), seed + i) for i in range(seeds) if hot > 0]
 
 
 def windows(name: str, text: list[int], size: int, new: int, positions: int) -> list[Prompt]:
@@ -46,4 +46,4 @@ def windows(name: str, text: list[int], size: int, new: int, positions: int) -> 
     starts = [spare * i // (count - 1) for i in range(count)]
     parts = [new * (i + 1) // count - new * i // count for i in range(count)]
     long = len(text) - spare
-    return [Prompt(f"{name}:{at}", text[at : at + long], n) for at, n in zip(starts, parts, strict=True)]
+    return [Prompt(f"{name}:{begin}", text[begin : begin + long], n) for begin, n in zip(starts, parts, strict=True)]

@@ -35,8 +35,8 @@ class Replay(Drafter):
         self.text, self.width = text, width
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        at = int(seqs.length[0])
-        known = self.text[at : at + min(self.width - 1, limits.depth)]
+        length = int(seqs.length[0])
+        known = self.text[length : length + min(self.width - 1, limits.depth)]
         return Tree.chain(torch.cat([tree.tokens, tree.tokens.new_tensor([known])], 1))
 
 

@@ -108,15 +108,15 @@ class Speed(Sampled):
         more = self.model_extra or {}
         if self.batch > 1 and not isinstance(self.new_tokens, list):
             raise ValueError("new_tokens of several rows is not a list")
-        for one, names, kind in (
+        for field, names, kind in (
             ("distinct_1", ("distinct_1", "distinct_2", "distinct_4"), float),
             ("bandwidth_share", ("bandwidth_share", "bandwidth_gb_s", "bytes_per_step"), (int, float)),
             ("peer", ("peer_version",), str),
         ):
-            there = self.peer is not None if one == "peer" else one in more
+            there = self.peer is not None if field == "peer" else field in more
             odd = next((n for n in names if there and not isinstance(more.get(n), kind)), None)
             if odd:
-                raise ValueError(f"there is no {odd} beside {one}")
+                raise ValueError(f"there is no {odd} beside {field}")
         return self
 
 

@@ -31,8 +31,8 @@ SETTING += (
 
 def numbered(records: list[Record]) -> list[Record]:
     """Copies with the field `record`, which counts from 1, the rates of `completed` and today's names."""
-    found = [r | {"record": i} for i, r in enumerate(records, 1)]
-    return completed([r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in found])
+    entries = [r | {"record": i} for i, r in enumerate(records, 1)]
+    return completed([r | {"warmup_rounds": r["settle"]} if "settle" in r else r for r in entries])
 
 
 def grouped(records: list[Record], *more: str, without: tuple[str, ...] = ()) -> list[list[Record]]:
@@ -56,10 +56,10 @@ def cells(records: list[Record]) -> Iterable[tuple[int, str, list[Record]]]:
 
 def by_instance(records: list[Record]) -> dict[tuple, list[Record]]:
     """A suite's records of each turn of each instance, by run too, since they are compared within one."""
-    found: dict[tuple, list[Record]] = {}
+    groups: dict[tuple, list[Record]] = {}
     for r in records:
-        found.setdefault(tuple(r[name] for name in ("run", "kind", "instance", "context", "turn")), []).append(r)
-    return found
+        groups.setdefault(tuple(r[name] for name in ("run", "kind", "instance", "context", "turn")), []).append(r)
+    return groups
 
 
 def ratios(records: list[Record], everything: list[Record], name: str) -> list[float]:
@@ -68,8 +68,8 @@ def ratios(records: list[Record], everything: list[Record], name: str) -> list[f
     for p in everything:
         if p["method"] == "plain":
             plains.setdefault((p["run"], p["context"]), []).append(p)
-    found = (speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
-    return [speedup for speedup in found if speedup is not None]
+    gains = (speedups(r, plains.get((r["run"], r["context"]), []))[name] for r in records)
+    return [speedup for speedup in gains if speedup is not None]
 
 
 def by_peer(record: Record) -> bool:

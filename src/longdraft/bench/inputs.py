@@ -62,7 +62,7 @@ class Text:
                 " give a longer text or a shorter --context"
             )
         starts = [spare * b // max(batch - 1, 1) for b in range(batch)]
-        return [self.tokens[at : at + context] for at in starts]
+        return [self.tokens[start : start + context] for start in starts]
 
 
 def read(path: Path) -> str:
@@ -80,13 +80,13 @@ def read(path: Path) -> str:
 
 def texts(names: list[str], files: list[Path], tokenizer: Any) -> list[Text]:
     """The files, or the named texts (`code`, `book`) if there are none. Raises InputError."""
-    found = [(f.name, read(f)) for f in files]
+    named = [(f.name, read(f)) for f in files]
     for name in [] if files else names:
         if name not in ("code", "book"):
             raise InputError(f"unknown text {name!r}: choose code, book or code,book")
         parts = held_out_files() if name == "code" else [BOOK]
-        found.append((name, "\n\n".join(map(read, parts))))
-    return [_tokenised(name, text, tokenizer) for name, text in found]
+        named.append((name, "\n\n".join(map(read, parts))))
+    return [_tokenised(name, text, tokenizer) for name, text in named]
 
 
 def ask(texts: list[Text], question: str, tokenizer: Any) -> list[Text]:

@@ -14,10 +14,10 @@ def speed_notes(records: list[Record]) -> list[str]:
     notes = inexact(records)
     contexts = {c: [r for r in records if r["context"] == c] for c in sorted({r["context"] for r in records})}
     for about in (_stock, _peers, _bandwidth, _loops, _distinct):
-        found = {
+        by_context = {
             context: about(same, [r for r in same if r["method"] == "plain"]) for context, same in contexts.items()
         }
-        notes += [f"At {context} {note}" for context, note in found.items() if note]
+        notes += [f"At {context} {note}" for context, note in by_context.items() if note]
     return [*notes, *origin(records)]
 
 
@@ -69,7 +69,7 @@ def _fastest(records: list[Record]) -> tuple[float, str]:
     speeds: dict[str, list[float]] = {}
     for r in records:
         speeds.setdefault(r["label"], []).append(r["tokens_per_s"])
-    return max(((median(found), label) for label, found in speeds.items()), default=(0.0, ""))
+    return max(((median(rates), label) for label, rates in speeds.items()), default=(0.0, ""))
 
 
 def _bandwidth(records: list[Record], plain: list[Record]) -> str:
@@ -96,7 +96,7 @@ def _distinct(records: list[Record], plain: list[Record]) -> str:
 
 def origin(records: list[Record]) -> list[str]:
     """Machine, versions and command of each run in the table."""
-    found = []
+    lines = []
     for r in {r["run"]: r for r in records}.values():
         code = (r["git_sha"] or "no checkout")[:12] + (" with changes" if r["git_dirty"] else "")
         build = f" ({r['kernels']})" if r.get("kernels") else ""
@@ -104,5 +104,5 @@ def origin(records: list[Record]) -> list[str]:
         parts = [r["time"], code, f"{r['device']}, {r['threads']} threads, {step}", f"seed {r['seed']}"]
         parts += [f"{k}={v}" for k, v in r["environment"].items()]
         parts += [f"{k} {v}" for k, v in r["versions"].items()]
-        found.append(f"{'; '.join(parts)}: `{r['command']}`")
-    return found
+        lines.append(f"{'; '.join(parts)}: `{r['command']}`")
+    return lines

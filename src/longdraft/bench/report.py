@@ -55,17 +55,17 @@ def sections(records: list[Record]) -> list[Section]:
     tasks = {
         task: [r for r in numbered(records) if r["task"] == task] for task in ("speed", "suite", "steps", "anchored")
     }
-    found = [_speed(g) for g in grouped(sorted(tasks["speed"], key=lambda r: "oracle" in r), "batch", "new_tokens")]
-    found += [_suite(g) for g in grouped(tasks["suite"], "suite", "ends", without=("text_name", "text_sha256"))]
-    found += [_steps(g) for g in grouped(tasks["steps"], "run")]
-    found += [_anchored(g) for g in grouped(tasks["anchored"], "run")]
-    _add_left_out(found, [r for r in records if r["task"] == "left out"])
-    return found
+    report = [_speed(g) for g in grouped(sorted(tasks["speed"], key=lambda r: "oracle" in r), "batch", "new_tokens")]
+    report += [_suite(g) for g in grouped(tasks["suite"], "suite", "ends", without=("text_name", "text_sha256"))]
+    report += [_steps(g) for g in grouped(tasks["steps"], "run")]
+    report += [_anchored(g) for g in grouped(tasks["anchored"], "run")]
+    _add_left_out(report, [r for r in records if r["task"] == "left out"])
+    return report
 
 
-def _add_left_out(found: list[Section], left_out: list[Record]) -> None:
+def _add_left_out(report: list[Section], left_out: list[Record]) -> None:
     """Notes on the engines that could not be measured, under the tables of the same texts."""
-    for section in found:
+    for section in report:
         texts = {(r["run"], r["text_name"]) for r in section.records}
         same = [r for r in left_out if (r["run"], r["text_name"]) in texts]
         section.notes[-1:-1] = dict.fromkeys(f"At {r['context']} {r['label']} is left out: {r['reason']}" for r in same)
@@ -115,19 +115,19 @@ def _suite(records: list[Record]) -> Section:
         instances = by_instance(same)
         others = [p for key in instances for p in plains.get(key, [])]
         sources.append(Sources(same, [] if label == "plain" else others))
-        found = [
+        cells = [
             f"{_middle([[r['prompt_tokens']] for r in same]):.0f}",
             f"{_middle([[r['new_tokens']] for r in same]):.0f}",
         ]
-        found.append(f"{_middle([[r['tokens_per_s'] for r in one] for one in instances.values()]):.1f}")
+        cells.append(f"{_middle([[r['tokens_per_s'] for r in group] for group in instances.values()]):.1f}")
         for name in ("speedup", "speedup_end_to_end"):
-            ratios_ = [[speedups(r, plains.get(key, []))[name] for r in one] for key, one in instances.items()]
-            found.append(_worst([median(known) for one in ratios_ if (known := [x for x in one if x is not None])]))
+            ratios_ = [[speedups(r, plains.get(key, []))[name] for r in group] for key, group in instances.items()]
+            cells.append(_worst([median(known) for group in ratios_ if (known := [x for x in group if x is not None])]))
         for name, shape in (("mean_acceptance_length", "{:.2f}"), ("distinct_3", "{:.0%}")):
-            found.append(shape.format(_middle([[r[name] for r in one] for one in instances.values()])))
+            cells.append(shape.format(_middle([[r[name] for r in group] for group in instances.values()])))
         count = len({r["instance"] for r in same})
         turns = "" if len(instances) == count else f" ({len(instances)} turns)"
-        rows.append([kind, f"{context}", label, *found, _equal(same), f"{count}{turns}"])
+        rows.append([kind, f"{context}", label, *cells, _equal(same), f"{count}{turns}"])
     title = f"Suite {first['suite']}: {_model(first)}, {first['dtype']}, {_sampling(first)}"
     header = ["task", "context", "method", "prompt", "new", "tokens/s", "speedup (worst)", "end to end (worst)"]
     header += ["accepted length", "distinct 3-grams", "equal to plain", "instances"]
@@ -142,7 +142,7 @@ def _suite(records: list[Record]) -> Section:
 
 
 def _middle(instances: list[list[float]]) -> float:
-    return median(median(one) for one in instances)
+    return median(median(values) for values in instances)
 
 
 def _worst(gains: list[float]) -> str:
@@ -177,15 +177,15 @@ def _steps(records: list[Record]) -> Section:
     first, rows, sources = records[0], [], []
     notes = [f"Milliseconds per call: medians (minimum to maximum) of {len(first['ms'])} interleaved turns."]
     for context in sorted({r["context"] for r in records}):
-        found = {r["label"]: r for r in records if r["context"] == context}
-        ms = {label: median(r["ms"]) for label, r in found.items()}
-        for label, r in found.items():
+        by_label = {r["label"]: r for r in records if r["context"] == context}
+        ms = {label: median(r["ms"]) for label, r in by_label.items()}
+        for label, r in by_label.items():
             over = f"{ms[label] / ms['plain']:.3f}" if "plain" in ms else ""
-            sources.append(Sources([r], [found["plain"]] if over and label != "plain" else []))
+            sources.append(Sources([r], [by_label["plain"]] if over and label != "plain" else []))
             rows.append([f"{context}", label, _spread(r["ms"], "{:.3f}"), over])
         if not ms.keys() >= STEP_PARTS:  # of a run that was interrupted
             continue
-        least = found["plain"]["bytes_per_step"] / 1e6 / found["plain"]["bandwidth_gb_s"]
+        least = by_label["plain"]["bytes_per_step"] / 1e6 / by_label["plain"]["bandwidth_gb_s"]
         part = ms["choose and copy 7%"] / sum(step_parts(ms).values())
         notes.append(
             f"At {context} plain decoding takes {ms['plain'] / least:.2f} times as long as reading its bytes at the"
@@ -251,9 +251,9 @@ def rich_table(section: Section) -> Table:
     return table
 
 
-def markdown(found: list[Section]) -> str:
+def markdown(report: list[Section]) -> str:
     parts = ["# longdraft: measurements\n"]
-    for s in found:
+    for s in report:
         parts.append(f"## {s.title}\n")
         lines = [s.header, ["---"] * len(s.header), *s.rows]
         parts.append("\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines) + "\n")

@@ -14,11 +14,11 @@ from longdraft.errors import InputError
 
 def write(records: list[Record], out: Path) -> list[Path]:
     """The files written in `out`: those two, then the plots. Raises InputError."""
-    found = sections(records)
-    if not found:
+    report = sections(records)
+    if not report:
         raise InputError("the files hold no records to report: run longdraft bench --out FILE first")
-    drawn = plots(found) if available() else [[] for _ in found]
-    texts = {"report.md": markdown(found), "report.html": page(found, drawn, "" if available() else MISSING)}
+    drawn = plots(report) if available() else [[] for _ in report]
+    texts = {"report.md": markdown(report), "report.html": page(report, drawn, "" if available() else MISSING)}
     texts |= {f"plots/{i:02}-{p.name}.svg": p.svg for i, each in enumerate(drawn, 1) for p in each}
     try:
         out.mkdir(parents=True, exist_ok=True)

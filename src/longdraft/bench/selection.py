@@ -45,11 +45,11 @@ def parse(names: str, options: list[str], weights: DrafterWeights | None = None)
 
 def setting(task: str, entry: Entry, text: Text, batch: int, sampler: Sampler) -> dict[str, Any]:
     """What a record states about what was measured on which text."""
-    found = {"task": task, "method": entry.name, "label": entry.label, "options": entry.options, **entry.origin}
-    found |= {"text_name": text.name, "text_sha256": text.sha256, "batch": batch, "temperature": sampler.temperature}
-    found |= {name: getattr(sampler, name) for name in SAMPLING if getattr(sampler, name) != getattr(Sampler(), name)}
-    found |= text.fields()
-    return found | ({"score": entry.options["score"]} if "score" in entry.options else {})
+    record = {"task": task, "method": entry.name, "label": entry.label, "options": entry.options, **entry.origin}
+    record |= {"text_name": text.name, "text_sha256": text.sha256, "batch": batch, "temperature": sampler.temperature}
+    record |= {name: getattr(sampler, name) for name in SAMPLING if getattr(sampler, name) != getattr(Sampler(), name)}
+    record |= text.fields()
+    return record | ({"score": entry.options["score"]} if "score" in entry.options else {})
 
 
 def _entry(label: str, given: dict[str, str], weights: DrafterWeights) -> Entry:

@@ -21,10 +21,10 @@ def random_model(shape: str, dtype: str = "bfloat16", seed: int = 0, vocab: int 
     The output table is the embedding table shifted by one token, so that one next token clearly has the highest score:
     with the many near-ties of random weights, the oracle's replay would end early.
     """
-    found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", shape)
-    if not found or int(found[2]) % HEAD:
+    match = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,4})", shape)
+    if not match or int(match[2]) % HEAD:
         raise InputError(f"shape is {shape!r}: give LAYERSxHIDDEN, hidden a multiple of {HEAD}, like 6x384")
-    layers, hidden = int(found[1]), int(found[2])
+    layers, hidden = int(match[1]), int(match[2])
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     heads = hidden // HEAD

@@ -232,23 +232,23 @@ class Cell:
         job, damage = self.job, self.damage.get(entry.label)
         difference = self._difference(entry, output.rows)
         comparable = not isinstance(entry, Peer) or job.sampler.temperature == 0
-        found = setting("speed", entry, self.text, len(output.rows), job.sampler)
-        found["pace"] = entry.pace and job.accept is None
+        record = setting("speed", entry, self.text, len(output.rows), job.sampler)
+        record["pace"] = entry.pace and job.accept is None
         if not isinstance(entry, Peer):
-            found["prompt_reused"] = self.reused
+            record["prompt_reused"] = self.reused
         text_of = job.tokenizer.decode if job.tokenizer else lambda row: ""
-        found |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
+        record |= output.describe(self.ours.prompts, text_of, self.depths.get(entry.label, 0))
         equal = difference is None and damage is None if comparable else None
-        found |= {"equal": equal, "first_difference": difference}
+        record |= {"equal": equal, "first_difference": difference}
         if entry.speculative and not isinstance(entry, Peer):
-            found["metrics"] = {"speculative_decoding": output.stats.drafts.metrics()}
-        found["prompt_tokens_per_s"] = sum(map(len, self.ours.prompts)) / output.stats.prefill_s
+            record["metrics"] = {"speculative_decoding": output.stats.drafts.metrics()}
+        record["prompt_tokens_per_s"] = sum(map(len, self.ours.prompts)) / output.stats.prefill_s
         if entry.label in self.agreements:
-            found["first_tokens"] = self.agreements[entry.label]
+            record["first_tokens"] = self.agreements[entry.label]
         if damage:
-            found["damage"] = damage
+            record["damage"] = damage
         if job.accept is not None:
-            found["oracle"] = job.accept
+            record["oracle"] = job.accept
         if entry.name == "plain":
-            found |= traffic(self.ours, output)
-        return found
+            record |= traffic(self.ours, output)
+        return record

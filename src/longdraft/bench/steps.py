@@ -67,11 +67,11 @@ class Steps:
             size = bytes_per_step(target, runs.cache, context, 1)
             read = bandwidth(target.device, size)
             for name, ms in times.items():
-                found = {"task": "steps", "method": name, "label": name, "context": context, "ms": ms}
-                found |= {"text_name": text.name, "text_sha256": text.sha256, "temperature": 0.0, "batch": 1}
-                found |= {"bytes_per_step": size, "bandwidth_gb_s": read}
-                log.append(shared | found)
-                yield shared | found
+                record = {"task": "steps", "method": name, "label": name, "context": context, "ms": ms}
+                record |= {"text_name": text.name, "text_sha256": text.sha256, "temperature": 0.0, "batch": 1}
+                record |= {"bytes_per_step": size, "bandwidth_gb_s": read}
+                log.append(shared | record)
+                yield shared | record
 
 
 def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -88,10 +88,10 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
     # two sets of captures, so that successive calls select different keys
     turns = cycle([scored(GUIDED), captured := scored(GUIDED, GUIDED)])
     policy.update(cache, captured)
-    found: dict[str, Any] = {"plain": lambda: target(chains[1], cache)}
-    found |= {f"verify {n} rows": lambda n=n: target(chains[n], cache) for n in ROWS}
-    found |= {f"verify a tree of {n}": lambda n=n: target(trees[n], cache) for n in TREES}
-    found |= {f"verify {n} rows, scores kept": lambda n=n: scored(n) for n in (1, GUIDED)}
+    timed: dict[str, Any] = {"plain": lambda: target(chains[1], cache)}
+    timed |= {f"verify {n} rows": lambda n=n: target(chains[n], cache) for n in ROWS}
+    timed |= {f"verify a tree of {n}": lambda n=n: target(trees[n], cache) for n in TREES}
+    timed |= {f"verify {n} rows, scores kept": lambda n=n: scored(n) for n in (1, GUIDED)}
 
     def choose() -> None:
         policy.update(cache, next(turns))
@@ -99,8 +99,8 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
         for layer in chosen.layers or {}:
             chosen.compact(layer, 0, *cache.stored(layer, 0))
 
-    found["choose and copy 7%"] = choose
-    calls = {name: (call, 1) for name, call in found.items()}
+    timed["choose and copy 7%"] = choose
+    calls = {name: (call, 1) for name, call in timed.items()}
     calls["draft at 7%"] = _drafting(target, cache, policy, text[:, 0])
     return calls
 

@@ -79,12 +79,12 @@ class SuiteRun:
                     self.left_out.append(str(error))
                     continue
             if (size := self.fitting.size(task)) + len(task.turns) > self.target.positions:
-                what = f"the prompt of {task.kind} task {task.instance} has {size} tokens"
+                subject = f"the prompt of {task.kind} task {task.instance} has {size} tokens"
                 if self.suite.file is None:
                     raise InputError(
-                        f"{what}, and the model has {self.target.positions} positions: give less --context"
+                        f"{subject}, and the model has {self.target.positions} positions: give less --context"
                     )
-                self.left_out.append(f"{what}, more than the model's {self.target.positions} positions")
+                self.left_out.append(f"{subject}, more than the model's {self.target.positions} positions")
                 continue
             yield task, context or nominal(size)
 

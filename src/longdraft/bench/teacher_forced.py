@@ -95,15 +95,15 @@ class TeacherForced:
         """Yields one record per method, text and context; after an interrupt, records of the anchors until then."""
         shared = provenance(self.target, self.seed)
         for text, context in product(self.texts, self.contexts):
-            found: dict[str, list[list[int]]] = {e.label: [] for e in self.entries}
+            by_label: dict[str, list[list[int]]] = {e.label: [] for e in self.entries}
             stopped: KeyboardInterrupt | None = None
             try:
-                self._measure(text, context, found, tick)
+                self._measure(text, context, by_label, tick)
             except KeyboardInterrupt as interrupt:
                 stopped = interrupt
             for e in self.entries:
                 r = shared | setting("anchored", e, text, 1, self.sampler) | {"context": context, "repeat": 0}
-                r |= self._figures(found[e.label], self.depths[e.label])
+                r |= self._figures(by_label[e.label], self.depths[e.label])
                 r |= {"interrupted": True} if stopped is not None else {}
                 if r["anchors"]:
                     log.append(r)
@@ -111,10 +111,10 @@ class TeacherForced:
             if stopped is not None:
                 raise stopped
 
-    def _measure(self, text: Text, context: int, found: dict[str, list], tick: Callable[[str], None]) -> None:
+    def _measure(self, text: Text, context: int, by_label: dict[str, list], tick: Callable[[str], None]) -> None:
         """Fill found {label: [window [accepted drafts of each anchor]]}, with the same anchors for all methods."""
         for w, (start, anchors) in enumerate(self.windows(text, context)):
-            for windows in found.values():
+            for windows in by_label.values():
                 windows.append([])
             places = walk(self.target, text.tokens[start:], context, anchors, self.every, self.kept)
             for i, (cache, tokens) in enumerate(places):
@@ -122,7 +122,7 @@ class TeacherForced:
                 drafters = {e.label: e.build(self.target) for e in self.entries if isinstance(e, MethodSpec)}
                 counts = {label: accepted_at(self, d, cache, tokens, self.seed + w) for label, d in drafters.items()}
                 for label, n in counts.items():
-                    found[label][-1].append(n)
+                    by_label[label][-1].append(n)
 
     def _figures(self, windows: list[list[int]], depth: int) -> dict[str, Any]:
         windows = [w for w in windows if w]
@@ -165,7 +165,7 @@ def walk(
         with torch.inference_mode():
             _, read = read_prompt(target, tokens[: context - 1], cache, kept)
         kept.store(tokens[: context - 1], cache, read.whole_s)
-    for at in range(context, context + anchors * every, every):
+    for length in range(context, context + anchors * every, every):
         with torch.inference_mode():
-            target.prefill(tokens[int(cache.length) : at - 1], cache)
-        yield cache, tokens[:at]
+            target.prefill(tokens[int(cache.length) : length - 1], cache)
+        yield cache, tokens[:length]

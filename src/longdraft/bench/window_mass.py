@@ -33,11 +33,11 @@ def of_drafter(block: Glide, tokens: list[int], window: int = 0) -> Tensor:
     q, (k, _) = block.queries(normed, turn)[0], block.keys(normed, turn)
     k = k[0].repeat_interleave(block.heads // block.host.keys, 0)
     total = q.new_zeros(block.heads, dtype=torch.float64)
-    for at in position[window + 1 :].split(CHUNK):
-        end = int(at[-1]) + 1
-        logits = (q[:, at] @ k[:, :end].mT).float() * block.host.dim**-0.5
-        weights = logits.masked_fill(position[:end] > at[:, None], float("-inf")).softmax(-1)
-        total += (weights * (position[:end] < at[:, None] - window)).sum((1, 2))
+    for queries in position[window + 1 :].split(CHUNK):
+        end = int(queries[-1]) + 1
+        logits = (q[:, queries] @ k[:, :end].mT).float() * block.host.dim**-0.5
+        weights = logits.masked_fill(position[:end] > queries[:, None], float("-inf")).softmax(-1)
+        total += (weights * (position[:end] < queries[:, None] - window)).sum((1, 2))
     return total / (len(tokens) - window - 1)
 
 
@@ -51,10 +51,10 @@ def of_target(target: LM, tokens: list[int], window: int = 512) -> dict[int, flo
     for part in torch.tensor([tokens[window + 1 :]], device=target.device).split(chunk, 1):
         begin, captured = int(cache.length), Captures(CaptureSpec(rows="all", of="weights"))
         target(Tree.chain(part), cache, captured=captured, logits=1)
-        at = torch.arange(begin, begin + part.shape[1], device=target.device)
-        for layer, found in captured.scores.items():  # [1,R,1,begin+1]: later keys are inside every window
-            outside = torch.arange(found.shape[-1], device=at.device) < at[:, None] - window
-            mass = float(found[0, :, 0].masked_fill(~outside, 0.0).sum())
+        queries = torch.arange(begin, begin + part.shape[1], device=target.device)
+        for layer, scores in captured.scores.items():  # [1,R,1,begin+1]: later keys are inside every window
+            outside = torch.arange(scores.shape[-1], device=queries.device) < queries[:, None] - window
+            mass = float(scores[0, :, 0].masked_fill(~outside, 0.0).sum())
             total[layer] = total.get(layer, 0.0) + mass
         cache.length += part.shape[1]
     return {layer: mass / (len(tokens) - window - 1) for layer, mass in total.items()}

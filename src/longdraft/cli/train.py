@@ -127,7 +127,7 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
             raise InputError("--states and --spread cannot be combined: leave one of them out")
         lm, tokenizer = load(model, "bfloat16" if run.bf16 else "float32", "cpu" if shared else None, rope, weights)
         if shared:
-            spread(lm, team)
+            lm = spread(lm, team)
         turns = Turns.of(tokenizer) if answers else None
         frozen = KeptStates(lm, states, turns) if states else Frozen(lm, turns)
         folder = corpus_options.folder(out)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
 from longdraft.drafters.adaptive.auto import Auto
-from longdraft.drafters.base import Drafter, Sequential, beam
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.beam_search import beam
 from longdraft.drafters.dflash.drafter import DFlash
 from longdraft.drafters.eagle.drafter import Eagle
 from longdraft.drafters.glide.block import Glide, random_glide
@@ -18,6 +19,7 @@ from longdraft.drafters.ngram.reuse import Reuse
 from longdraft.drafters.ngram.suffix import Suffix
 from longdraft.drafters.oracle import Oracle
 from longdraft.drafters.self_draft import SelfDrafter
+from longdraft.drafters.sequential import Sequential
 from longdraft.drafters.small_model.drafter import SmallModelDrafter
 
 __all__ = [

@@ -84,7 +84,7 @@ class ModuleKind(DrafterKind):
 def replacing(folder: Path, facts: dict[str, Any]) -> Generator[Path]:
     """A new folder to write in, which replaces `folder` at the end; nothing changes on an error. Raises InputError."""
     folder = new_folder(folder, replaced=None)
-    draft, old = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "old"))
+    draft, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("writing", "old"))
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
@@ -146,8 +146,8 @@ def _place(source: str) -> Path:
 def read_config(place: Path) -> dict[str, Any]:
     """config.json of a saved drafter. Raises InputError that says what the folder holds instead."""
     if not (place / CONFIG).is_file():
-        what = f"{place} has no {CONFIG}" if place.is_dir() else f"no drafter at {place}"
-        raise InputError(f"{what}: give the folder that `longdraft train` or `longdraft import` wrote")
+        fault = f"{place} has no {CONFIG}" if place.is_dir() else f"no drafter at {place}"
+        raise InputError(f"{fault}: give the folder that `longdraft train` or `longdraft import` wrote")
     config = read_json(place / CONFIG)
     ours = config.get("longdraft")
     if not isinstance(ours, dict) or not all(isinstance(ours.get(k), dict) for k in ("options", "target")):
@@ -177,8 +177,8 @@ def _same_target(folder: str, config: dict[str, Any], target: LM, any_target: bo
         raise InputError(f"{was}; here it is {given[odd]}: give a drafter that was trained for this target")
     same_weights = _stored(trained) == _stored(given)
     if not (any_target or (same_weights and trained.get("rope") == given.get("rope"))):
-        what = "rotary positions" if same_weights else "weights"
-        was = f"{folder} was trained for {verifier}, whose {what} are not this target's"
+        part = "rotary positions" if same_weights else "weights"
+        was = f"{folder} was trained for {verifier}, whose {part} are not this target's"
         how = "give a drafter that was trained for this target, or add --any-target"
         raise InputError(f"{was}: {how} (the output stays correct, but drafts may be accepted less often)")
 

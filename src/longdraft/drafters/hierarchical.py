@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from longdraft.core import DraftLimits, Sequences, Tree
-from longdraft.drafters.base import Drafter, UnderView
+from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import speculative_step
+from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy

@@ -70,8 +70,8 @@ def read_released(folder: Path, target: LM, any_target: bool = False) -> tuple[D
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise InputError(f"{folder}/config.json has a field of an unexpected type or value ({what})") from None
+        fault = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise InputError(f"{folder}/config.json has a field of an unexpected type or value ({fault})") from None
     some = ", ".join(sorted(source.places)[:3]) or "none"
     titles = ", ".join(kind.title for kind in KINDS.values() if kind.importer)
     raise InputError(f"{folder} is not a drafter that longdraft knows (its weights: {some}): give {titles}")

@@ -72,23 +72,23 @@ def best_paths(values: Sequence[Sequence[float]], nodes: int, width: int = UNBOU
     parent 0 is the root, i the i-th triple. As no path is worth more than its beginning or than the same path with a
     better rank at its end, the heap holds only the next rank and the first child of each path that was taken.
     """
-    found: list[tuple[int, int, int]] = []
+    chosen: list[tuple[int, int, int]] = []
     costs, taken = [0.0], [0] * len(values)  # of the root and each path; paths of each depth
     heap = [(-values[0][0], 0, 0, 0)]
-    while heap and len(found) < nodes:
+    while heap and len(chosen) < nodes:
         cost, d, parent, rank = heappop(heap)
         if cost == inf:
             break
         if taken[d] == width:
             continue
         taken[d] += 1
-        found.append((parent, d, rank))
+        chosen.append((parent, d, rank))
         costs.append(cost)
         if rank + 1 < len(values[d]):
             heappush(heap, (costs[parent] - values[d][rank + 1], d, parent, rank + 1))
         if d + 1 < len(values):
-            heappush(heap, (cost - values[d + 1][0], d + 1, len(found), 0))
-    return found
+            heappush(heap, (cost - values[d + 1][0], d + 1, len(chosen), 0))
+    return chosen
 
 
 def along_the_best(step: Step, depth: int, tree: Tree, seqs: Sequences) -> Tensor:
@@ -96,9 +96,9 @@ def along_the_best(step: Step, depth: int, tree: Tree, seqs: Sequences) -> Tenso
 
     step(chain, start) -> logits [B,1,V] of the chain's last node. Rules and penalties are applied as to this path.
     """
-    chain, found = tree, []
+    chain, levels = tree, []
     for d in range(depth):
         if d:
-            chain = chain.grow(torch.full_like(tree.tokens, d - 1), found[-1].argmax(-1))
-        found.append(seqs.sampler.scores(step(chain, d), chain, seqs, d))
-    return torch.cat(found, 1)
+            chain = chain.grow(torch.full_like(tree.tokens, d - 1), levels[-1].argmax(-1))
+        levels.append(seqs.sampler.scores(step(chain, d), chain, seqs, d))
+    return torch.cat(levels, 1)

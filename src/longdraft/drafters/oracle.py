@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from longdraft.core import CaptureSpec, DraftLimits, Sequences, Tree, without
-from longdraft.drafters.base import Combined, Drafter
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.combined import Combined
 from longdraft.errors import InputError
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly for any number of rows
@@ -48,9 +49,9 @@ class Oracle(Combined[Drafter]):
         if int(drafted.depth.max()) != gamma:
             raise InputError("--accept needs a method that drafts a chain")
         rows = drafted.tokens.tolist()
-        for row, output, at in zip(rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True):
+        for row, output, begin in zip(rows, self._output_of, (seqs.length - seqs.prompt).tolist(), strict=True):
             right = self._right(output)
-            for i, token in enumerate(self.plain[output][at : at + gamma]):
+            for i, token in enumerate(self.plain[output][begin : begin + gamma]):
                 row[i + 1] = token if i < right else int(token == 0)
         self.steps += 1
         tokens = torch.tensor(rows, device=drafted.tokens.device)

@@ -69,7 +69,7 @@ class Released:
         module that stay as they are. Raises InputError.
         """
         wanted = module.state_dict()
-        found = dict[str, Tensor]()
+        weights = dict[str, Tensor]()
         used = {n for theirs in names.values() for n in ([theirs] if isinstance(theirs, str) else theirs)}
         surplus = sorted(self.places.keys() - used - set(dropped))
         if surplus and used <= self.places.keys():
@@ -77,19 +77,19 @@ class Released:
         for ours, theirs in names.items():
             want = list(wanted[ours].shape)
             if isinstance(theirs, str):
-                found[ours] = self._shaped(theirs, want)
+                weights[ours] = self._shaped(theirs, want)
             else:
-                found[ours] = torch.stack([self._shaped(n, want[1:]) for n in theirs])
-        dtype = next(t.dtype for t in found.values() if t.is_floating_point())
-        found |= {name: wanted[name] for name in kept}
-        fill(module.to(dtype), found, str(self.folder))
+                weights[ours] = torch.stack([self._shaped(n, want[1:]) for n in theirs])
+        dtype = next(t.dtype for t in weights.values() if t.is_floating_point())
+        weights |= {name: wanted[name] for name in kept}
+        fill(module.to(dtype), weights, str(self.folder))
         return module
 
     def _shaped(self, name: str, want: list[int]) -> Tensor:
         tensor = self.get(name)
         if list(tensor.shape) != want:
-            what = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {want} for this target"
-            raise InputError(f"{what}: give the target that it was trained for (-m)")
+            fault = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {want} for this target"
+            raise InputError(f"{fault}: give the target that it was trained for (-m)")
         return tensor
 
     def check_tables(self, target: LM, embeddings_only: bool = False) -> None:
@@ -105,9 +105,9 @@ class Released:
         theirs = self.get(name)
         a, b = (t[:: max(1, len(table) // 256)].detach().to("cpu", torch.float32) for t in (theirs, table))
         if theirs.shape != table.shape or not bool((a - b).abs().mean() <= 0.01 * b.abs().mean()):
-            what = f"{self.folder}: its {name} is not the target's, which would be used for drafting"
+            fault = f"{self.folder}: its {name} is not the target's, which would be used for drafting"
             how = "give the target that it was trained for (-m), or add --any-target to import it anyway"
-            raise InputError(f"{what}: {how}")
+            raise InputError(f"{fault}: {how}")
 
 
 def renamed(module: nn.Module, theirs: dict[str, str]) -> Names:
@@ -142,15 +142,15 @@ def _tensor(file: Path, name: str) -> Tensor:
 def _pickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a .bin or .pt file. weights_only refuses all but tensors and containers: no code in it is run."""
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # errors of torch, pickle or zipfile
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:160]
         raise InputError(f"{file} holds more than weights, or is damaged ({reason}): give safetensors") from None
-    found = found.get("state_dict", found) if isinstance(found, dict) else {}
-    named = isinstance(found, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in found.items())
-    if not named or not found:
+    weights = weights.get("state_dict", weights) if isinstance(weights, dict) else {}
+    named = isinstance(weights, dict) and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in weights.items())
+    if not named or not weights:
         raise InputError(f"{file} is not a dictionary of tensors by name: give a file that only holds weights")
-    return found
+    return weights
 
 
 def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
@@ -158,12 +158,12 @@ def fill(module: nn.Module, weights: dict[str, Tensor], where: str) -> None:
     wanted = module.state_dict()
     missing, surplus = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
     if missing or surplus:
-        what = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
-        raise InputError(f"{where}: {what}: its weights are not those of a {type(module).__name__} for this target")
+        fault = f"lacks {missing[0]}" if missing else f"has a surplus {surplus[0]}"
+        raise InputError(f"{where}: {fault}: its weights are not those of a {type(module).__name__} for this target")
     for name, want in wanted.items():
         if weights[name].shape != want.shape:
-            what = f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target"
-            raise InputError(f"{what}: give a drafter that was trained for it")
+            fault = f"{where}: {name} is {list(weights[name].shape)}, and {list(want.shape)} for this target"
+            raise InputError(f"{fault}: give a drafter that was trained for it")
         if weights[name].is_floating_point() != want.is_floating_point():
             raise InputError(f"{where}: {name} has dtype {weights[name].dtype}, and must be like {want.dtype}")
     try:

@@ -12,18 +12,18 @@ ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depe
 
 def ropes_of(config: Any) -> dict[str, Any]:
     """The RoPE parameters of a target's or a drafter's config; only theta where drafters do not support the type."""
-    found = getattr(config, "rope_parameters", None) or {}
-    theta = float(found.get("rope_theta") or 10000.0)
-    kind = found.get("rope_type", "default")
+    parameters = getattr(config, "rope_parameters", None) or {}
+    theta = float(parameters.get("rope_theta") or 10000.0)
+    kind = parameters.get("rope_type", "default")
     if kind == "default" or kind not in ROPES:
         return {"rope_type": "default", "rope_theta": theta}
-    return {**{k: v for k, v in found.items() if k != "partial_rotary_factor"}, "rope_theta": theta}
+    return {**{k: v for k, v in parameters.items() if k != "partial_rotary_factor"}, "rope_theta": theta}
 
 
 def released_ropes(source: Released, c: dict[str, Any]) -> dict[str, Any]:
     """Theta and scaling, as written by older or newer releases in their config c."""
-    found = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
-    kind = found.pop("type", None) or found.get("rope_type") or "default"
+    parameters = dict(c.get("rope_parameters") or c.get("rope_scaling") or {})
+    kind = parameters.pop("type", None) or parameters.get("rope_type") or "default"
     if kind not in ROPES:
         raise InputError(f"{source.folder} has rope type {kind}; longdraft's drafters support {', '.join(ROPES)}")
-    return {"rope_theta": float(c.get("rope_theta") or 10000.0), **found, "rope_type": kind}
+    return {"rope_theta": float(c.get("rope_theta") or 10000.0), **parameters, "rope_type": kind}

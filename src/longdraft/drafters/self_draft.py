@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from longdraft.core import DraftLimits, Sequences, Tree
-from longdraft.drafters.base import UnderView, beam
+from longdraft.drafters.beam_search import beam
+from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import InCodes, bytes_read, weights_of
 from longdraft.views.base import Policy
@@ -37,4 +38,4 @@ class SelfDrafter(UnderView):
         view = self.look(seqs)
         chain = self.model.backend.chain_drafter(seqs.cache, view)
         whole = chain and partial(chain, tree.tokens[:, 0], 0)
-        return beam(lambda t, at: self.model(t, seqs.cache, at, view), tree, self.widths, seqs, limits, whole)
+        return beam(lambda t, start: self.model(t, seqs.cache, start, view), tree, self.widths, seqs, limits, whole)

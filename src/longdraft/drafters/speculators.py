@@ -30,8 +30,8 @@ def check(source: Released, target: LM, kinds: Sequence[str]) -> None:
         raise InputError(f"{source.folder} is in longdraft's own layout: give it to --drafter as it is")
     algorithm = c.get(CHOICE, {}).get("algorithm", c[TYPE])
     if c[TYPE] not in kinds or algorithm != c[TYPE]:
-        what = c[TYPE] if algorithm == c[TYPE] else f"{c[TYPE]} with the algorithm {algorithm}"
-        raise InputError(f"{source.folder} is a speculator of kind {what}: longdraft reads {' and '.join(kinds)}")
+        stated = c[TYPE] if algorithm == c[TYPE] else f"{c[TYPE]} with the algorithm {algorithm}"
+        raise InputError(f"{source.folder} is a speculator of kind {stated}: longdraft reads {' and '.join(kinds)}")
     layer = c.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise InputError(f"{source.folder}/{CONFIG} lacks transformer_layer_config: download it with its own config")
@@ -44,11 +44,11 @@ def check(source: Released, target: LM, kinds: Sequence[str]) -> None:
         )
 
 
-def check_kind(source: Released, found: str) -> None:
+def check_kind(source: Released, kind: str) -> None:
     """Raises InputError if the weights of a folder in this layout are those of another kind than it says."""
-    said = source.config.get(TYPE, found)
-    if said != found:
-        raise InputError(f"{source.folder} says that it is a speculator of kind {said}, but its weights are of {found}")
+    said = source.config.get(TYPE, kind)
+    if said != kind:
+        raise InputError(f"{source.folder} says that it is a speculator of kind {said}, but its weights are of {kind}")
 
 
 def write(kind: str, layout: Layout, target: LM, out: Path, origin: str) -> None:

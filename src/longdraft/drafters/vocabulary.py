@@ -41,8 +41,8 @@ class DraftVocabulary(nn.Module):
         linear = self.linear(target)
         if hasattr(linear, "unpack"):  # a packed one
             linear.unpack(target.dtype)
-        found = linear(normed.to(target.dtype))
-        return found.new_full((*found.shape[:-1], self.size), float("-inf")).index_copy_(-1, self.tokens, found)
+        logits = linear(normed.to(target.dtype))
+        return logits.new_full((*logits.shape[:-1], self.size), float("-inf")).index_copy_(-1, self.tokens, logits)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:
         self._check(state_dict[f"{prefix}tokens"])

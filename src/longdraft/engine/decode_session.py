@@ -39,10 +39,10 @@ class RowsSnapshot:
 
     def altered(self) -> str | None:
         """What has been changed, in words, or None."""
-        found = [name for name, now in self._settings().items() if now != self.kept[name]]
+        changed = [name for name, now in self._settings().items() if now != self.kept[name]]
         if any(not torch.equal(self.seqs.tokens[b, :n], self.tokens[b, :n]) for b, n in enumerate(self.length)):
-            found.append("rows' tokens")
-        return f"the {found[0]}" if found else None
+            changed.append("rows' tokens")
+        return f"the {changed[0]}" if changed else None
 
 
 class DecodeSession:
@@ -95,14 +95,14 @@ class DecodeSession:
 
     def _checksums(self) -> list[Tensor]:
         """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too."""
-        kinds, found = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}, []
+        kinds, sums = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}, []
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:
                 for x in self.cache.stored(layer, b):
                     weights = torch.arange(1, 2 * x.shape[0] * x.shape[2], 2, device=x.device).view(len(x), -1)
                     bits = x[:, :n].contiguous().view(kinds[x.element_size()])
-                    found.append(torch.stack([(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]).sum(0))
-        return found
+                    sums.append(torch.stack([(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]).sum(0))
+        return sums
 
     def decode(
         self,

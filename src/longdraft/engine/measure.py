@@ -91,11 +91,11 @@ def timings(stats: Stats) -> dict[str, float]:
 
 def speedups(record: Record, plains: list[Record]) -> dict[str, float | None]:
     """A record's rates divided by the medians of plain decoding's; None where a rate is not known."""
-    found: dict[str, float | None] = {}
+    gains: dict[str, float | None] = {}
     for name, rate in SPEEDUPS.items():
         known = [p[rate] for p in plains if p.get(rate)]
-        found[name] = record[rate] / median(known) if known and record.get(rate) is not None else None
-    return found
+        gains[name] = record[rate] / median(known) if known and record.get(rate) is not None else None
+    return gains
 
 
 def completed(records: list[Record]) -> list[Record]:
@@ -105,7 +105,7 @@ def completed(records: list[Record]) -> list[Record]:
         return str(r.get("run")), str(r.get("text_name")), r["context"], str(r.get("temperature"))
 
     prefills = {place(r): r["prefill_s"] for r in records if r["task"] == "speed" and r["method"] == "plain"}
-    found = []
+    complete = []
     for r in records:
         prefill_s = prefills.get(place(r))
         if r["task"] == "speed" and "start_s" not in r and prefill_s is not None:
@@ -113,5 +113,5 @@ def completed(records: list[Record]) -> list[Record]:
             emitted = sum(new) if isinstance(new, list) else new
             whole = Stats(prefill_s=prefill_s, start_s=start_s, decode_s=r["decode_s"], emitted=emitted)
             r = r | ({"start_s": 0.0} if r["method"].startswith("hf-") else timings(whole))
-        found.append(r)
-    return found
+        complete.append(r)
+    return complete

@@ -16,13 +16,13 @@ Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or th
 
 
 class Prefixes(Protocol):
-    """Where a session keeps keys and values of prompts. asked, found: tokens of all prompts, and those that were known.
+    """Where a session keeps keys and values of prompts. asked, hits: tokens of all prompts, and those that were known.
 
     used: the share of its room that is in use. load, store: see PrefixCache.
     """
 
     asked: int
-    found: int
+    hits: int
 
     @property
     def used(self) -> float: ...
@@ -52,7 +52,7 @@ class PrefixCache:
         if block < 1 or tokens < block:
             raise InputError(f"a prefix cache of {tokens} tokens has no room for a block of {block}: give it more")
         self.most, self.block = tokens // block, block
-        self.asked = self.found = 0  # tokens of all prompts so far, and those that were known
+        self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
         self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
         self._shapes: dict[int, tuple[int, int, int, torch.dtype]] = {}  # those of a cache
         self._count = 0
@@ -72,7 +72,7 @@ class PrefixCache:
                 # One copy, because a copy of each block costs more.
                 to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)[:, :known]
         row.length.fill_(known)
-        self.asked, self.found = self.asked + len(tokens), self.found + known
+        self.asked, self.hits = self.asked + len(tokens), self.hits + known
         return known
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
@@ -89,10 +89,10 @@ class PrefixCache:
         known = self._known(tokens, owner)
         before = known[-1].number if known else owner
         self._shapes = row.shapes
-        for at in range(len(known), min(len(tokens) // self.block, self.most)):
+        for index in range(len(known), min(len(tokens) // self.block, self.most)):
             while len(self._blocks) >= self.most:  # before it is added, so that there is no moment with too many
                 self._blocks.popitem(last=False)
-            span = slice(at * self.block, (at + 1) * self.block)
+            span = slice(index * self.block, (index + 1) * self.block)
             stored = {layer: row.stored(layer, 0) for layer in row.layers}
             layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
             self._count += 1
@@ -102,15 +102,15 @@ class PrefixCache:
 
     def _known(self, tokens: list[int], owner: str) -> list[Block]:
         """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""
-        found: list[tuple[Key, Block]] = []
+        prefix: list[tuple[Key, Block]] = []
         before: int | str = owner
-        for at in range(len(tokens) // self.block):
-            key: Key = before, tuple(tokens[at * self.block : (at + 1) * self.block])
+        for index in range(len(tokens) // self.block):
+            key: Key = before, tuple(tokens[index * self.block : (index + 1) * self.block])
             block = self._blocks.get(key)
             if block is None:
                 break
-            found.append((key, block))
+            prefix.append((key, block))
             before = block.number
-        for key, _ in reversed(found):
+        for key, _ in reversed(prefix):
             self._blocks.move_to_end(key)
-        return [block for _, block in found]
+        return [block for _, block in prefix]

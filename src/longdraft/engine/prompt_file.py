@@ -108,7 +108,10 @@ class PromptFiles:
     """
 
     def __init__(self, folder: str | Path, target: LM):
-        self.folder, self.target, self.origin, self.note = Path(folder), target, origin_of(target), ""
+        self.folder = Path(folder)
+        self.target = target
+        self.origin = origin_of(target)
+        self.note = ""
         self._files = dict[str, PromptFile]()  # those that were used
         self._place = json.dumps([self.origin.digest, torch.get_num_threads(), processor(target.device)])
 

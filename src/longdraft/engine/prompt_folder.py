@@ -56,15 +56,18 @@ class PromptFolder:
     def __init__(
         self, folder: str | Path, target: LM, limit: int, memory: PrefixCache | None = None, tell: Tell = print
     ):
-        self.folder, self.limit, self.memory, self.note = private(Path(folder)), limit, memory, ""
+        self.folder = private(Path(folder))
+        self.limit = limit
+        self.memory = memory
+        self.note = ""
         self.tell = tell
         self.origin = origin_of(target)
         self.part = max(PART, self.origin.block)
         if (size := self._size(self.part)) > limit:
-            what = f"{folder} may hold {limit / 1e6:.0f} MB, and {self.part} tokens need {size / 1e6:.0f}"
-            raise InputError(f"{what}: give a larger --cache-dir-mb")
+            needs = f"{folder} may hold {limit / 1e6:.0f} MB, and {self.part} tokens need {size / 1e6:.0f}"
+            raise InputError(f"{needs}: give a larger --cache-dir-mb")
         remove_drafts(self.folder)
-        self.asked = self.found = 0  # tokens of all prompts so far, and those that were known
+        self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
         self._waiting, self._lock = dict[str, int](), Lock()  # when parts that are to be written were used, by name
         self._queue = SimpleQueue[tuple[Part, Layers] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
@@ -89,7 +92,7 @@ class PromptFolder:
                     break
             row.length.fill_(known)
         self._touch(parts[:there])
-        self.asked, self.found = self.asked + len(tokens), self.found + known
+        self.asked, self.hits = self.asked + len(tokens), self.hits + known
         return known
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
@@ -210,14 +213,14 @@ class PromptFolder:
 
     def _files(self) -> list[tuple[int, Path, int]]:
         """When each of our files was used last, and its size; other files are none of ours."""
-        found = []
+        files = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 if NAMES.fullmatch(entry.name):
                     with suppress(FileNotFoundError):
                         known = entry.stat(follow_symlinks=False)
-                        found.append((known.st_mtime_ns, Path(entry.path), known.st_size))
-        return found
+                        files.append((known.st_mtime_ns, Path(entry.path), known.st_size))
+        return files
 
 
 def private(folder: Path) -> Path:

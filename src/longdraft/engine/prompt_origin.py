@@ -118,10 +118,10 @@ def _configuration(config: object) -> str:
 
 def _weights(target: LM) -> str:
     """A digest of every bit of the weights; the fingerprint takes a sample, in which a small change may not show."""
-    found = sha256()
+    digest = sha256()
     parts = chain(target.hf.named_parameters(), target.hf.named_buffers())
     for name, x in sorted(parts, key=lambda part: part[0]):
-        found.update(f"{name} {list(x.shape)} {x.dtype} ".encode())
+        digest.update(f"{name} {list(x.shape)} {x.dtype} ".encode())
         if x.numel():
-            found.update(bytes_of(x.detach().cpu().contiguous()))
-    return found.hexdigest()[:32]
+            digest.update(bytes_of(x.detach().cpu().contiguous()))
+    return digest.hexdigest()[:32]

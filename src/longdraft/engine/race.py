@@ -29,8 +29,14 @@ class Runner:
         prefixes: Prefixes | None,
         record: Lane,
     ):
-        self.target, self.drafter, self.request, self.prefixes = target, drafter, request, prefixes
-        self.record, self.stats, self.rows, self.ready = record, Stats(), None, False
+        self.target = target
+        self.drafter = drafter
+        self.request = request
+        self.prefixes = prefixes
+        self.record = record
+        self.stats = Stats()
+        self.rows = None
+        self.ready = False
         self._recorder = Recorder(drafter, self.stats, tokenizer, len(request.prompt), request.need)
         self._captured = False  # whether the drafter has seen a step, so that it can draft
 
@@ -41,7 +47,7 @@ class Runner:
             self.rows.begin(self.request)
         self.rows.read(most, self.drafter.prompt_captures())
         if self.rows.reading is not None:
-            return self.rows.reading.at
+            return self.rows.reading.position
         self.drafter.start(self.rows.seqs)
         self.ready = True
         return len(self.request.prompt)
@@ -54,10 +60,10 @@ class Runner:
         """Decode and record one step. After the last one, `record.ended` says how the lane ended."""
         assert self.rows is not None
         seqs = self.rows.seqs
-        found = step(self.target, self.drafter, seqs, match, self.stats, self._captured, self._recorder)
+        outcome = step(self.target, self.drafter, seqs, match, self.stats, self._captured, self._recorder)
         self._captured = True
         if bool(seqs.done[0]):
-            self.record.ended = "eos" if found.tokens[0][-1] in self.request.eos else "length"
+            self.record.ended = "eos" if outcome.tokens[0][-1] in self.request.eos else "length"
         [done] = self._recorder.rounds()
         self.record.rounds.append(done)
         return done

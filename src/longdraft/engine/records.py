@@ -31,11 +31,11 @@ def processor(device: torch.device | str = "cpu") -> str:
     except OSError:
         lines = []
     pairs = (line.partition(":") for line in reversed(lines))
-    found = {key.strip(): value.strip() for key, _, value in pairs}
-    name = found.get("model name")
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    name = fields.get("model name")
     if name is None:
         return platform.processor() or platform.machine()
-    return f"{name} (family {found['cpu family']}, model {found['model']})" if "cpu family" in found else name
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
 
 
 def weights_sha256(lm: LM, limit: int = 1 << 30) -> str | None:

@@ -65,8 +65,8 @@ def make_request(
     own = row_seed(int(seed), 0)
     request = Request(0, tokens, max_new_tokens, own, ends, sampler.under(target.rules()), logprobs, prompt_logprobs)
     if request.need > room:
-        what = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {request.need} slots"
-        raise InputError(f"{what}, and a row has {room}: give more slots or a shorter prompt")
+        needs = f"{len(tokens)} prompt tokens and {max_new_tokens} new ones need {request.need} slots"
+        raise InputError(f"{needs}, and a row has {room}: give more slots or a shorter prompt")
     if any(t >= target.vocab for t, _ in sampler.bias):
         raise InputError(f"a biased token is not in the model's vocabulary of {target.vocab}: leave it out")
     return request

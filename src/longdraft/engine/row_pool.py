@@ -20,10 +20,10 @@ SCORED = 128  # prompt tokens of a pass that keeps the logits of all of them
 
 @dataclass
 class Reading:
-    """A prompt whose first `at` tokens are in the cache. states: what the drafter wants kept of the last of them."""
+    """A prompt whose first `position` tokens are in the cache. states: of the last ones that the drafter wants."""
 
     request: Request
-    at: int
+    position: int
     known: int
     states: dict[int, Tensor] = field(default_factory=dict)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -87,13 +87,13 @@ class RowPool:
         assert reading is not None
         prompt, row = reading.request.prompt, self._next_row()
         block = self.target.prompt_block
-        end = min(len(prompt) - 1, -(-(reading.at + most) // block) * block)
-        count = end - reading.at
+        end = min(len(prompt) - 1, -(-(reading.position + most) // block) * block)
+        count = end - reading.position
         if reading.request.prompt_logprobs:
-            reading.logprobs += self._scored(prompt, reading.at, end, row, reading.request.logprobs or 0)
+            reading.logprobs += self._scored(prompt, reading.position, end, row, reading.request.logprobs or 0)
         else:
-            reading.keep(self.target.prefill(prompt[reading.at : end], row, keep=keep), keep.count)
-        reading.at = end
+            reading.keep(self.target.prefill(prompt[reading.position : end], row, keep=keep), keep.count)
+        reading.position = end
         if end == len(prompt) - 1:
             self._run(reading)
         return count
@@ -127,7 +127,10 @@ class RowPool:
         prompt = request.prompt
         s.tokens[b, : len(prompt)] = torch.tensor(prompt, device=s.tokens.device)
         s.length[b] = s.prompt[b] = len(prompt)
-        s.limit[b], s.seed[b], s.eos[b], s.done[b] = request.max_new_tokens, request.seed, request.eos, False
+        s.limit[b] = request.max_new_tokens
+        s.seed[b] = request.seed
+        s.eos[b] = request.eos
+        s.done[b] = False
         self.samplers[b] = request.sampler
         self._keep(prompt[:-1], b, request.owner)
         logprobs = reading.logprobs if request.prompt_logprobs else None
@@ -142,12 +145,12 @@ class RowPool:
             whole = len(tokens) - len(tokens) % self.target.prompt_block
             self.prefixes.store(tokens[:whole], self.whole.cache.row(b), owner)
 
-    def _scored(self, prompt: list[int], at: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
+    def _scored(self, prompt: list[int], begin: int, end: int, row: KVCache, top: int) -> list[TokenLogprobs]:
         """Read prompt[at:end] -> the log-probabilities of the tokens after each of these."""
-        found, following = [], torch.tensor(prompt[at + 1 : end + 1], device=self.target.device)
-        for logits in self._logits(prompt[at:end], row):
-            found += token_logprobs(logits, following[len(found) : len(found) + len(logits)], top)
-        return found
+        scored, following = [], torch.tensor(prompt[begin + 1 : end + 1], device=self.target.device)
+        for logits in self._logits(prompt[begin:end], row):
+            scored += token_logprobs(logits, following[len(scored) : len(scored) + len(logits)], top)
+        return scored
 
     def _logits(self, tokens: list[int], row: KVCache) -> Iterator[Tensor]:
         """Read tokens -> the logits after each of them, [n,V] for at most SCORED of them at a time."""

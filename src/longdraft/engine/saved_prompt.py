@@ -74,12 +74,12 @@ def write(path: Path, origin: Origin, tokens: Sequence[int], layers: Layers, abo
     handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=path.parent)  # for its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
-            found, header = sha256(), _header(origin, about, NO_SUM)
+            digest, header = sha256(), _header(origin, about, NO_SUM)
             for part in (header, *_parts(tokens, layers)):
-                found.update(part)
+                digest.update(part)
                 file.write(part)
             file.seek(0)
-            file.write(_header(origin, about, found.hexdigest()))
+            file.write(_header(origin, about, digest.hexdigest()))
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -146,19 +146,19 @@ class SavedPrompt:
 
         All of the file is read, for its checksum. Its length is unchanged. Raises InputError if the file is damaged.
         """
-        found = sha256(_header(self.origin, self.about, NO_SUM))
-        found.update(self._data)
+        digest = sha256(_header(self.origin, self.about, NO_SUM))
+        digest.update(self._data)
         begin, all_ = self.about.begin, self.about.count
         row.allocate(self.origin.shapes, begin + count)
         for layer in sorted(self.origin.shapes):
             for x in row.stored(layer, 0):
                 for head in x:
-                    self._fill(head[begin : begin + count], found)
-                    self._skip((all_ - count) * head.shape[1] * head.element_size(), found)
-        if self._file.read(1) or found.hexdigest() != self._checksum:
+                    self._fill(head[begin : begin + count], digest)
+                    self._skip((all_ - count) * head.shape[1] * head.element_size(), digest)
+        if self._file.read(1) or digest.hexdigest() != self._checksum:
             raise self._damaged("its checksum is wrong")
 
-    def _fill(self, slots: Tensor, found: Any) -> None:
+    def _fill(self, slots: Tensor, digest: Any) -> None:
         """Read the numbers of these slots [n,D] of a head."""
         if not slots.numel():
             return
@@ -166,17 +166,17 @@ class SavedPrompt:
         data = bytes_of(here)
         if self._file.readinto(data) != len(data):  # type: ignore[attr-defined]
             raise self._damaged("it is truncated")
-        found.update(data)
+        digest.update(data)
         if here is not slots:
             slots.copy_(here)
 
-    def _skip(self, size: int, found: Any) -> None:
+    def _skip(self, size: int, digest: Any) -> None:
         """Read bytes for the checksum alone."""
         while size:
             data = self._file.read(min(size, PIECE))
             if not data:
                 raise self._damaged("it is truncated")
-            found.update(data)
+            digest.update(data)
             size -= len(data)
 
     def _damaged(self, why: str) -> InputError:
@@ -240,10 +240,10 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
         raise no
     text = file.read(length)
     try:
-        found = parse(text.decode())
+        header = parse(text.decode())
     except ValueError:
         raise no from None
-    meta = found.get("__metadata__") if isinstance(found, dict) else None
+    meta = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(meta, dict) or not all(isinstance(v, str) for v in meta.values()) or "format" not in meta:
         raise no
     return first + text, meta
@@ -251,27 +251,27 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
 
 def _header(origin: Origin, about: About, checksum: str) -> bytes:
     """The first bytes of a file, up to its tensors."""
-    found: dict[str, Any] = {"__metadata__": about.metadata(origin, checksum)}
-    at = 0
+    header: dict[str, Any] = {"__metadata__": about.metadata(origin, checksum)}
+    offset = 0
     for name, dtype, shape, size in _entries(origin.shapes, origin.bits, about.count):
-        found[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(found).encode()
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
 
 
 def _entries(shapes: Shapes, bits: int, count: int) -> list[Entry]:
     """The tensors of a file in their order."""
-    found: list[Entry] = [("tokens", "I32", [count], 4 * count)]
+    entries: list[Entry] = [("tokens", "I32", [count], 4 * count)]
     for layer in sorted(shapes):
         heads, *dims, dtype = shapes[layer]
         for kind, dim in zip(("keys", "values"), dims, strict=True):
             stored, width = (torch.uint8, coded.width(dim, bits)) if bits else (dtype, dim)
             shape = [heads, count, width]
             size = heads * count * width * stored.itemsize
-            found.append((f"{kind}.{layer}", DTYPES[stored], shape, size))
-    return found
+            entries.append((f"{kind}.{layer}", DTYPES[stored], shape, size))
+    return entries
 
 
 def _parts(tokens: Sequence[int], layers: Layers) -> Iterator[bytes | memoryview]:

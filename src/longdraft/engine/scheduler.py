@@ -61,8 +61,8 @@ def serve(
         while True:
             for prompt in source.take(batch - len(running), wait=not running):
                 try:
-                    found = session.submit(prompt, max_new_tokens, row_seed(seed, count), eos)
-                    running[found] = Finished(count, [])
+                    request_id = session.submit(prompt, max_new_tokens, row_seed(seed, count), eos)
+                    running[request_id] = Finished(count, [])
                 except InputError as error:
                     yield Finished(count, [], str(error))
                 count += 1
@@ -91,9 +91,9 @@ class _ListedPrompts:
 
     def take(self, wanted: int, wait: bool) -> Iterator[list[int]]:
         """The next `wanted` prompts; fewer only at the end."""
-        found = list(islice(self._rest, wanted))
-        self.over = len(found) < wanted
-        return iter(found)
+        taken = list(islice(self._rest, wanted))
+        self.over = len(taken) < wanted
+        return iter(taken)
 
     def close(self) -> None: ...
 

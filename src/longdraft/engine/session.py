@@ -254,8 +254,8 @@ class Session:
             if not self._started:
                 self._start()
             watch = partial(self._newest.take, requests=self._rows.requests)
-            how = self.verify, self.stats, self._captured, watch
-            found = step(self.target, self.drafter, self._rows.seqs, *how)
+            seqs = self._rows.seqs
+            outcome = step(self.target, self.drafter, seqs, self.verify, self.stats, self._captured, watch)
         except BaseException as error:
             self._started = False
             for b in reversed(range(self.running)):
@@ -265,7 +265,7 @@ class Session:
             return
         self._captured = True
         done = self._rows.seqs.done.tolist()
-        events = [self._event(b, found, over) for b, over in enumerate(done)]
+        events = [self._event(b, outcome, over) for b, over in enumerate(done)]
         with self._lock:
             self._events += [e for e, over in zip(events, done, strict=True) if e.tokens and not over]
         for b in reversed(range(self.running)):

@@ -96,8 +96,8 @@ class Trace(_Part):
     def compare(self) -> None:
         """Set `equal` if both lanes have ended."""
         if len(self.lanes) == 2 and all(lane.ended in ("eos", "length") for lane in self.lanes):
-            one, other = ([token for r in lane.rounds for token in r.tokens] for lane in self.lanes)
-            self.equal = one == other
+            left, right = ([token for r in lane.rounds for token in r.tokens] for lane in self.lanes)
+            self.equal = left == right
 
 
 def new_trace(
@@ -149,7 +149,10 @@ class Recorder:
     """
 
     def __init__(self, drafter: Drafter, stats: Stats, tokenizer: Any, prompt_tokens: int, slots: int):
-        self.drafter, self.stats, self.text, self.slots = drafter, stats, Detokenizer(tokenizer), slots
+        self.drafter = drafter
+        self.stats = stats
+        self.text = Detokenizer(tokenizer)
+        self.slots = slots
         self.length, self.edges = prompt_tokens, edges(slots)
         self._seen: list[_Seen] = []
         self._word = cache(partial(token_text, tokenizer))

@@ -66,10 +66,10 @@ class DrafterWeights:
             return None
         if self.model in SOURCES and not Path(self.model).is_dir():
             place = packaged()
-            found = place and place / self.model / kind
+            folder = place and place / self.model / kind
         else:
-            found = (BUNDLED.parent if self.model == "bundled" else Path(self.model)) / kind
-        return found if found and found.is_dir() else None
+            folder = (BUNDLED.parent if self.model == "bundled" else Path(self.model)) / kind
+        return folder if folder and folder.is_dir() else None
 
     def available(self, kind: str) -> bool:
         """Whether there are weights of this kind beside the target or in its own checkpoint."""

@@ -39,8 +39,8 @@ class MethodSpec:
     @property
     def origin(self) -> dict[str, str]:
         """What a record says of the drafter weights."""
-        found = self.weights.origin(methods.find(self.name).needs)
-        return {} if found is None else {"drafter": found}
+        weights = self.weights.origin(methods.find(self.name).needs)
+        return {} if weights is None else {"drafter": weights}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class MethodSpec:
         if accept is None:
             return
         if not depth:
-            what = "--accept needs methods that draft a chain of fixed length, such as vegas"
-            raise InputError(f"{what}: leave {self.label} out")
+            fault = "--accept needs methods that draft a chain of fixed length, such as vegas"
+            raise InputError(f"{fault}: leave {self.label} out")
         if not 0 <= accept <= depth:
-            what = f"--accept is {accept:g}, and {self.label} drafts {depth} tokens a step"
-            raise InputError(f"{what}: give 0 to {depth}")
+            fault = f"--accept is {accept:g}, and {self.label} drafts {depth} tokens a step"
+            raise InputError(f"{fault}: give 0 to {depth}")

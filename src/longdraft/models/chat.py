@@ -38,10 +38,10 @@ def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, re
     control, asked = control_of(tokenizer), asked_of(tokenizer, messages, tools)
     _check_tools(asked["template"], messages, tools)
     asked["marks"] = marks = _marks(control, asked)
-    found = render(asked)
-    if "error" in found:
-        raise InputError(f"the model's chat template refuses this conversation: {found['error']}")
-    marked, unmarked = found["marked"], str.maketrans({mark: char for char, mark in marks.items()})
+    chat = render(asked)
+    if "error" in chat:
+        raise InputError(f"the model's chat template refuses this conversation: {chat['error']}")
+    marked, unmarked = chat["marked"], str.maketrans({mark: char for char, mark in marks.items()})
     if OPEN in marked:
         raise InputError(f"the conversation contains U+{ord(OPEN):X}, which is not a character: leave it out")
     _check_origin(control, marked, unmarked, (messages, tools))
@@ -79,7 +79,7 @@ def _check_origin(control: Control, marked: str, unmarked: dict[int, str], conve
     A template can build one in a way that loses the marks. Read as text it would lose its meaning without notice.
     """
     text, others = marked.translate(unmarked), re.compile("[^" + "".join(map(chr, unmarked)) + "]+")
-    made = {(part, text[a:b]) for a, b in control.found(text) for part in others.findall(marked[a:b])}
+    made = {(part, text[a:b]) for a, b in control.spans(text) for part in others.findall(marked[a:b])}
     for part, token in sorted(made):
         if not any(part in said for said in _texts(conversation)):
             raise InputError(

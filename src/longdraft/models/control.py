@@ -43,7 +43,7 @@ class Control:
         if any(self._reader.token_to_id(name) != id for name, id in self.names.items()):
             raise InputError("this model's tokenizer changes the ids of special tokens when it is saved: save it again")
 
-    def found(self, text: str) -> Iterator[tuple[int, int]]:
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Where a text spells a control token: begin and end of each place, in characters."""
         encoded = self._finder.encode_batch([text], add_special_tokens=False)[0]
         return (span for id, span in zip(encoded.ids, encoded.offsets, strict=True) if id)

@@ -28,32 +28,32 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
     Round to nearest, so an element moves by at most its row's largest magnitude / 254.
     """
-    found = dict[str, Tensor]()
+    packed = dict[str, Tensor]()
     for name, x in weights.items():
         if not x.is_floating_point() or x.dim() < 2 or x.numel() < LEAST:
-            found[name] = x.contiguous()
+            packed[name] = x.contiguous()
             continue
         rows = x.detach().to("cpu", torch.float32)
         scale = rows.abs().amax(-1) / 127
-        found[name] = (rows / scale.clamp(min=1e-30)[..., None]).round().to(torch.int8).contiguous()
-        found[name + SCALE] = scale.contiguous()
-    return found
+        packed[name] = (rows / scale.clamp(min=1e-30)[..., None]).round().to(torch.int8).contiguous()
+        packed[name + SCALE] = scale.contiguous()
+    return packed
 
 
 def unpack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """What `pack` was given, packed matrices in float32. Raises ValueError for a matrix without fitting scales."""
-    found = dict[str, Tensor]()
+    unpacked = dict[str, Tensor]()
     for name, x in weights.items():
         if name.endswith(SCALE):
             continue
         if x.dtype != torch.int8:
-            found[name] = x
+            unpacked[name] = x
             continue
         scale = weights.get(name + SCALE)
         if scale is None or scale.shape != x.shape[:-1] or not scale.is_floating_point():
             raise ValueError(f"{name} has no scale for each of its rows")
-        found[name] = x.float() * scale.float()[..., None]
-    return found
+        unpacked[name] = x.float() * scale.float()[..., None]
+    return unpacked
 
 
 def is_packed(file: Path) -> bool:

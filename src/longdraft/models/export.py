@@ -66,6 +66,6 @@ def _tied(hf: Any, weights: dict[str, Tensor]) -> bool:
     """Whether the output matrix equals the embedding."""
     names = {id(m): name for name, m in hf.named_modules()}
     head, table = hf.get_output_embeddings(), hf.get_input_embeddings()
-    one, other = (weights.get(f"{names[id(m)]}.weight") for m in (head, table))
+    output, embedding = (weights.get(f"{names[id(m)]}.weight") for m in (head, table))
     has_bias = getattr(head, "bias", None) is not None
-    return one is not None and other is not None and not has_bias and torch.equal(one, other)
+    return output is not None and embedding is not None and not has_bias and torch.equal(output, embedding)

@@ -19,23 +19,17 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
 SAMPLE = 1 << 12  # numbers read of each tensor: nearly all of them differ between two models of one shape
 
 
-def fingerprint(target: LM, whole: str | None = None) -> dict[str, Any]:
+def fingerprint(target: LM) -> dict[str, Any]:
     """Identifies a drafter's target by its sizes, a digest of its weights, and its `rope` if it has one.
-
-    whole: the digest of its weights, where it holds only a share of them.
 
     Of a target that was quantised on loading it also has the kind of its weights, and the digest of those that were
     `stored`, by which drafters know it; and the kinds of its keys and of its layers' inputs, if these are quantised.
     """
-    if target.known is not None:
-        return target.known
     c = target.config
-    found = (
-        {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES} | {"digest": whole or digest(target.hf)}
-    )
+    sizes = {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES}
     chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
     chosen |= {"activations": target.activations}
-    return found | {k: v for k, v in chosen.items() if v is not None}
+    return sizes | {"digest": target.digest or digest(target.hf)} | {k: v for k, v in chosen.items() if v is not None}
 
 
 def digest(hf: Any) -> str:
@@ -44,15 +38,15 @@ def digest(hf: Any) -> str:
     Packed weights count as the numbers that they stand for, and an output matrix that repeats the embeddings does not
     count: a model is the same target in any kind of file.
     """
-    found, table = sha256(), _sample(hf.get_input_embeddings().weight)[1]
+    total, table = sha256(), _sample(hf.get_input_embeddings().weight)[1]
     head = {f"{name}.weight" for name, m in hf.named_modules() if m is hf.get_output_embeddings()}
     for name, weight in sorted(_weights(hf), key=lambda item: item[0]):
         shape, some = _sample(weight)
         if name in head and torch.equal(some, table):
             continue
-        found.update(f"{name} {shape} ".encode())
-        found.update(some.numpy().tobytes())
-    return found.hexdigest()[:32]
+        total.update(f"{name} {shape} ".encode())
+        total.update(some.numpy().tobytes())
+    return total.hexdigest()[:32]
 
 
 def _weights(hf: Any) -> Iterator[tuple[str, Tensor | Packed]]:

@@ -19,7 +19,8 @@ from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantise
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampling, Sequences, Tree
 from longdraft.core.processes import ALONE, Team
-from longdraft.core.rules import Rules, end_tokens
+from longdraft.core.rules import Rules
+from longdraft.core.rules import end_tokens as ends_of
 from longdraft.errors import InputError
 from longdraft.models.alignment import align_weights
 from longdraft.models.tensor_parallel import rows_of_all
@@ -31,12 +32,17 @@ PART = 1024  # prompt tokens of a pass, where the backend computes as many
 class LM:
     """Every forward pass runs a tree over a cache: it returns logits and writes keys and values to scratch slots.
 
-    `backend` may be replaced, for example by `eager`, which computes the passes that the backend does not support.
+    Complete once it is constructed: `end_tokens`, `note`, `stored` and `digest` are what loading knows and `hf` does
+    not tell. backend: makes the backend of `eager`, which computes the passes that the backend does not support.
     rope: the scaling of its rotations that was asked for when it was loaded (KIND:FACTOR); None: the model's own.
     weights: "int8" or "int4" if its linear layers were quantised when it was loaded; None: as stored.
     kv: "int8" if its caches hold keys and values in 8 bits; None: in its own dtype.
     activations: "int8" if its packed layers round their inputs to 8 bits; None: they do not.
     team: the processes that hold a share of its heads and weights each; caches have this process's heads.
+    end_tokens: the tokens that end a sequence; None: those of its generation_config.
+    note: what a user should know about how it was loaded.
+    stored: the digest of its weights before they were quantised, if they were.
+    digest: of all its weights, if they cannot be read from `hf` any more.
     Safe to use from several threads: one pass runs at a time, and what a pass captures belongs to its call. A cache
     belongs to one call at a time.
     """
@@ -50,10 +56,20 @@ class LM:
         kv: str | None = None,
         team: Team = ALONE,
         activations: str | None = None,
+        *,
+        end_tokens: tuple[int, ...] | None = None,
+        note: str | None = None,
+        stored: str | None = None,
+        digest: str | None = None,
+        backend: Callable[[Eager], Backend] = choose,
     ):
         if kv is not None and (kv not in KV_BITS or hf.device.type != "cpu"):
             raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
-        self.hf, self.name, self.rope, self.weights, self.kv = hf.eval(), name, rope, weights, kv
+        self.hf = hf.eval()
+        self.name = name
+        self.rope = rope
+        self.weights = weights
+        self.kv = kv
         self.activations = activations
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
         self.lock, self._process = threading.RLock(), os.getpid()
@@ -62,13 +78,11 @@ class LM:
         self.positions, self.reach = a.positions, a.reach
         self.team = team
         self.eager = Eager(a) if team.size == 1 else Divided(a, team)
-        self.backend: Backend = choose(self.eager) if team.size == 1 else self.eager
+        self.backend: Backend = backend(self.eager) if team.size == 1 else self.eager
         self.vocab = int(self.config.vocab_size)
-        self.end_tokens = end_tokens(getattr(hf, "generation_config", None))  # `load` adds its tokenizer's
-        self.note: str | None = None  # what a user should know about how it was loaded
-        self.stored: str | None = None  # the digest of its weights before they were quantised, if they were
+        self.end_tokens = ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens
+        self.note, self.stored, self.digest = note, stored, digest
         self.copies: dict[str, LM] = {}  # those that `quantised` has made, by kind
-        self.known: dict[str, Any] | None = None  # its fingerprint, once the weights cannot be read any more
 
     @property
     def device(self) -> torch.device:

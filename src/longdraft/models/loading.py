@@ -25,7 +25,7 @@ from longdraft.models.alignment import align_weights
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
-from longdraft.models.identity import digest, fingerprint
+from longdraft.models.identity import digest
 from longdraft.models.lm import LM
 from longdraft.models.rope import Rope
 from longdraft.models.support import TESTED, probe, refuse
@@ -67,15 +67,15 @@ def load(
     support it.
     Only safetensors and GGUF are read, and no code of the model's folder is run. Raises InputError.
     """
-    lm = load_lm(name, dtype, device, rope, weights, kv, team, activations)
+    hf, options = _read(name, dtype, device, rope, weights, kv, team, activations)
+    tokenizer = _tokenizer(name, hf)
+    lm = LM(hf, **options, end_tokens=end_tokens(hf.generation_config, tokenizer))
     lm.rules()  # refuses an unknown rule now, not at the first prompt
-    tokenizer = _tokenizer(name, lm)
-    lm.end_tokens = end_tokens(lm.hf.generation_config, tokenizer)
     return lm, tokenizer
 
 
-def _tokenizer(name: str, lm: LM) -> Any:
-    where = lm.hf.name_or_path
+def _tokenizer(name: str, hf: Any) -> Any:
+    where = hf.name_or_path
     file = Path(where) if Path(where).is_file() else None
     if file is not None and (read := gguf.read(file)).get("general.architecture", str) in gguf_model.CONFIGS:
         return _try(name, lambda: gguf_tokenizer.build(read))
@@ -83,7 +83,7 @@ def _tokenizer(name: str, lm: LM) -> Any:
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     if file is not None:
         return _try(name, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **options))
-    _try(name, lambda: check_tokenizer(where, lm.hf.config, local))
+    _try(name, lambda: check_tokenizer(where, hf.config, local))
     return _try(name, lambda: AutoTokenizer.from_pretrained(where, **options))
 
 
@@ -98,6 +98,21 @@ def load_lm(
     activations: str | None = None,
 ) -> LM:
     """A model without its tokenizer. Raises InputError."""
+    hf, options = _read(name, dtype, device, rope, weights, kv, team, activations)
+    return LM(hf, **options)
+
+
+def _read(
+    name: str,
+    dtype: str,
+    device: str | None,
+    rope: str | None,
+    weights: str | None,
+    kv: str | None,
+    team: Team,
+    activations: str | None,
+) -> tuple[Any, dict[str, Any]]:
+    """A Transformers model, and the arguments of LM that say how it was loaded."""
     if dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}: choose {' or '.join(DTYPES)}")
     if weights is not None and weights not in BITS:
@@ -107,9 +122,9 @@ def load_lm(
     scaling = None if rope is None else Rope.parse(rope)
     file = _gguf(name)
     if team.size > 1 and (file or weights):
-        what = "a GGUF file's packed weights" if file else f"weights of {weights}"
+        subject = "a GGUF file's packed weights" if file else f"weights of {weights}"
         instead = "give a folder that `longdraft export` wrote" if file else "leave out --weights"
-        raise InputError(f"{what} cannot be divided among processes: start without torchrun, or {instead}")
+        raise InputError(f"{subject} cannot be divided among processes: start without torchrun, or {instead}")
     hf, note = _from_gguf(file, dtype, scaling) if file else (_from_folder(name, dtype, scaling, team), None)
     hf = hf.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     whole = digest(hf) if team.size > 1 else None
@@ -127,10 +142,9 @@ def load_lm(
             f"activations=int8 is for packed weights, and {name} has none: give a GGUF file, or weights=int8"
         )
     align_weights(hf.parameters())
-    lm = LM(hf, name, None if scaling is None else str(scaling), weights, kv, team, "int8" if rounds else None)
-    lm.note, lm.stored = note, stored
-    lm.known = None if whole is None else fingerprint(lm, whole)
-    return lm
+    loaded = {"name": name, "rope": None if scaling is None else str(scaling), "weights": weights, "kv": kv}
+    loaded |= {"team": team, "activations": "int8" if rounds else None}
+    return hf, loaded | {"note": note, "stored": stored, "digest": whole}
 
 
 def _can_round(hf: Any) -> bool:

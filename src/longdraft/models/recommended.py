@@ -33,13 +33,13 @@ OF_FETCHED: dict[str, dict[str, float]] = {
 def recommended_sampler(target: LM) -> Sampler:
     """Raises InputError for a model of which nothing is known."""
     where = Path(target.hf.name_or_path or "-")
-    found = _of_file(where) if where.is_file() else _of_config(target.hf.generation_config)
-    if not found:
+    settings = _of_file(where) if where.is_file() else _of_config(target.hf.generation_config)
+    if not settings:
         raise InputError(
             f"{target.name} recommends no sampling: give --temperature, and --top-p or --penalty if wanted"
         )
-    found.setdefault("temperature", 1.0)
-    numbers = {name: int(value) if name == "top_k" else float(value) for name, value in found.items()}
+    settings.setdefault("temperature", 1.0)
+    numbers = {name: int(value) if name == "top_k" else float(value) for name, value in settings.items()}
     return Sampler(**numbers, window=EVERYTHING) if "penalty" in numbers else Sampler(**numbers)  # type: ignore[arg-type]
 
 

@@ -38,16 +38,16 @@ class Rope:
         rotary positions.
         """
         c = config.get_text_config()
-        found, positions = getattr(c, "rope_parameters", None), getattr(c, "max_position_embeddings", None)
-        if not found or not positions:
+        parameters, positions = getattr(c, "rope_parameters", None), getattr(c, "max_position_embeddings", None)
+        if not parameters or not positions:
             raise InputError(f"{c.model_type} has no rotary positions, which --rope scales: leave --rope out")
-        if any(isinstance(r, dict) for r in found.values()):
+        if any(isinstance(r, dict) for r in parameters.values()):
             raise InputError(
                 f"{c.model_type} has a rotation per kind of layer, which --rope cannot scale: leave it out"
             )
-        if (kind := found.get("rope_type", "default")) != "default":
+        if (kind := parameters.get("rope_type", "default")) != "default":
             raise InputError(f"the model's rotary positions are already scaled ({kind}): leave --rope out")
-        scaled = {**found, "rope_type": self.kind, "factor": self.factor}
+        scaled = {**parameters, "rope_type": self.kind, "factor": self.factor}
         if self.kind == "yarn":
             scaled["original_max_position_embeddings"] = positions
             if hasattr(c, "original_max_position_embeddings"):

@@ -135,7 +135,8 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
     -> marked: the text that Transformers renders, with marks for those characters where the template itself wrote them,
     as literals, roles or variables; or error: why there is none.
     """
-    template, messages, tools, given = (asked[key] for key in ("template", "messages", "tools", "given"))
+    template, given = asked["template"], asked["given"]
+    messages, tools = asked["messages"], asked["tools"]
     marks = {ord(char): ord(mark) for char, mark in asked["marks"].items()}
     unmarked = {mark: char for char, mark in marks.items()}
     any_mark = re.compile("[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)")  # far faster than translate
@@ -146,8 +147,8 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
     owned = [m | {"role": own(m["role"], marks)} if m.get("role") in ROLES else m for m in messages]
     try:
         for _ in range(2):  # a template that writes the time can differ once
-            found = render_jinja_template([messages], tools, None, template, **given)
-            text = found[0][0] if isinstance(found, tuple) else found[0]
+            chats = render_jinja_template([messages], tools, None, template, **given)
+            text = chats[0][0] if isinstance(chats, tuple) else chats[0]
             variables = own(given, marks) | {OWN: marks, READ: read}
             marked = marking(template).render(messages=owned, tools=tools, documents=None, **variables)
             if read(marked) == text:

@@ -16,7 +16,10 @@ from longdraft.core.processes import Team
 from longdraft.errors import InputError
 
 ALONE_TOO = "start it without torchrun, or use another model"
-COLUMNS, ROWS, OUTPUT, TABLE = "colwise", "rowwise", ("colwise_gather_output", "colwise_rep"), "embedding_rowwise"
+COLUMNS = "colwise"
+ROWS = "rowwise"
+OUTPUT = ("colwise_gather_output", "colwise_rep")
+TABLE = "embedding_rowwise"
 
 
 def options_for(config: Any, team: Team) -> dict[str, Any]:
@@ -29,10 +32,10 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
         raise InputError(f"Transformers has no plan to divide the attention of {c.model_type}: {ALONE_TOO}")
     sizes = {"num_attention_heads": "query heads", "num_key_value_heads": "key heads", "intermediate_size": "features"}
     sizes |= {"moe_intermediate_size": "features of an expert"}
-    counts = {what: n for name, what in sizes.items() if isinstance(n := getattr(c, name, None), int)}
-    for what, n in counts.items():
+    counts = {part: n for name, part in sizes.items() if isinstance(n := getattr(c, name, None), int)}
+    for part, n in counts.items():
         if n % team.size:
-            raise InputError(f"{team.size} processes cannot share {n} {what}: {_instead(gcd(*counts.values()))}")
+            raise InputError(f"{team.size} processes cannot share {n} {part}: {_instead(gcd(*counts.values()))}")
     if find_spec("accelerate") is None:
         raise InputError("dividing a model needs accelerate: `pip install accelerate`, or start without torchrun")
     try:
@@ -130,23 +133,23 @@ class Lookup:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.team.agree("embedding", tokens)
-        at = tokens - self.first
-        elsewhere = (at < 0) | (at >= len(self.module.weight))
-        found = type(self.module).forward(self.module, at.masked_fill(elsewhere, 0))
-        found = found.masked_fill(elsewhere[..., None], 0)
-        self.team.sum([found])
-        return found
+        row = tokens - self.first
+        elsewhere = (row < 0) | (row >= len(self.module.weight))
+        embedded = type(self.module).forward(self.module, row.masked_fill(elsewhere, 0))
+        embedded = embedded.masked_fill(elsewhere[..., None], 0)
+        self.team.sum([embedded])
+        return embedded
 
 
 @torch.no_grad()
 def rows_of_all(head: Any, tokens: Tensor, team: Team, vocab: int) -> nn.Linear:
     """The rows of a divided output matrix for these tokens, whole in every process."""
-    at = tokens - -(-vocab // team.size) * team.rank
-    here = (at >= 0) & (at < len(head.weight))
+    row = tokens - -(-vocab // team.size) * team.rank
+    here = (row >= 0) & (row < len(head.weight))
     some = nn.Linear(head.weight.shape[1], len(tokens), head.bias is not None, device="meta")
     for name, p in list(head.named_parameters(recurse=False)):
         rows = p.new_zeros(len(tokens), *p.shape[1:])
-        rows[here] = p[at[here]]
+        rows[here] = p[row[here]]
         team.sum([rows])
         setattr(some, name, nn.Parameter(rows, requires_grad=False))
     return some

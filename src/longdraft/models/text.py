@@ -111,13 +111,13 @@ def _pieces(backend: Any) -> _Pieces:
 def _kinds(decoder: Any) -> set[str]:
     """The types of a decoder's parts."""
     parts = [] if decoder is None else [json.loads(decoder.__getstate__())]
-    found = set[str]()
+    kinds = set[str]()
     while parts:
         part = parts.pop()
         parts += part.get("decoders", [])
         if part["type"] != "Sequence":
-            found.add(part["type"])
-    return found
+            kinds.add(part["type"])
+    return kinds
 
 
 class _ByteLevel:

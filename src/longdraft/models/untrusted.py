@@ -43,16 +43,16 @@ def neutral(config: Any) -> Any:
         for key in IGNORED:
             if getattr(part, key, None) is not None:
                 setattr(part, key, None)
-        found = getattr(part, "quantization_config", None)
-        if found is None:
+        quantization = getattr(part, "quantization_config", None)
+        if quantization is None:
             continue
-        kind = found.get("quant_method") if isinstance(found, dict) else None
+        kind = quantization.get("quant_method") if isinstance(quantization, dict) else None
         if kind not in UNDONE:
             raise InputError(
                 f"the weights are quantised ({str(kind)[:40]}), which needs code of another package: use the model's"
                 " unquantised weights"
             )
-        part.quantization_config = {**found, "dequantize": True}  # otherwise kernels from the Hub would run
+        part.quantization_config = {**quantization, "dequantize": True}  # otherwise kernels from the Hub would run
     return config
 
 
@@ -62,8 +62,8 @@ def check_tokenizer(where: str, config: Any, local: bool) -> None:
     for name in (own, getattr(config, "tokenizer_class", None)):
         if name is None:
             continue
-        found = tokenizer_class_from_name(name) if isinstance(name, str) else object
-        if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
+        cls = tokenizer_class_from_name(name) if isinstance(name, str) else object
+        if cls is not None and not (isinstance(cls, type) and issubclass(cls, PreTrainedTokenizerBase)):
             raise InputError(f"{where}: its tokenizer_class is {str(name)[:60]!r}, which is not a tokenizer")
 
 
@@ -81,6 +81,6 @@ def _inside(name: Any) -> bool:
 
 def _file(where: str, name: str, local: bool) -> Path | None:
     """A file of a model's folder, or of its repository on the Hub; None if there is none."""
-    quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in QUIET}
-    found = cached_file(where, name, local_files_only=local, **quiet)
-    return Path(found) if found else None
+    quiet: dict[str, Any] = {f"_raise_exceptions_for_{error}": False for error in QUIET}
+    path = cached_file(where, name, local_files_only=local, **quiet)
+    return Path(path) if path else None

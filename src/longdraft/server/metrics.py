@@ -80,7 +80,7 @@ class Metrics:
         self.waiting.set(session.waiting)
         self.cache_use.set(session.needed / session.total)
         if session.prefixes is not None:
-            asked, reused = session.prefixes.asked, session.prefixes.found
+            asked, reused = session.prefixes.asked, session.prefixes.hits
             self.queries.inc(asked - self._asked)
             self.hits.inc(reused - self._reused)
             self._asked, self._reused = asked, reused

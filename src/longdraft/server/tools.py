@@ -66,8 +66,3 @@ class Function(Strict):
 class Tool(Strict):
     type: Literal["function"]
     function: Function
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As chat templates read it."""
-        return self.model_dump(exclude={"function": {"strict"}})

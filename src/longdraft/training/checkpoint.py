@@ -48,10 +48,10 @@ def listed(folder: Path) -> list[Path]:
 
 def latest(folder: Path) -> Path:
     """The newest complete checkpoint. Raises InputError if there is none."""
-    found = listed(folder)
-    if not found:
+    checkpoints = listed(folder)
+    if not checkpoints:
         raise InputError(f"{folder}: no checkpoint there; leave out --resume to start a new run")
-    return found[-1]
+    return checkpoints[-1]
 
 
 FIELDS = {"step": int, "seconds": (int, float), "runs": list, "probes": list}  # of state.json
@@ -83,6 +83,6 @@ def load(path: Path, model, optimisers: list) -> dict:
                 optimiser.load_state_dict(its_state)
     except Exception as error:  # a damaged file raises different errors in each library
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        what = f"{path}: unreadable checkpoint ({reason})"
-        raise InputError(f"{what}; delete that folder to use the one before") from None
+        fault = f"{path}: unreadable checkpoint ({reason})"
+        raise InputError(f"{fault}; delete that folder to use the one before") from None
     return state

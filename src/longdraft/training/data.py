@@ -61,8 +61,8 @@ class Corpus:
             arrays = {f: np.load(folder / f"{f}.npy", mmap_mode="r") for f in ("tokens", "starts", "groups")}
             return cls(**arrays, **parse((folder / "corpus.json").read_text()))
         except (OSError, ValueError, TypeError) as error:
-            what = f"{folder}: no readable tokenised data ({error})"
-            raise InputError(f"{what}; delete the folder to make it again") from None
+            fault = f"{folder}: no readable tokenised data ({error})"
+            raise InputError(f"{fault}; delete the folder to make it again") from None
 
     def count(self, kind: str) -> int:
         """Tokens of this kind of text."""
@@ -70,8 +70,8 @@ class Corpus:
 
     def frequent(self, count: int, vocab: int) -> np.ndarray:
         """The `count` most frequent of the tokens 0..vocab-1, ascending."""
-        found = np.bincount(np.asarray(self.tokens), minlength=vocab)[:vocab]
-        return np.sort(np.argsort(-found, kind="stable")[:count])
+        counts = np.bincount(np.asarray(self.tokens), minlength=vocab)[:vocab]
+        return np.sort(np.argsort(-counts, kind="stable")[:count])
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ def environment_code(cap: int) -> list[Document]:
 
 def package(name: str, root: Path, cap: int) -> list[Document]:
     """Python files under root in path order; each first-level folder is a group, and so are the files beside them."""
-    found = []
+    documents = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if SKIP_PARTS & set(relative.parts[:-1]) or (text := read(path)) is None:
             continue
         group = f"{name}/{relative.parts[0]}" if len(relative.parts) > 1 else name
-        found.append(Document(f"{name}/{relative.as_posix()}", group, "code", text))
-    keep = min(1.0, cap / max(1, sum(len(d.text) for d in found)))
-    return [d for i, d in enumerate(found) if int((i + 1) * keep) > int(i * keep)]
+        documents.append(Document(f"{name}/{relative.as_posix()}", group, "code", text))
+    keep = min(1.0, cap / max(1, sum(len(d.text) for d in documents)))
+    return [d for i, d in enumerate(documents) if int((i + 1) * keep) > int(i * keep)]
 
 
 def text_of(source: str, cap: int) -> list[Document]:
@@ -135,10 +135,10 @@ def text_of(source: str, cap: int) -> list[Document]:
     if source.startswith(hub.PREFIX):
         numbered = enumerate(hub.documents(source, cap))
         return [Document(f"{source}/{i}", f"{source}/{i}", kind, text) for i, (kind, text) in numbered]
-    found = text_files(source)
-    if not found:
+    documents = text_files(source)
+    if not documents:
         raise InputError(f"no readable text matches {source!r}; give a glob of UTF-8 files such as 'books/*.txt'")
-    return found
+    return documents
 
 
 def text_files(pattern: str) -> list[Document]:
@@ -148,7 +148,7 @@ def text_files(pattern: str) -> list[Document]:
     if Path(pattern).is_dir():
         pattern = f"{pattern.rstrip('/')}/**/*"
     root = Path("/") if pattern.startswith("/") else Path()
-    found = []
+    documents = []
     try:
         paths = sorted(root.glob(pattern.lstrip("/")))
     except (ValueError, NotImplementedError) as error:  # "a**b", for example
@@ -158,22 +158,22 @@ def text_files(pattern: str) -> list[Document]:
     for path in paths:
         name = f"{path.parent.name}/{path.name}"
         if path.suffix == ".jsonl" and path.is_file():
-            found += json_lines(path, name)
+            documents += json_lines(path, name)
         elif path.is_file() and (text := read(path)) is not None:
-            found.append(Document(name, name, "code" if path.suffix == ".py" else "book", text))
-    return found
+            documents.append(Document(name, name, "code" if path.suffix == ".py" else "book", text))
+    return documents
 
 
 def json_lines(path: Path, name: str) -> list[Document]:
     """The "text" field of every line. Raises InputError."""
-    found = []
+    documents = []
     try:
         for i, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
             if line.strip():
-                found.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"])))
+                documents.append(Document(f"{name}:{i + 1}", f"{name}:{i + 1}", "book", str(parse(line)["text"])))
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f'{path}, line {len(found) + 1}: give JSON lines like {{"text": "..."}}') from None
-    return found
+        raise InputError(f'{path}, line {len(documents) + 1}: give JSON lines like {{"text": "..."}}') from None
+    return documents
 
 
 def collect(sources: Sources) -> list[Document]:
@@ -196,8 +196,8 @@ def split(documents: list[Document], patterns: list[str]) -> tuple[list[Document
 def tokenise(documents: list[Document], tokenizer, eos: int, vocab: int = 1 << 16) -> Corpus:
     """Encode documents; `tokenizer` is a tokenizers.Tokenizer with at most `vocab` entries."""
     pieces, lengths, kind = [], [], np.uint16 if vocab <= 1 << 16 else np.uint32
-    for at in range(0, len(documents), 64):
-        for encoded in tokenizer.encode_batch([d.text for d in documents[at : at + 64]]):
+    for begin in range(0, len(documents), 64):
+        for encoded in tokenizer.encode_batch([d.text for d in documents[begin : begin + 64]]):
             pieces.append(np.asarray([*encoded.ids, eos], kind))
             lengths.append(len(pieces[-1]))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -78,10 +78,10 @@ class Frozen:
 
         predict: its predictions too.
         """
-        found = self.compute(tokens, position, states, layer, predict)
+        seen = self.compute(tokens, position, states, layer, predict)
         if predict and self.turns is not None:
-            found.predicted = found.predicted.where(self.turns.answers(tokens), IGNORE)
-        return found
+            seen.predicted = seen.predicted.where(self.turns.answers(tokens), IGNORE)
+        return seen
 
     @torch.no_grad()
     def compute(
@@ -98,20 +98,20 @@ class Frozen:
                 past_key_values=cache if layer is not None else None,
                 use_cache=layer is not None,
             )
-        found = TargetStates({n: captured.states[n] for n in states})
+        seen = TargetStates({n: captured.states[n] for n in states})
         if predict:
-            found.predicted = self.predictions(captured.states[self.last])
+            seen.predicted = self.predictions(captured.states[self.last])
         if layer is not None:
             held: Any = cache.layers[layer]
-            found.keys, found.values = held.keys, held.values
-        return found
+            seen.keys, seen.values = held.keys, held.values
+        return seen
 
     @torch.no_grad()
     def predictions(self, state: Tensor) -> Tensor:
         """The target's most likely next token [B,S], given its last states [B,S,d] before the final norm."""
         flat = state.reshape(-1, state.shape[-1])  # max is several times faster than argmax
-        found = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(losses.chunk_rows(self.lm.vocab))]
-        return torch.cat(found).view(state.shape[:-1])
+        tokens = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(losses.chunk_rows(self.lm.vocab))]
+        return torch.cat(tokens).view(state.shape[:-1])
 
     def head_loss(self, normed: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Mean cross-entropy of the target's head on normed [N,d] with labels [N], except where they are IGNORE.
@@ -143,9 +143,9 @@ class Frozen:
         return self.matrix[tokens]
 
 
-def matches(found: Tensor, wanted: Tensor) -> float:
+def matches(predicted: Tensor, wanted: Tensor) -> float:
     """The share of equal tokens where one is wanted (not IGNORE); 0 if there are none."""
-    return float((found == wanted).float().sum() / (wanted != IGNORE).sum().clamp(min=1))
+    return float((predicted == wanted).float().sum() / (wanted != IGNORE).sum().clamp(min=1))
 
 
 def implied_length(shares: Sequence[float]) -> float:

@@ -28,15 +28,15 @@ def wanted_positions(sources: Tensor, layers: int) -> dict[int, Tensor]:
 
 def guided(model, loss_of, sources: Tensor):
     """-> (loss, mean guidance loss) of one call of `loss_of`."""
-    wanted, found = wanted_positions(sources, model.config.num_hidden_layers), []
+    wanted, losses = wanted_positions(sources, model.config.num_hidden_layers), []
 
     def observer(layer, query: Tensor, key: Tensor, scale: float) -> None:
         if layer.layer_idx in wanted:
             logits = (query[:, 0] @ key[:, 0].transpose(-1, -2)).float() * scale
             later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
             logits, positions = logits.masked_fill(later, -1e9).flatten(0, 1), wanted[layer.layer_idx].flatten()
-            found.append(cross_entropy(logits, positions, ignore_index=IGNORE))
+            losses.append(cross_entropy(logits, positions, ignore_index=IGNORE))
 
     with observed(model, observer):
         loss = loss_of()
-    return loss, torch.stack([f for f in found if torch.isfinite(f)]).mean()
+    return loss, torch.stack([f for f in losses if torch.isfinite(f)]).mean()

@@ -34,7 +34,7 @@ class KeptStates(Frozen):
     def compute(
         self, tokens: Tensor, position: Tensor | None, states: Sequence[int], layer: int | None, predict: bool
     ) -> TargetStates:
-        found = []
+        parts = []
         for b, row in enumerate(tokens):
             where = None if position is None else position[b : b + 1]
             given = (row.tolist(), None if where is None else where.tolist(), sorted(states), layer, predict)
@@ -43,8 +43,8 @@ class KeptStates(Frozen):
             if kept is None:
                 kept = _packed(super().compute(row[None], where, states, layer, predict))
                 _save(kept, file)
-            found.append(kept)
-        rows = {name: torch.cat([kept[name] for kept in found]).to(tokens.device) for name in found[0]}
+            parts.append(kept)
+        rows = {name: torch.cat([kept[name] for kept in parts]).to(tokens.device) for name in parts[0]}
         return TargetStates(
             {int(name): x for name, x in rows.items() if name.isdecimal()},
             **{f.name: rows.get(f.name) for f in fields(TargetStates)[1:]},  # type: ignore[arg-type]

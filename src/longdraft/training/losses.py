@@ -31,8 +31,8 @@ class _Head(torch.autograd.Function):
     def forward(ctx: Any, normed: Tensor, matrix: Tensor, score: Score, counted: Tensor) -> Tensor:
         x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), chunk_rows(len(matrix))
         total = torch.zeros((), device=normed.device)
-        for at in range(0, len(x), size):
-            chunk = slice(at, at + size)
+        for begin in range(0, len(x), size):
+            chunk = slice(begin, begin + size)
             loss, by_logits = score(chunk, x[chunk] @ matrix.T)
             total += loss
             gradient[chunk] = by_logits @ matrix
@@ -72,26 +72,26 @@ def distribution_by_matrix(normed: Tensor, matrix: Tensor, targets: Tensor) -> T
 def by_function(normed: Tensor, head: Callable[[Tensor], Tensor], labels: Tensor, vocab: int) -> Tensor:
     """As by_matrix for any head(normed [n,d]) -> logits [n,vocab], which are computed again for the gradient."""
 
-    def one(x: Tensor, y: Tensor) -> Tensor:
+    def chunk_loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), y, ignore_index=IGNORE, reduction="sum")
 
-    return _in_chunks(one, normed, labels, vocab) / _counted(labels)
+    return _in_chunks(chunk_loss, normed, labels, vocab) / _counted(labels)
 
 
 def distribution_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocab: int) -> Tensor:
     """As distribution_by_matrix for any head."""
 
-    def one(x: Tensor, y: Tensor) -> Tensor:
+    def chunk_loss(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(head(x).float(), head(y).float().softmax(-1), reduction="sum")
 
-    return _in_chunks(one, normed, targets, vocab) / len(normed)
+    return _in_chunks(chunk_loss, normed, targets, vocab) / len(normed)
 
 
-def _in_chunks(one: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
-    """Sum of `one` over chunks of x and y; the logits are computed again in the backward pass."""
+def _in_chunks(chunk_loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
+    """Sum of `chunk_loss` over chunks of x and y; the logits are computed again in the backward pass."""
     size = chunk_rows(vocab)
     pairs = zip(x.split(size), y.split(size), strict=True)
-    return torch.stack([checkpoint(one, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
+    return torch.stack([checkpoint(chunk_loss, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
 
 
 def draft_ids(wanted: Tensor, tokens: Tensor, vocab: int) -> Tensor:

@@ -19,10 +19,10 @@ def draw(run: Path) -> Path:
     axes = figure.add_subplot()
     axes.plot([s["tokens"] / 1e6 for s in steps], [s["loss"] for s in steps], lw=1, label="training loss")
     axes.set(xlabel="million tokens", ylabel="nats per token", title=run.name)
-    found = [(p["tokens"] / 1e6, p["acceptance"]) for p in probes if "acceptance" in p]
-    if found:
+    points = [(p["tokens"] / 1e6, p["acceptance"]) for p in probes if "acceptance" in p]
+    if points:
         other = axes.twinx()
-        other.plot(*zip(*found, strict=True), "o-", color="tab:green", label="implied acceptance length, held-out")
+        other.plot(*zip(*points, strict=True), "o-", color="tab:green", label="implied acceptance length, held-out")
         other.set_ylabel("tokens per verification")
         other.legend(loc="lower right")
     axes.legend(loc="upper right")
@@ -39,7 +39,7 @@ def read(run: Path) -> tuple[list[dict], list[dict]]:
     if any(not isinstance(e, dict) or "event" not in e for e in events):
         raise InputError(f"{run}/log.jsonl is not the log of `longdraft train`: give its --work folder")
     kinds = ({e["step"]: e for e in events if e["event"] == kind} for kind in ("step", "probe"))
-    steps, probes = ([found[k] for k in sorted(found)] for found in kinds)
+    steps, probes = ([by_step[k] for k in sorted(by_step)] for by_step in kinds)
     if not steps:
         raise InputError(f"{run}/log.jsonl has no step yet: train first")
     return steps, probes

@@ -25,9 +25,9 @@ def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor
 def rows(corpus: Corpus, kind: str, count: int, size: int) -> torch.Tensor:
     """[count, size]: evenly spaced pieces of the groups of that kind; no rows if no group is long enough."""
     pieces = []
-    for at, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
-        if each == kind and end - at >= size:
-            pieces += [int(p) for p in np.arange(at, end - size + 1, max(1, size // 2))]
+    for begin, end, each in zip(corpus.groups[:-1], corpus.groups[1:], corpus.kinds, strict=True):
+        if each == kind and end - begin >= size:
+            pieces += [int(p) for p in np.arange(begin, end - size + 1, max(1, size // 2))]
     if not pieces:
         return torch.zeros(0, size, dtype=torch.long)
     chosen = [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(count, len(pieces))).astype(int)]
@@ -40,8 +40,8 @@ def mean(values: torch.Tensor) -> float | None:
 
 def each_row(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
     """`losses`, one row at a time to limit memory."""
-    found = [losses(model, row[None], last) for row in tokens]
-    return torch.cat(found) if found else torch.zeros(0, 1)
+    per_row = [losses(model, row[None], last) for row in tokens]
+    return torch.cat(per_row) if per_row else torch.zeros(0, 1)
 
 
 def held_out(model, corpus: Corpus, count: int = 16, size: int = 512) -> dict:
@@ -51,9 +51,9 @@ def held_out(model, corpus: Corpus, count: int = 16, size: int = 512) -> dict:
 
 def by_position(model, corpus: Corpus, kind: str, count: int = 16, size: int = 4096) -> dict:
     """Mean loss between positions 0, 64, 128, 256, ... of held-out rows."""
-    found = each_row(model, rows(corpus, kind, count, size + 1))
+    per_row = each_row(model, rows(corpus, kind, count, size + 1))
     edges = [0, *(2**i for i in range(6, 20) if 2**i <= size)]
-    return {f"{a}-{b}": mean(found[:, a:b]) for a, b in pairwise(edges)} if found.numel() else {}
+    return {f"{a}-{b}": mean(per_row[:, a:b]) for a, b in pairwise(edges)} if per_row.numel() else {}
 
 
 def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int = 8, last: int = 512) -> dict:
@@ -64,16 +64,16 @@ def by_context(model, corpus: Corpus, kind: str, contexts: list[int], count: int
     tokens = rows(corpus, kind, count, max(contexts) + 1)
     if not len(tokens):
         return {}
-    found, before = {}, None
+    records, before = {}, None
     for context in sorted(contexts):
         per_row = each_row(model, tokens[:, -(context + 1) :], min(last, context)).mean(1)
-        found[str(context)] = {"loss": mean(per_row)}
+        records[str(context)] = {"loss": mean(per_row)}
         if before is not None and len(per_row) > 1:
             change = per_row - before
             error = round(float(change.std() / len(change) ** 0.5), 4)
-            found[str(context)] |= {"change": mean(change), "change_stderr": error}
+            records[str(context)] |= {"change": mean(change), "change_stderr": error}
         before = per_row
-    return {"rows": len(tokens), "by_context": found}
+    return {"rows": len(tokens), "by_context": records}
 
 
 def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | None:
@@ -85,29 +85,29 @@ def induction(model, vocab: int, span: int = 128, count: int = 16) -> float | No
 
 def largest_logit(model, tokens: torch.Tensor) -> float | None:
     """The largest causal attention logit in any layer on these rows."""
-    found: list[float] = []
+    largest: list[float] = []
 
     def observer(_, query: torch.Tensor, key: torch.Tensor, scale: float) -> None:
-        found.append(float((query.float() @ key.float().transpose(-1, -2) * scale).tril().amax()))
+        largest.append(float((query.float() @ key.float().transpose(-1, -2) * scale).tril().amax()))
 
     with observed(model, observer):
         each_row(model, tokens)
-    return round(max(found), 2) if found else None
+    return round(max(largest), 2) if largest else None
 
 
 def cheap(model, corpus: Corpus, vocab: int) -> dict:
     """Probes that take a few seconds, for the log."""
-    found = held_out(model, corpus)
+    figures = held_out(model, corpus)
     some = torch.cat([rows(corpus, kind, 1, 513) for kind in ("code", "book")])
-    return {**found, "induction": induction(model, vocab), "largest_logit": largest_logit(model, some)}
+    return {**figures, "induction": induction(model, vocab), "largest_logit": largest_logit(model, some)}
 
 
 def full(model, corpus: Corpus, vocab: int, contexts: list[int], count: int = 8) -> dict:
     """All probes; these take minutes at contexts of 32K."""
-    found = {**cheap(model, corpus, vocab), **held_out(model, corpus, count=64, size=1024)}
-    found["induction_by_span"] = {str(s): induction(model, vocab, s, 8) for s in (64, 256, 512, 1024, 2048)}
+    figures = {**cheap(model, corpus, vocab), **held_out(model, corpus, count=64, size=1024)}
+    figures["induction_by_span"] = {str(s): induction(model, vocab, s, 8) for s in (64, 256, 512, 1024, 2048)}
     for kind in ("code", "book"):
         logit = {"largest_logit": largest_logit(model, rows(corpus, kind, 1, 4097))}
-        found[kind] = {"by_position": by_position(model, corpus, kind), **logit}
-        found[kind] |= by_context(model, corpus, kind, contexts, count)
-    return found
+        figures[kind] = {"by_position": by_position(model, corpus, kind), **logit}
+        figures[kind] |= by_context(model, corpus, kind, contexts, count)
+    return figures

@@ -8,18 +8,31 @@ from torch.distributed.fsdp import fully_shard
 
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
-from longdraft.models.identity import fingerprint
+from longdraft.models.identity import digest
 from longdraft.models.lm import LM
 
 
-def spread(lm: LM, team: Team) -> None:
-    """Divide the layers of a target, loaded on the CPU, among the team's devices; embeddings, norm and head stay whole.
+def spread(lm: LM, team: Team) -> LM:
+    """The target, loaded on the CPU, with its layers divided among the team's devices; embeddings, norm and head stay
+    whole. It replaces `lm`, whose weights it takes.
 
-    Afterwards all processes must run the target equally often and in the same order. Raises InputError for one process.
+    All processes must run it equally often and in the same order. Raises InputError for one process.
     """
     if team.size == 1:
         raise InputError("--spread divides the target among processes, but there is one: start several with torchrun")
-    lm.known, lm.backend = fingerprint(lm), lm.eager  # afterwards no process can read whole weights
+    divided = LM(
+        lm.hf,
+        lm.name,
+        lm.rope,
+        lm.weights,
+        lm.kv,
+        activations=lm.activations,
+        end_tokens=lm.end_tokens,
+        note=lm.note,
+        stored=lm.stored,
+        digest=lm.digest or digest(lm.hf),  # no process can read whole weights from here on
+        backend=lambda eager: eager,
+    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (team.size,))
     body = lm.hf.get_decoder()
@@ -31,3 +44,4 @@ def spread(lm: LM, team: Team) -> None:
     rotations = [m for m in body.children() if not list(m.parameters())]  # their buffers are needed with the states
     for module in (body.get_input_embeddings(), body.norm, lm.hf.get_output_embeddings(), *rotations):
         module.to(device)
+    return divided

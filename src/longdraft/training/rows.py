@@ -58,8 +58,8 @@ def cut(corpus: Corpus, size: int, rng: np.random.Generator, code: float, grid: 
     place = int(rng.integers(places[-1]))
     group = int(np.searchsorted(places, place, side="right"))
     offset = place - (int(places[group - 1]) if group else 0)
-    at = int(corpus.groups[group]) + (offset - offset % (size - 1) if grid else offset)
-    return corpus.tokens[at : at + size]
+    begin = int(corpus.groups[group]) + (offset - offset % (size - 1) if grid else offset)
+    return corpus.tokens[begin : begin + size]
 
 
 def repeat_spans(row: np.ndarray, label: np.ndarray, source: np.ndarray, rng: np.random.Generator, vocab: int) -> None:

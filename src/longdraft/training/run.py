@@ -67,7 +67,7 @@ def _split(documents: list[data.Document], holdout: Path) -> tuple[list[data.Doc
 
 def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str, Tensor]:
     """{kind: [rows, length + 1]} of the held-out text by seed; kinds of text that are too short are left out."""
-    found = {}
+    by_kind = {}
     for kind in data.TEXT_KINDS:
         sizes = [n for n, k in zip(np.diff(corpus.groups), corpus.kinds, strict=True) if k == kind]
         length = min(longest, HELD_OUT_LENGTH, max(sizes, default=0) - 1)
@@ -75,23 +75,23 @@ def held_out_rows(corpus: data.Corpus, longest: int, seed: int = 0) -> dict[str,
             rng = rows.generator(seed, 7)
             code = float(kind == "code")
             selected = [rows.cut(corpus, length + 1, rng, code).astype(np.int64) for _ in range(HELD_OUT_ROWS)]
-            found[kind] = torch.from_numpy(np.stack(selected))
-    return found
+            by_kind[kind] = torch.from_numpy(np.stack(selected))
+    return by_kind
 
 
 @torch.no_grad()
 def acceptance(objective: Objective, texts: dict[str, Tensor], bf16: bool) -> dict[str, Any]:
     """By kind of text, held-out shares by depth and the mean acceptance length they imply; and the mean over kinds."""
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     device = next(objective.module.parameters()).device
     objective.module.eval()
     for kind, text in texts.items():
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             shares = objective.shares(text.to(device))
-        found[kind] = {"by_depth": [round(s, 4) for s in shares], "implied_length": round(implied_length(shares), 4)}
+        by_kind[kind] = {"by_depth": [round(s, 4) for s in shares], "implied_length": round(implied_length(shares), 4)}
     objective.module.train()
-    lengths = [f["implied_length"] for f in found.values()]
-    return found | {"acceptance": sum(lengths) / len(lengths)} if found else {}
+    lengths = [f["implied_length"] for f in by_kind.values()]
+    return by_kind | {"acceptance": sum(lengths) / len(lengths)} if by_kind else {}
 
 
 def train(

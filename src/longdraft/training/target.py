@@ -111,7 +111,7 @@ def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, co
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        found = probes.full(model, heldout, model.config.vocab_size, contexts) if contexts else {}
+        figures = probes.full(model, heldout, model.config.vocab_size, contexts) if contexts else {}
         weights = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
         save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
         config = {**model.config.to_diff_dict(), "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
@@ -120,7 +120,7 @@ def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, co
             shutil.copy(file, draft)
         files = {"patterns": HELD_OUT, "files": heldout.names}
         (draft / data.HOLDOUT).write_text(json.dumps(files, indent=1) + "\n")
-        record = {"parameters": sum(p.numel() for p in model.parameters()), **facts, **state, "full_probes": found}
+        record = {"parameters": sum(p.numel() for p in model.parameters()), **facts, **state, "full_probes": figures}
         (draft / "training.json").write_text(json.dumps(record, indent=1) + "\n")
         out.mkdir(parents=True, exist_ok=True)
         for file in sorted(draft.iterdir()):

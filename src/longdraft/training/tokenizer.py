@@ -33,8 +33,8 @@ def sample(texts: list[str], characters: int) -> Iterator[str]:
     """Evenly spread pieces of the texts, about `characters` in all; deterministic."""
     share = min(1.0, characters / max(1, sum(map(len, texts))))
     for text in texts:
-        for at in range(0, len(text), 20_000):
-            yield text[at : at + max(1, int(20_000 * share))]
+        for begin in range(0, len(text), 20_000):
+            yield text[begin : begin + max(1, int(20_000 * share))]
 
 
 def save(tokenizer: Tokenizer, folder: Path, positions: int) -> None:

@@ -95,7 +95,10 @@ def train(
     the team. With patience, weights are also saved in work/best when probe()["acceptance"] improves, and the run ends
     after that many evaluations without improvement. facts: recorded with the run. Raises InputError.
     """
-    s, plan, parts, team = settings, settings.plan, settings.parts, settings.team
+    s = settings
+    plan = settings.plan
+    parts = settings.parts
+    team = settings.team
     team.share(parts)  # raises before any work is done
     made, records = optimisers(model, *s.rates), s.work / "checkpoints"
     log = EventLog(s.work / "log.jsonl", silent=not team.first)
@@ -153,15 +156,19 @@ def train(
 
 def stale(probes: list[dict], patience: int) -> bool:
     """Whether the last `patience` evaluations did not improve on the best acceptance before them (0: never)."""
-    found = [p.get("acceptance", 0.0) for p in probes]
-    return patience > 0 and len(found) > patience and max(found[:-patience]) >= max(found[-patience:])
+    rates = [p.get("acceptance", 0.0) for p in probes]
+    return patience > 0 and len(rates) > patience and max(rates[:-patience]) >= max(rates[-patience:])
 
 
 class Meter:
     """Losses and tokens since the last report; time spent in `paused` is not counted."""
 
     def __init__(self, log: EventLog):
-        self.log, self.losses, self.tokens, self.norm, self.window_start = log, [], 0, 0.0, time.monotonic()
+        self.log = log
+        self.losses = []
+        self.tokens = 0
+        self.norm = 0.0
+        self.window_start = time.monotonic()
 
     def add(self, tokens: int, loss: float, norm: float) -> None:
         self.tokens, self.norm = self.tokens + tokens, norm
@@ -199,8 +206,8 @@ def update(model, made: list, loss: float, step: int, factor: float, records: Pa
     if not math.isfinite(loss) or not math.isfinite(norm):
         kept = checkpoint.listed(records)
         where = f"last good checkpoint: {kept[-1]}" if kept else "no checkpoint was written yet"
-        what = f"the loss is not a number at step {step} ({where})"
-        raise InputError(f"{what}; try --resume with lower --matrix-rate and --other-rate")
+        fault = f"the loss is not a number at step {step} ({where})"
+        raise InputError(f"{fault}; try --resume with lower --matrix-rate and --other-rate")
     for each in made:
         for group in each.param_groups:
             group["lr"] = group["full_rate"] * factor

@@ -42,13 +42,13 @@ class Turns:
 
     def answers(self, tokens: Tensor) -> Tensor:
         """tokens [B,S] -> bool [B,S]: at t, whether token t+1 belongs to an answer that begins in the row."""
-        found = torch.zeros_like(tokens, dtype=torch.bool)
+        mask = torch.zeros_like(tokens, dtype=torch.bool)
         size = len(self.begin)
         if tokens.shape[1] < size:
-            return found
+            return mask
         begins = (tokens.unfold(1, size, 1) == torch.tensor(self.begin, device=tokens.device)).all(-1)
-        for b, at in begins.nonzero().tolist():
-            first = at + size  # of the answer
+        for b, begin in begins.nonzero().tolist():
+            first = begin + size  # of the answer
             ends = (tokens[b, first:] == self.end).nonzero()
-            found[b, first - 1 : first + int(ends[0]) if len(ends) else None] = True
-        return found
+            mask[b, first - 1 : first + int(ends[0]) if len(ends) else None] = True
+        return mask

@@ -24,29 +24,29 @@ ABOUT = "Every number links to the records that it was computed from, and every 
 ABOUT += " command, code, versions, machine and seed."
 
 
-def page(found: list[Section], drawn: list[list[Plot]], missing: str = "") -> str:
+def page(report: list[Section], drawn: list[list[Plot]], missing: str = "") -> str:
     """The text of the page; missing: why it has no plots. What records say is escaped, so it stays text."""
-    ids = records.run_ids(found)
-    tables = [_section(s, plots, i, ids) for i, (s, plots) in enumerate(zip(found, drawn, strict=True), 1)]
-    listed = [records.records(s, i, ids) for i, s in enumerate(found, 1)]
+    ids = records.run_ids(report)
+    tables = [_section(s, plots, i, ids) for i, (s, plots) in enumerate(zip(report, drawn, strict=True), 1)]
+    listed = [records.records(s, i, ids) for i, s in enumerate(report, 1)]
     about = ABOUT + (f" This page has {escape(missing)}." if missing else "")
     return "".join(
         [
             f"{HEAD}<style>{CSS}</style></head><body>\n<h1>longdraft: measurements</h1>\n<p>{about}</p>\n",
-            _contents(found),
+            _contents(report),
             *tables,
-            f'<h2 id="runs">Runs</h2>\n{records.runs(found, ids)}<h2 id="records">Records</h2>\n',
+            f'<h2 id="runs">Runs</h2>\n{records.runs(report, ids)}<h2 id="records">Records</h2>\n',
             *listed,
             "</body></html>\n",
         ]
     )
 
 
-def _contents(found: list[Section]) -> str:
-    entries = "".join(f'<li><a href="#t{i}">{escape(s.title)}</a></li>' for i, s in enumerate(found, 1))
-    summary = f"<summary>{len(found)} table{'s' * (len(found) > 1)}</summary>"
+def _contents(report: list[Section]) -> str:
+    entries = "".join(f'<li><a href="#t{i}">{escape(s.title)}</a></li>' for i, s in enumerate(report, 1))
+    summary = f"<summary>{len(report)} table{'s' * (len(report) > 1)}</summary>"
     last = '<p><a href="#runs">Runs</a>, <a href="#records">records</a></p>'
-    return f"<nav><details{' open' * (len(found) < 9)}>{summary}<ol>{entries}</ol></details>{last}</nav>\n"
+    return f"<nav><details{' open' * (len(report) < 9)}>{summary}<ol>{entries}</ol></details>{last}</nav>\n"
 
 
 def _section(s: Section, plots: list[Plot], number: int, ids: dict[str, str]) -> str:

@@ -43,15 +43,15 @@ COLUMNS = {  # of a task: {heading: field of the record}
 }
 
 
-def run_ids(found: list[Section]) -> dict[str, str]:
+def run_ids(report: list[Section]) -> dict[str, str]:
     """{the `run` of a record: its id on the page}; what a record says is never an id itself."""
-    runs = dict.fromkeys(str(r["run"]) for s in found for r in s.records)
+    runs = dict.fromkeys(str(r["run"]) for s in report for r in s.records)
     return {run: f"run{i}" for i, run in enumerate(runs, 1)}
 
 
-def runs(found: list[Section], ids: dict[str, str]) -> str:
+def runs(report: list[Section], ids: dict[str, str]) -> str:
     """What all records of a run share."""
-    firsts = {str(r["run"]): r for s in reversed(found) for r in reversed(s.records)}
+    firsts = {str(r["run"]): r for s in reversed(report) for r in reversed(s.records)}
     return "".join(_run(firsts[run], i) for run, i in ids.items())
 
 

@@ -73,7 +73,7 @@ class Choice:
 
     def find(self, target: LM) -> tuple[list[Peer], list[str]]:
         """The peers, and a line on each that cannot be had (Absent). Raises InputError for a label that none has."""
-        found: list[Peer] = []
+        peers: list[Peer] = []
         offered: list[str] = []
         lines = [NOT_ITS_BEST] if NAME in self.chosen and self.server is None else []
         for name in self.chosen:
@@ -83,17 +83,17 @@ class Choice:
                     if self.labels and label not in self.labels:
                         continue
                     try:
-                        found.append(make(label))
+                        peers.append(make(label))
                     except CannotRun as why:
                         lines.append(left_out(label, why))
-                        found.append(Absent(name, label, why))
+                        peers.append(Absent(name, label, why))
             except CannotRun as why:
                 lines.append(left_out(name, why))
-                found.append(Absent(name, name, why))
+                peers.append(Absent(name, name, why))
                 offered += [label for label in self.labels if label.startswith(name)]
         if unknown := [label for label in self.labels if label not in offered]:
             raise InputError(f"--peer-only has no {unknown[0]!r} to choose from: {', '.join(offered) or 'none'}")
-        return found, lines
+        return peers, lines
 
     def draft(self, is_gguf: bool) -> Path | None:
         """The small model in the form that an engine reads."""
@@ -180,14 +180,14 @@ def _is_program(file: Path) -> bool:
     return file.is_file() and os.access(file, os.X_OK)
 
 
-def _check(file: Path, what: str) -> None:
+def _check(file: Path, role: str) -> None:
     try:
         with file.open("rb") as f:
             magic = f.read(4)
     except OSError as error:
-        raise InputError(f"cannot read {file} ({error.strerror}): give {what}") from None
+        raise InputError(f"cannot read {file} ({error.strerror}): give {role}") from None
     if magic != b"GGUF":
-        raise InputError(f"{file} is not a GGUF file: give {what}")
+        raise InputError(f"{file} is not a GGUF file: give {role}")
 
 
 def _given(draft: Path | None, form: str) -> Path:

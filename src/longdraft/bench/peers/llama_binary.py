@@ -49,15 +49,15 @@ class Binary(Build):
 
     def words(self, s: Settings) -> list[str]:
         """The options of its command line."""
-        found = ["--model", str(s.file), "--ctx-size", str(s.context), "--parallel", str(s.rows)]
-        found += ["--threads", str(s.threads), "--threads-batch", str(s.threads), "--flash-attn", self.flash]
-        found += ["--host", "127.0.0.1", "--port", "0", "--cache-ram", "0", "--fit", "off", "--offline"]
-        found += ["--slot-save-path", s.folder] if s.folder else []
-        found += ["--spec-type", s.kind] if s.kind != "none" else []
+        line = ["--model", str(s.file), "--ctx-size", str(s.context), "--parallel", str(s.rows)]
+        line += ["--threads", str(s.threads), "--threads-batch", str(s.threads), "--flash-attn", self.flash]
+        line += ["--host", "127.0.0.1", "--port", "0", "--cache-ram", "0", "--fit", "off", "--offline"]
+        line += ["--slot-save-path", s.folder] if s.folder else []
+        line += ["--spec-type", s.kind] if s.kind != "none" else []
         if s.draft is not None:
-            found += ["--model-draft", str(s.draft), "--threads-draft", str(s.threads)]
-            found += ["--threads-batch-draft", str(s.threads)]
-        return found + _scale(s.rope)
+            line += ["--model-draft", str(s.draft), "--threads-draft", str(s.threads)]
+            line += ["--threads-batch-draft", str(s.threads)]
+        return line + _scale(s.rope)
 
 
 def _scale(rope: dict[str, Any]) -> list[str]:
@@ -65,12 +65,12 @@ def _scale(rope: dict[str, Any]) -> list[str]:
     kind = rope.get("rope_type")
     if kind not in ("yarn", "linear"):
         return []
-    found = ["--rope-scaling", kind, "--rope-freq-scale", repr(1 / rope["factor"])]
+    words = ["--rope-scaling", kind, "--rope-freq-scale", repr(1 / rope["factor"])]
     if kind == "yarn":
-        found += ["--yarn-orig-ctx", str(int(rope["original_max_position_embeddings"]))]
-        found += ["--yarn-beta-fast", str(rope.get("beta_fast") or 32.0)]
-        found += ["--yarn-beta-slow", str(rope.get("beta_slow") or 1.0)]
-    return found
+        words += ["--yarn-orig-ctx", str(int(rope["original_max_position_embeddings"]))]
+        words += ["--yarn-beta-fast", str(rope.get("beta_fast") or 32.0)]
+        words += ["--yarn-beta-slow", str(rope.get("beta_slow") or 1.0)]
+    return words
 
 
 @cache
@@ -94,8 +94,8 @@ def _asked(file: Path) -> tuple[str, dict[str, Any]]:
 @cache
 def _kinds(file: Path) -> list[str]:
     """The kinds of speculation that its help names, in its order."""
-    found = re.search(r"^--spec-type\s+(\S+)", _output(file, "--help"), re.M)
-    return list(dict.fromkeys(["none", *(found[1].split(",") if found else [])]))
+    match = re.search(r"^--spec-type\s+(\S+)", _output(file, "--help"), re.M)
+    return list(dict.fromkeys(["none", *(match[1].split(",") if match else [])]))
 
 
 def _output(file: Path, *words: str) -> str:
@@ -118,8 +118,8 @@ def _address(process: subprocess.Popen[bytes], log: IO[bytes], file: Path) -> st
     deadline = monotonic() + LOADING
     while monotonic() < deadline:
         text = os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")  # the process writes at the file's place
-        if found := re.search(r"listening on (http://\S+)", text):
-            return found[1]
+        if match := re.search(r"listening on (http://\S+)", text):
+            return match[1]
         if process.poll() is not None:
             lines = [line for line in text.splitlines() if "error" in line.lower()] or text.splitlines()
             raise CannotRun(f"it cannot load {file.name} ({' '.join(lines[-1:])[:200]})")

@@ -26,7 +26,10 @@ class LlamaCpp(Peer):
 
     def __init__(self, label: str, build: Build, file: Path, kind: str = "none", draft: Path | None = None):
         build.check(kind)
-        self.build, self.file, self.kind, self.draft = build, file, kind, draft
+        self.build = build
+        self.file = file
+        self.kind = kind
+        self.draft = draft
         options = {"speculation": kind, "file": file.name} | ({} if draft is None else {"draft": draft.name})
         super().__init__(build.name, label, build.version, options)
         self.origin |= {"peer_build": build.facts}
@@ -83,8 +86,8 @@ class _Reading(Reading):
             self.server.restore()
         work = self.work if sampler is None else replace(self.work, sampler=sampler)
         begin = perf_counter()
-        found = self.server.complete(work, limit)
-        seconds, tokens, timings = perf_counter() - begin, found["tokens"], found["timings"]
+        answer = self.server.complete(work, limit)
+        seconds, tokens, timings = perf_counter() - begin, answer["tokens"], answer["timings"]
         if len(tokens) != limit:
             raise CannotRun(f"it ended after {len(tokens)} of {limit} tokens")
         drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)

@@ -35,8 +35,8 @@ class Wheel(Build):
         facts: dict[str, Any] = {"from": "wheel", "flash_attention": "auto"}
         if (told := getattr(self.lib, "get_system_info", None)) is not None:
             facts["system_info"] = told()
-        if "compiler" in (found := getattr(self.lib, "BUILD_INFO", {})):
-            facts["compiler"] = found["compiler"]
+        if "compiler" in (build := getattr(self.lib, "BUILD_INFO", {})):
+            facts["compiler"] = build["compiler"]
         super().__init__(WHEEL, f"xllamacpp {self.lib.__version__}", facts)
 
     def check(self, kind: str) -> None:
@@ -49,7 +49,10 @@ class Wheel(Build):
     def start(self, settings: Settings) -> LlamaServer:
         p, s = self.lib.CommonParams(), settings
         p.model.path, p.n_ctx, p.n_parallel = str(s.file), s.context, s.rows
-        p.cache_ram_mib, p.fit_params, p.verbosity, p.port = 0, False, 0, 0
+        p.cache_ram_mib = 0
+        p.fit_params = False
+        p.verbosity = 0
+        p.port = 0
         if s.folder:
             p.slot_save_path = s.folder + "/"
         p.speculative.types = [self._type(s.kind)]
@@ -67,9 +70,9 @@ class Wheel(Build):
 
     def _type(self, kind: str) -> Any:
         name = f"{PREFIX}{kind.upper().replace('-', '_')}"
-        if (found := getattr(getattr(self.lib, "common_speculative_type", None), name, None)) is None:
+        if (value := getattr(getattr(self.lib, "common_speculative_type", None), name, None)) is None:
             raise CannotRun(f"{self.version} does not offer {kind}")
-        return found
+        return value
 
     def _scale(self, p: Any, rope: dict[str, Any]) -> None:
         """The scaling of the model's rotations; a kind that only a GGUF file can describe is left to the file."""

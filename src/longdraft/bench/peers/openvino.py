@@ -24,7 +24,10 @@ class OpenVINO(Peer):
     def __init__(self, label: str, python: Path, file: Path, kind: str = "none", draft: Path | None = None):
         options = {"speculation": kind, "file": file.name} | ({} if draft is None else {"draft": draft.name})
         super().__init__(NAME, label, installed(python, PACKAGE), options)
-        self.python, self.file, self.kind, self.draft = python, file, kind, draft
+        self.python = python
+        self.file = file
+        self.kind = kind
+        self.draft = draft
         self.origin |= {"peer_build": {"key_value_precision": KEYS}}
 
     def read(self, work: Work) -> Reading:
@@ -58,21 +61,21 @@ class _Reading(Reading):
             raise
 
     def _ask(self, limit: int) -> dict[str, Any]:
-        found = self.worker.ask(do="decode", prompt=self.work.prompts[0], limit=limit)
-        if len(found["tokens"]) != limit or not found["times"]:
-            raise CannotRun(f"it ended after {len(found['tokens'])} of {limit} tokens")
-        return found
+        answer = self.worker.ask(do="decode", prompt=self.work.prompts[0], limit=limit)
+        if len(answer["tokens"]) != limit or not answer["times"]:
+            raise CannotRun(f"it ended after {len(answer['tokens'])} of {limit} tokens")
+        return answer
 
     def decode(self, limit: int, sampler: Sampler | None = None) -> PeerOutput:
-        found = self._ask(limit)
-        counts, times = found["counts"], found["times"]
+        answer = self._ask(limit)
+        counts, times = answer["counts"], answer["times"]
         emitted, steps, seconds = sum(counts[1:]), len(counts) - 1, times[-1] - times[0]
         if not steps:
             raise CannotRun(f"it gave all {limit} tokens at once, so their time is not known")
         own: dict[str, Any] = {"peer_timings": {"load_s": self.load_s, "first_token_s": times[0]}}
         own |= {"mean_acceptance_length": emitted / steps, "verify_steps": steps}
         stats = Stats(self.prefill_s, decode_s=seconds, verify_s=seconds, emitted=emitted)
-        return PeerOutput([found["tokens"]], stats, own)
+        return PeerOutput([answer["tokens"]], stats, own)
 
     def close(self) -> None:
         self.worker.close()

@@ -69,8 +69,8 @@ class Engine:
         for name, value in (settings | SETTINGS[self.kind]).items():
             setattr(config, name, value)
         clock = self._clock()
-        found = self.pipeline.generate(inputs, config, clock)
-        return {"tokens": list(found.tokens[0]), "counts": clock.counts, "times": clock.times}
+        output = self.pipeline.generate(inputs, config, clock)
+        return {"tokens": list(output.tokens[0]), "counts": clock.counts, "times": clock.times}
 
     def _clock(self) -> Any:
         lib, begin = self.lib, perf_counter()

@@ -17,19 +17,19 @@ def by_position(records: list[Record]) -> Any:
 
     None without drafts, or if an oracle set their acceptance.
     """
-    found: dict[int, dict[str, dict[float, Point]]] = {}
+    by_context: dict[int, dict[str, dict[float, Point]]] = {}
     for context, label, same in cells([r for r in records if not by_peer(r) and "oracle" not in r]):
         shares = [r["acceptance_per_position"] for r in same]
         depth = min(max(map(len, shares), default=0), DEEPEST)
         columns = [[s[i] if i < len(s) else 0.0 for s in shares] for i in range(depth)]
         points = {i + 1.0: Point(fmean(c), min(c), max(c), link(same)) for i, c in enumerate(columns) if any(c)}
         if points:
-            found.setdefault(context, {})[label] = points
-    if not found:
+            by_context.setdefault(context, {})[label] = points
+    if not by_context:
         return None
-    figure, rows = panels(len(found), 1.7, "Acceptance by position in the draft")
-    labels = list(dict.fromkeys(label for series in found.values() for label in series))
-    for axes, (context, series) in zip(rows, found.items(), strict=True):
+    figure, rows = panels(len(by_context), 1.7, "Acceptance by position in the draft")
+    labels = list(dict.fromkeys(label for series in by_context.values() for label in series))
+    for axes, (context, series) in zip(rows, by_context.items(), strict=True):
         lines(axes, {label: series.get(label, {}) for label in labels}, THIN)
         axes.set(ylim=(0, 1.02), ylabel="share of steps")
         axes.set_title(f"context {size(context)}", fontsize=9, loc="left")
@@ -58,18 +58,18 @@ def without_budget(record: Record) -> str:
 
 def by_budget(records: list[Record]) -> Any:
     """-> figure: accepted length against the share of keys that drafts read. None with a single budget per context."""
-    found: dict[int, dict[str, dict[float, Point]]] = {}
+    by_context: dict[int, dict[str, dict[float, Point]]] = {}
     for context, _, (r, *_) in cells(records):
         if (keys := budget(r)) is not None:
             mean, error = r["mean_acceptance_length"], r["stderr_clustered"] or r["stderr"] or 0.0
-            line = found.setdefault(context, {}).setdefault(without_budget(r), {})
+            line = by_context.setdefault(context, {}).setdefault(without_budget(r), {})
             line[100 * keys / context] = Point(mean, mean - error, mean + error, link([r]))
-    found = {c: series for c, series in found.items() if max(map(len, series.values())) > 1}
-    if not found:
+    by_context = {c: series for c, series in by_context.items() if max(map(len, series.values())) > 1}
+    if not by_context:
         return None
-    figure, rows = panels(len(found), 1.8, "Acceptance against budget (controls in grey)")
-    labels = list(dict.fromkeys(label for series in found.values() for label in series))
-    for axes, (context, series) in zip(rows, found.items(), strict=True):
+    figure, rows = panels(len(by_context), 1.8, "Acceptance against budget (controls in grey)")
+    labels = list(dict.fromkeys(label for series in by_context.values() for label in series))
+    for axes, (context, series) in zip(rows, by_context.items(), strict=True):
         lines(axes, {label: series.get(label, {}) for label in labels}, THIN)
         axes.set_ylabel("accepted length")
         axes.set_ylim(bottom=min(1, axes.get_ylim()[0]))

@@ -27,9 +27,9 @@ def link(records: list[Record]) -> str | None:
 def dots(axes: Any, rows: Sequence[str], cells: Mapping[str, Mapping[str, Point]]) -> None:
     """A row per method, in its colour; the marker tells the cell. cells: {cell: {row: Point}}."""
     step = min(0.2, 0.7 / max(len(cells), 1))
-    for i, (cell, found) in enumerate(cells.items()):
+    for i, (cell, points) in enumerate(cells.items()):
         marker = MARKERS[i % len(MARKERS)]
-        for row, p in found.items():
+        for row, p in points.items():
             y, c = rows.index(row) + step * (i - (len(cells) - 1) / 2), colour(row)
             axes.plot([p.least, p.most], [y, y], color=c, lw=1.2, alpha=0.55, zorder=2)
             axes.plot([p.value], [y], marker, color=c, ms=4.5, mec="white", mew=0.4, url=p.url, zorder=3)
@@ -42,10 +42,10 @@ def dots(axes: Any, rows: Sequence[str], cells: Mapping[str, Mapping[str, Point]
 def lines(axes: Any, series: Mapping[str, Mapping[float, Point]], dashed: Sequence[str] = ()) -> None:
     """A line per label over x, with ranges; a label of `dashed` is drawn thinner, as a control."""
     for label, look in looks(series).items():
-        found, thin = sorted(series[label].items()), label in dashed
+        points, thin = sorted(series[label].items()), label in dashed
         style = {"color": look.color, "ls": look.linestyle, "lw": 1.1 if thin else 1.7}
-        axes.plot([x for x, _ in found], [p.value for _, p in found], **style, zorder=3)
-        for x, p in found:
+        axes.plot([x for x, _ in points], [p.value for _, p in points], **style, zorder=3)
+        for x, p in points:
             axes.plot([x, x], [p.least, p.most], color=look.color, lw=1, alpha=0.45, zorder=2)
             axes.plot([x], [p.value], look.marker, color=look.color, ms=4.5, mec="white", mew=0.4, url=p.url, zorder=4)
         axes.plot([], [], marker=look.marker, ms=4.5, label=shown(label), **style)

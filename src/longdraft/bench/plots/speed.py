@@ -11,21 +11,21 @@ from longdraft.bench.plots.style import legend, panels, shade_losses, shown, siz
 
 def speedup(records: list[Record]) -> Any:
     """-> figure: speedup over plain decoding against context; with one context, by method. None without drafts."""
-    found: dict[str, dict[int, Point]] = {}
+    by_label: dict[str, dict[int, Point]] = {}
     for context, label, same in cells([r for r in records if not by_peer(r)]):
         gains = ratios(same, records, "speedup")
         if label != "plain" and gains:
-            found.setdefault(label, {})[context] = Point(*spread(gains), link(same))
-    contexts = sorted({context for points in found.values() for context in points})
-    if not found:
+            by_label.setdefault(label, {})[context] = Point(*spread(gains), link(same))
+    contexts = sorted({context for points in by_label.values() for context in points})
+    if not by_label:
         return None
-    return _by_context(found, contexts) if len(contexts) > 1 else _by_method(found, contexts[0])
+    return _by_context(by_label, contexts) if len(contexts) > 1 else _by_method(by_label, contexts[0])
 
 
-def _by_context(found: dict[str, dict[int, Point]], contexts: list[int]) -> Any:
+def _by_context(by_label: dict[str, dict[int, Point]], contexts: list[int]) -> Any:
     figure, (axes,) = panels(1, 2.7, "Speedup against context")
     beside = (contexts[-1] / contexts[0]) ** 0.014  # ranges at one context stand beside each other
-    lines(axes, {label: {c * beside**i: p for c, p in found[label].items()} for i, label in enumerate(found)})
+    lines(axes, {label: {c * beside**i: p for c, p in by_label[label].items()} for i, label in enumerate(by_label)})
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [size(c) for c in contexts])
     axes.minorticks_off()
@@ -36,10 +36,10 @@ def _by_context(found: dict[str, dict[int, Point]], contexts: list[int]) -> Any:
     return figure
 
 
-def _by_method(found: dict[str, dict[int, Point]], context: int) -> Any:
-    rows = list(found)
+def _by_method(by_label: dict[str, dict[int, Point]], context: int) -> Any:
+    rows = list(by_label)
     figure, (axes,) = panels(1, 0.4 + 0.16 * _lines(rows), f"Speedup at a context of {size(context)}")
-    dots(axes, rows, {size(context): {label: found[label][context] for label in rows}})
+    dots(axes, rows, {size(context): {label: by_label[label][context] for label in rows}})
     axes.set_xlabel("speedup over plain (×); shaded: slower")
     axes.set_xlim(left=min(0.9, axes.get_xlim()[0]))
     shade_losses(axes, "x")
@@ -50,16 +50,16 @@ def beside_peers(records: list[Record]) -> Any:
     """-> figure: tokens per second of all methods and other engines. None without other engines."""
     if not any(map(by_peer, records)):
         return None
-    found: dict[str, dict[str, Point]] = {}
+    by_context: dict[str, dict[str, Point]] = {}
     best: dict[str, float] = {}
     for context, label, same in cells(records):
         p = Point(*spread([r["tokens_per_s"] for r in same]), link(same))
-        found.setdefault(size(context), {})[label] = p
+        by_context.setdefault(size(context), {})[label] = p
         best[label] = max(p.value, best.get(label, 0))
     ours = {r["label"]: not by_peer(r) for r in records}
     rows = sorted(best, key=lambda label: (not ours[label], -best[label]))
-    figure, (axes,) = panels(1, 0.5 + (0.09 + 0.03 * len(found)) * _lines(rows), "Speed beside other engines")
-    dots(axes, rows, found)
+    figure, (axes,) = panels(1, 0.5 + (0.09 + 0.03 * len(by_context)) * _lines(rows), "Speed beside other engines")
+    dots(axes, rows, by_context)
     axes.axhline(sum(ours.values()) - 0.5, color="#333333", lw=0.8)
     axes.set_xlim(left=0)
     axes.set_xlabel("tokens per second after the prefill; marker: context")

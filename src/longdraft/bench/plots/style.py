@@ -39,12 +39,12 @@ def colour(label: str) -> str:
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """Labels of the same colour get different shades of it, markers and lines."""
-    found: dict[str, Look] = {}
+    chosen: dict[str, Look] = {}
     for label in dict.fromkeys(labels):
-        k = sum(colour(other) == colour(label) for other in found)
+        k = sum(colour(other) == colour(label) for other in chosen)
         shade = SHADES[k % len(SHADES)]
-        found[label] = Look(shaded(colour(label), shade), MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
-    return found
+        chosen[label] = Look(shaded(colour(label), shade), MARKERS[k % len(MARKERS)], DASHES[k % len(DASHES)])
+    return chosen
 
 
 def shaded(color: str, by: float) -> str:

@@ -16,14 +16,14 @@ STEP["choosing and copying keys"] = "#009e73"
 
 def per_token(records: list[Record]) -> Any:
     """-> figure: milliseconds per new token by method, a panel per context. None without drafts."""
-    found: dict[int, dict[str, list[Record]]] = {}
+    by_context: dict[int, dict[str, list[Record]]] = {}
     for context, label, same in cells([r for r in records if not by_peer(r)]):
-        found.setdefault(context, {})[label] = same
-    if max((len(methods) for methods in found.values()), default=0) < 2:
+        by_context.setdefault(context, {})[label] = same
+    if max((len(methods) for methods in by_context.values()), default=0) < 2:
         return None
-    tall = max(sum(2 + shown(label, wrap=True).count("\n") for label in methods) for methods in found.values())
-    figure, rows = panels(len(found), 0.3 + 0.15 * tall, "Where the time of a token goes")
-    for axes, (context, methods) in zip(rows, found.items(), strict=True):
+    tall = max(sum(2 + shown(label, wrap=True).count("\n") for label in methods) for methods in by_context.values())
+    figure, rows = panels(len(by_context), 0.3 + 0.15 * tall, "Where the time of a token goes")
+    for axes, (context, methods) in zip(rows, by_context.items(), strict=True):
         _stacked(axes, {label: _parts(same) for label, same in methods.items()}, COLOURS, list(methods.values()))
         axes.set_title(f"context {size(context)}", fontsize=9, loc="left")
     rows[-1].set_xlabel("milliseconds per new token (the middle repeat)")
@@ -42,19 +42,19 @@ def _parts(same: list[Record]) -> dict[str, float]:
 
 def of_a_step(records: list[Record]) -> Any:
     """-> figure: the parts of one decoding step beside plain decoding's (task steps). None if some were not timed."""
-    found, sources = {}, []
+    steps, sources = {}, []
     for context in sorted({r["context"] for r in records}):
         same = {r["label"]: r for r in records if r["context"] == context}
         ms = {label: median(r["ms"]) for label, r in same.items()}
         if not ms.keys() >= STEP_PARTS:
             continue
-        found[f"plain, {size(context)}"] = {"one token": ms["plain"]}
-        found[f"vegas, {size(context)}"] = step_parts(ms)
+        steps[f"plain, {size(context)}"] = {"one token": ms["plain"]}
+        steps[f"vegas, {size(context)}"] = step_parts(ms)
         sources += [[same["plain"]], [same["draft at 7%"]]]
-    if not found:
+    if not steps:
         return None
-    figure, (axes,) = panels(1, 0.5 + 0.32 * len(found), "Where the time of a step goes")
-    _stacked(axes, found, STEP, sources)
+    figure, (axes,) = panels(1, 0.5 + 0.32 * len(steps), "Where the time of a step goes")
+    _stacked(axes, steps, STEP, sources)
     axes.set_xlabel("milliseconds (a step of vegas gives 1 to 8 tokens)")
     legend(figure, axes)
     return figure

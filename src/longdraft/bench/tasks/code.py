@@ -61,13 +61,13 @@ def files() -> tuple[File, ...]:
         spec = find_spec(package)
         if spec is not None and spec.submodule_search_locations:
             roots.append((package, Path(next(iter(spec.submodule_search_locations)))))
-    found = []
+    listed = []
     for name, root in roots:
         for path in root.rglob("*.py"):
             inside = path.relative_to(root)
             if not LEFT_OUT & {*inside.parts[:-1]} and SMALLEST <= (size := path.stat().st_size) <= LARGEST:
-                found.append(File(f"{name}/{inside.as_posix()}", path, size))
-    return tuple(sorted(found, key=lambda f: f.name))
+                listed.append(File(f"{name}/{inside.as_posix()}", path, size))
+    return tuple(sorted(listed, key=lambda f: f.name))
 
 
 def shuffled(seed: int, *about: object) -> random.Random:
@@ -89,10 +89,10 @@ def mixed(names: list[str], rng: random.Random) -> list[str]:
 
 def folders() -> dict[str, list[File]]:
     """The files of each folder, by its name."""
-    found: dict[str, list[File]] = {}
+    by_folder: dict[str, list[File]] = {}
     for file in files():
-        found.setdefault(file.folder, []).append(file)
-    return found
+        by_folder.setdefault(file.folder, []).append(file)
+    return by_folder
 
 
 def parsed(text: str) -> ast.Module | None:

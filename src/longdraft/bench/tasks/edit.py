@@ -47,11 +47,11 @@ def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
 
 def by_size(fitting: Fitting, tokens: int, rng: random.Random) -> list[File]:
     """Files of about so many tokens or a little more, in random order; then longer ones, which lose more lines."""
-    least, found = 0.9 * tokens * fitting.characters_per_token, list[File]()
+    least, selected = 0.9 * tokens * fitting.characters_per_token, list[File]()
     for low, high in pairwise((1.0, *SHARES)):
         there = {f.name: f for f in files() if low * least <= f.bytes < high * least}
-        found += [there[name] for name in mixed([*there], rng)]
-    return found
+        selected += [there[name] for name in mixed([*there], rng)]
+    return selected
 
 
 def instruction(kind: str, text: str, rng: random.Random | None) -> str:
@@ -75,9 +75,9 @@ def names_in(text: str, documented: bool) -> list[str]:
     """Functions in the lines that are complete: those with a docstring, or those that are named more than once."""
     while text and not is_code(text):
         text = text.rstrip("\n").rpartition("\n")[0]
-    found = []
+    names = []
     for _, node in functions(text + "\n"):
         used = len(re.findall(rf"\b{re.escape(node.name)}\b", text))
         if not node.name.startswith("__") and (ast.get_docstring(node) if documented else used > 1):
-            found.append(node.name)
-    return list(dict.fromkeys(found))
+            names.append(node.name)
+    return list(dict.fromkeys(names))

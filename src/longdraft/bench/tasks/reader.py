@@ -99,7 +99,7 @@ def format_of(line: dict[str, Any]) -> Format | None:
 
 def read(path: Path) -> list[Task]:
     """The tasks of a file, in its order. Raises InputError with the line that is wrong."""
-    found, names = [], set[tuple[str, str]]()
+    tasks, names = [], set[tuple[str, str]]()
     for number, where, line in _lines(path):
         kind = format_of(line) if isinstance(line, dict) else None
         if kind is None:
@@ -113,10 +113,10 @@ def read(path: Path) -> list[Task]:
         if (task.kind, task.instance) in names:
             raise InputError(f"{path}, {where}: a second {task.kind} task {task.instance[:40]!r}: give each its own id")
         names.add((task.kind, task.instance))
-        found.append(task)
-    if not found:
+        tasks.append(task)
+    if not tasks:
         raise InputError(f"{path} has no tasks: {GIVE}")
-    return found
+    return tasks
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, Any]]:
@@ -152,9 +152,9 @@ def source(path: Path) -> tuple[str, str]:
 
 def spread(tasks: list[Task], each: int | None) -> list[Task]:
     """At most `each` tasks of every kind, evenly spread over the file; None: all."""
-    found = []
+    selected = []
     for kind in dict.fromkeys(task.kind for task in tasks):
         same = [task for task in tasks if task.kind == kind]
         count = len(same) if each is None else min(each, len(same))
-        found += [same[len(same) * i // count] for i in range(count)]
-    return found
+        selected += [same[len(same) * i // count] for i in range(count)]
+    return selected

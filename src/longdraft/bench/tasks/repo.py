@@ -39,11 +39,11 @@ def _complete(
         return None
     most = SHARE * context * fitting.characters_per_token
     lines = text.splitlines(keepends=True)
-    found = [(name, begin) for name, node in functions(text) if (begin := _body(node)) is not None]
-    found = [(name, begin) for name, begin in found if begin > 4 and len("".join(lines[:begin])) <= most]
-    if not found:
+    places = [(name, begin) for name, node in functions(text) if (begin := _body(node)) is not None]
+    places = [(name, begin) for name, begin in places if begin > 4 and len("".join(lines[:begin])) <= most]
+    if not places:
         return None
-    name, begin = rng.choice(found)
+    name, begin = rng.choice(places)
     others = sorted(
         (f for f in members if f is not file and f.text),
         key=lambda f: (f.module.rpartition(".")[2] not in text, f.name),  # those that the file names come first

@@ -34,10 +34,10 @@ class Task:
 
     def messages(self, answers: list[str]) -> list[Message]:
         """The conversation after these answers, up to the next question."""
-        found = [{"role": "user", "content": self.opening}]
+        chat = [{"role": "user", "content": self.opening}]
         for answer, turn in zip(answers, self.turns[1:], strict=False):
-            found += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
-        return found
+            chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+        return chat
 
     def with_document(self, document: str) -> Task:
         return replace(self, document=document)

@@ -8,7 +8,8 @@ from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequen
 from longdraft.drafters.adaptive.cost_model import ranks
 from longdraft.drafters.adaptive.pace import PLAIN, PROBE, Pace
 from longdraft.drafters.adaptive.step_costs import Costs, costs_for
-from longdraft.drafters.base import Combined, Drafter
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.combined import Combined
 
 
 class AdaptiveDraft(Combined[Drafter]):
@@ -86,10 +87,10 @@ class AdaptiveDraft(Combined[Drafter]):
             pace.plain(cost)
             return
         if self.depth:
-            found = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
+            accepted = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             if self.width == UNBOUNDED:
                 pace.model.widest = max(pace.model.widest, tree.widest)
-            tokens = pace.drafted(self.depth, self.width, found, cost)
+            tokens = pace.drafted(self.depth, self.width, accepted, cost)
         pace.owe(cost, tokens)
         if self.asked > 0 and not self.depth:
             pace.ask_again(self.asked, self.width)

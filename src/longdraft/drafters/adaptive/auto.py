@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, KVView, Sequences, Tree, Verdict
 from longdraft.drafters.adaptive.adaptive_draft import AdaptiveDraft
-from longdraft.drafters.base import Combined, Drafter
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.combined import Combined
 
 EXPENSIVE = 0.7  # share of a plain step: drafts that cost more a level gain little even if nearly all are accepted
 LEAST = 2  # steps of a trial before it may be given up for an earlier drafter's higher rate

@@ -100,8 +100,8 @@ class CostModel:
         """The highest expected rate (tokens per unit of cost), with its depth and width; (rate, 0, ...) is no draft."""
         if not self.plain:
             return 0.0, 0, UNBOUNDED
-        found = [(1 / median(self.plain), 0, UNBOUNDED), *self._drafts()]
-        return max(found, key=lambda shape: (shape[0], -shape[1]))
+        shapes = [(1 / median(self.plain), 0, UNBOUNDED), *self._drafts()]
+        return max(shapes, key=lambda shape: (shape[0], -shape[1]))
 
     def promise(self) -> float:
         """The highest rate that a draft promises, in plain decoding's; 1 if none was tried."""
@@ -109,13 +109,13 @@ class CostModel:
 
     def _drafts(self) -> list[tuple[float, int, int]]:
         """Expected rate, depth and width of every draft, up to twice the greatest depth tried."""
-        found = []
+        shapes = []
         deepest = min(2 * max((d for depths in self.costs.values() for d in depths), default=0), self.max_depth)
         for width in self.widths if deepest else []:
             fixed, level = self.line(width)
             tokens = self.tokens(deepest, width)
-            found += [(tokens[depth] / (fixed + level * depth), depth, width) for depth in range(1, deepest + 1)]
-        return found
+            shapes += [(tokens[depth] / (fixed + level * depth), depth, width) for depth in range(1, deepest + 1)]
+        return shapes
 
 
 def median(costs: deque[float]) -> float:
@@ -128,12 +128,12 @@ def ranks(tree: Tree, verdict: Verdict) -> list[list[int]]:
     counts = verdict.count.tolist()
     if tree.size == int(tree.depth.max()) + 1:
         return [[0] * (n - 1) for n in counts]
-    found, rows = [], (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
+    by_row, rows = [], (tree.depth.tolist(), tree.parent.tolist(), verdict.path.tolist(), counts)
     for depth, parent, path, n in zip(*rows, strict=True):
         place, seen = [0] * len(depth), [0] * len(depth)
         for i in range(1, len(depth)):
             if parent[i] >= 0:
                 place[i] = seen[depth[i]]
                 seen[depth[i]] += 1
-        found.append([place[i] for i in path[1:n]])
-    return found
+        by_row.append([place[i] for i in path[1:n]])
+    return by_row

@@ -101,8 +101,8 @@ class DFlash(Drafter):
 
     def _feed_row(self, b: int, states: dict[int, Tensor]) -> None:
         """Append the features of all these states [1,N,d] to one row."""
-        found = [states[tap] for tap in self.block.taps]
-        self._feed(torch.tensor([b], device=self.ring.end.device), found, torch.tensor([found[0].shape[1]]))
+        features = [states[tap] for tap in self.block.taps]
+        self._feed(torch.tensor([b], device=self.ring.end.device), features, torch.tensor([features[0].shape[1]]))
 
     def _feed(self, rows: Tensor, states: list[Tensor], count: Tensor) -> None:
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""
@@ -132,11 +132,11 @@ class DFlash(Drafter):
         causal = torch.ones_like(seen[0, :, :1]).expand(-1, self.block.slots).tril()
 
         def attended(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            own, found = causal if self.block.causal[layer] else None, []
+            own, outputs = causal if self.block.causal[layer] else None, []
             for b, query in enumerate(q):
                 context = Segment(self.ring.k[b, layer], self.ring.v[b, layer], seen[b])
-                found.append(attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out)
-            return torch.stack(found).flatten(2)
+                outputs.append(attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out)
+            return torch.stack(outputs).flatten(2)
 
         embedded = self.target.hf.get_input_embeddings()(roots)[:, None]
         return self.block(embedded, self.ring.end[:, None], attended)[:, 0, 1:]

@@ -56,8 +56,8 @@ def _read(source: Released, target: LM) -> DFlashBlock | None:
         raise InputError(f"{source.folder} was made with {odd}={c[odd]}, which longdraft's DFlash does not support")
     known = c.get("draft_vocab_size") or target.vocab
     if "d2t" in source or known != target.vocab:
-        what = f"drafts from {known} of the target's tokens, which longdraft's DFlash does not support"
-        raise InputError(f"{source.folder} {what}: give one with the whole vocabulary")
+        fault = f"drafts from {known} of the target's tokens, which longdraft's DFlash does not support"
+        raise InputError(f"{source.folder} {fault}: give one with the whole vocabulary")
     block = _build(target, _shape(source, target, c))
     source.check_tables(target)
     mask = c.get("mask_token_id")
@@ -104,17 +104,17 @@ def _mask_token(block: DFlashBlock, target: LM) -> int:
     """The token whose embedding the mask is. Raises InputError."""
     table, mask = target.hf.get_input_embeddings().weight, block.mask
     for form in (table, table.bfloat16()):  # it was imported beside a target in one of these dtypes
-        if len(found := (form.to(mask.dtype) == mask).all(1).nonzero()):
-            return int(found[0, 0])
+        if len(matches := (form.to(mask.dtype) == mask).all(1).nonzero()):
+            return int(matches[0, 0])
     why = "its mask is an embedding of its own, and `speculators` takes that of one of the target's tokens"
     raise InputError(f"{why}: this block cannot be written in its layout")
 
 
 def _names(block: DFlashBlock) -> Names:
-    at = {
+    places = {
         f"layers.{n}.{ours}": f"layers.{n}.{theirs}" for n in range(len(block.layers)) for ours, theirs in LAYER.items()
     }
-    return renamed(block, at | {"fuse": "fc", "feature_norm": "hidden_norm", "norm_out": "norm"})
+    return renamed(block, places | {"fuse": "fc", "feature_norm": "hidden_norm", "norm_out": "norm"})
 
 
 def _shape(source: Released, target: LM, c: dict[str, Any]) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def _shape(source: Released, target: LM, c: dict[str, Any]) -> dict[str, Any]:
         ("num_target_layers", c.get("num_target_layers", layers), layers),
     ):
         if theirs != given:
-            what = f"its {name} is {theirs}, the target's is {given}"
-            raise InputError(f"{source.folder}: {what}: give the target that it was trained for (-m)")
+            fault = f"its {name} is {theirs}, the target's is {given}"
+            raise InputError(f"{source.folder}: {fault}: give the target that it was trained for (-m)")
     read = [n + 1 for n in c.get("target_layer_ids") or (n - 1 for n in taps(layers, c["num_hidden_layers"]))]
     if not all(0 < n < layers for n in read):  # Transformers' state after the last layer is normed
         raise InputError(f"{source.folder} reads states after layers {read}; longdraft supports 1 to {layers - 1}")
@@ -156,8 +156,8 @@ def _attention(source: Released, c: dict[str, Any]) -> tuple[int, list[bool]]:
     types = c.get("layer_types") or ["full_attention"] * count
     odd = next((kind for kind in types if kind not in ("full_attention", "sliding_attention")), None)
     if odd or len(types) != count:
-        what = f"{odd} layers" if odd else f"{len(types)} layer_types for {count} layers"
-        raise InputError(f"{source.folder} has {what}, which longdraft's DFlash does not support")
+        fault = f"{odd} layers" if odd else f"{len(types)} layer_types for {count} layers"
+        raise InputError(f"{source.folder} has {fault}, which longdraft's DFlash does not support")
     sliding = [kind == "sliding_attention" for kind in types]
     stated = c.get("is_causal", c.get("causal"))
     window = int(c.get("sliding_window") or WINDOW) if any(sliding) else WINDOW

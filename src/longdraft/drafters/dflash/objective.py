@@ -81,30 +81,30 @@ class DFlashObjective:
         hidden = self.hidden(tokens, seen, roots)
         total, weights = hidden.new_zeros((), dtype=torch.float32), 0.0
         for j in range(1, self.module.slots):
-            weight, found = exp(-(j - 1) / self.decay), hidden[:, :, j].flatten(0, 1)
-            total, weights = total + weight * self._slot_loss(found, tokens, seen, roots + j), weights + weight
+            weight, slot_states = exp(-(j - 1) / self.decay), hidden[:, :, j].flatten(0, 1)
+            total, weights = total + weight * self._slot_loss(slot_states, tokens, seen, roots + j), weights + weight
         return total / weights
 
-    def _slot_loss(self, found: Tensor, tokens: Tensor, seen: TargetStates, at: Tensor) -> Tensor:
-        """The loss of normed states [B*A,d] that predict the tokens at positions at [A]."""
+    def _slot_loss(self, slot_states: Tensor, tokens: Tensor, seen: TargetStates, position: Tensor) -> Tensor:
+        """The loss of normed states [B*A,d] that predict the tokens at position [A]."""
         if self.labels == "law":
-            before = seen.states[self.frozen.last][:, at - 1]
-            return self.frozen.distribution_loss(found, self.frozen.lm.norm(before).flatten(0, 1))
-        wanted = seen.predicted[:, at - 1] if self.labels == "target" else tokens[:, at]
-        return self.frozen.head_loss(found, wanted.flatten())
+            before = seen.states[self.frozen.last][:, position - 1]
+            return self.frozen.distribution_loss(slot_states, self.frozen.lm.norm(before).flatten(0, 1))
+        wanted = seen.predicted[:, position - 1] if self.labels == "target" else tokens[:, position]
+        return self.frozen.head_loss(slot_states, wanted.flatten())
 
     def shares(self, tokens: Tensor) -> list[float]:
         """Where the target predicts the text up to the slot: greedy decoding never reaches the rest."""
         places = self._places(tokens.shape[1])
         roots = torch.arange(1, places + 1, max(1, places // self.anchors), device=tokens.device)
         seen = self._read(tokens, True)
-        hidden, found = self.hidden(tokens, seen, roots), []
+        hidden, rates = self.hidden(tokens, seen, roots), []
         going = torch.ones_like(tokens[:, roots], dtype=torch.bool)
         for j in range(1, self.module.slots):
             wanted = seen.predicted[:, roots + j - 1]
-            found.append(matches(self.frozen.lm.project(hidden[:, :, j]).argmax(-1)[going], wanted[going]))
+            rates.append(matches(self.frozen.lm.project(hidden[:, :, j]).argmax(-1)[going], wanted[going]))
             going = going & (tokens[:, roots + j] == wanted)
-        return found
+        return rates
 
 
 def block_for(target: LM, **options: Any) -> DFlashBlock:

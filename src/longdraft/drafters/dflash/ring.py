@@ -40,7 +40,8 @@ class FeatureRing:
         self.low, self.end = (torch.cat([x, x.new_full((1,), end)]) for x in (self.low, self.end))
 
     def leave(self, row: int) -> None:
-        self.k, self.v, self.low, self.end = (without(x, row) for x in (self.k, self.v, self.low, self.end))
+        self.k, self.v = without(self.k, row), without(self.v, row)
+        self.low, self.end = without(self.low, row), without(self.end, row)
 
     def restart(self, row: int, end: int) -> None:
         """Empty a row that will next hold position `end`."""
@@ -57,10 +58,10 @@ class FeatureRing:
         """k, v [R,layers,K,N,D] of the positions from `end` on of these rows, of which count [R] are real."""
         steps = torch.arange(k.shape[3], device=k.device)
         real = (steps < count[:, None]) & (steps >= count[:, None] - self.size)
-        which, at = real.nonzero(as_tuple=True)
-        slots = (self.end[rows][which] + at) % self.size
+        which, offset = real.nonzero(as_tuple=True)
+        slots = (self.end[rows][which] + offset) % self.size
         for ring, new in ((self.k, k), (self.v, v)):
-            ring[rows[which], :, :, slots] = new[which, :, :, at]
+            ring[rows[which], :, :, slots] = new[which, :, :, offset]
         self.end[rows] += count
 
     def visible(self, slots: int, window: int) -> Tensor:

@@ -83,11 +83,11 @@ class EagleBlock(nn.Module, ABC):
 
     def scores(self, target: LM, output: Tensor) -> Tensor:
         """output [B,W,d] -> logits [B,W,V] over the target's vocabulary; -inf for tokens it cannot draft."""
-        found, tokens = self.known_scores(target, output), self.tokens
+        logits, tokens = self.known_scores(target, output), self.tokens
         if tokens is None:
-            return found
-        full = found.new_full((*found.shape[:-1], target.vocab), float("-inf"))
-        full[..., tokens] = found
+            return logits
+        full = logits.new_full((*logits.shape[:-1], target.vocab), float("-inf"))
+        full[..., tokens] = logits
         return full
 
     def forward(
@@ -102,12 +102,12 @@ class EagleBlock(nn.Module, ABC):
         q, k, v = self.heads(x, position)
         begin = cache.length.tolist()
         cache.write(0, k, v, [n + start for n in begin])
-        found = []
+        outputs = []
         for b, n in enumerate(begin):
             keys, values = (x[:, : n + start + W] for x in cache.read(0, b))
             segment = ops.Segment(keys, values, mask[b])
-            found.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
-        return self.finish(residual, torch.stack(found))
+            outputs.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
+        return self.finish(residual, torch.stack(outputs))
 
     def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Attention's input [B,W,wide], position [B,W] -> q [B,H,W,D], k, v [B,K,W,D]."""

@@ -143,12 +143,12 @@ class Eagle(Drafter):
         """Append the first `count` of the pairs features [B',A,d], tokens [B',A] to the cache of these rows."""
         own = self.own.row(rows.start) if rows.stop - rows.start == 1 else self.own
         taken = torch.tensor(count, device=tokens.device)
-        for at in range(0, tokens.shape[1], chunk):
-            part, W = tokens[:, at : at + chunk], len(tokens[0, at : at + chunk])
+        for begin in range(0, tokens.shape[1], chunk):
+            part, W = tokens[:, begin : begin + chunk], len(tokens[0, begin : begin + chunk])
             tree = Tree.chain(part)
             position = self._next[rows] + tree.depth
-            out = self.block(features[:, at : at + W], self._embed(part), position, tree.mask, own, 0)
-            real = (taken - at).clamp(0, W)
+            out = self.block(features[:, begin : begin + W], self._embed(part), position, tree.mask, own, 0)
+            real = (taken - begin).clamp(0, W)
             last = out.gather(1, (real - 1).clamp(min=0)[:, None, None].expand(-1, 1, out.shape[-1]))
             self.output[rows] = torch.where(real[:, None, None] > 0, last, self.output[rows])
             own.length += real

@@ -37,9 +37,9 @@ def _build_eagle3(target: LM, layer: dict[str, Any], vocab: int) -> Eagle3Block:
 
 
 def _version(source: Released) -> int | None:
-    if "fc.weight" not in source or not any(f"{at}.self_attn.q_proj.weight" in source for at in PREFIXES):
+    if "fc.weight" not in source or not any(f"{prefix}.self_attn.q_proj.weight" in source for prefix in PREFIXES):
         return None
-    return 3 if "d2t" in source or any(f"{at}.hidden_norm.weight" in source for at in PREFIXES) else 2
+    return 3 if "d2t" in source or any(f"{prefix}.hidden_norm.weight" in source for prefix in PREFIXES) else 2
 
 
 def _read_eagle2(source: Released, target: LM) -> Eagle2Block | None:
@@ -78,8 +78,8 @@ def _check_vocabulary(source: Released, block: Eagle3Block) -> None:
     """Raises InputError unless a release says in all places that these tokens can be drafted."""
     said = source.config.get("draft_vocab_size") or block.known
     if said != block.known:
-        what = f"{block.known} rows in lm_head for a draft_vocab_size of {said}"
-        raise InputError(f"{source.folder} has {what}: download it again")
+        fault = f"{block.known} rows in lm_head for a draft_vocab_size of {said}"
+        raise InputError(f"{source.folder} has {fault}: download it again")
     if "t2d" in source and not torch.equal(source.get("t2d").nonzero()[:, 0], block.tokens.sort().values):
         raise InputError(f"{source.folder}: its d2t and t2d name different tokens: download it again")
 
@@ -88,8 +88,8 @@ def _export_eagle3(block: Eagle3Block, target: LM) -> Layout:
     """The layer is written as layers.0, with the target's embeddings beside it, as `speculators` does."""
     layer, tokens = dict(block.layer), block.tokens.cpu()
     if layer.pop("qkv_bias"):
-        what = "its q, k and v have biases, which `speculators` only has together with one of o"
-        raise InputError(f"{what}: this layer cannot be written in its layout")
+        fault = "its q, k and v have biases, which `speculators` only has together with one of o"
+        raise InputError(f"{fault}: this layer cannot be written in its layout")
     normed = layer.pop("norm_before_residual")
     fixed = {"model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "tie_word_embeddings": False}
     weights = original(block, renamed(block, _places("layers.0") | OWN3))
@@ -110,13 +110,13 @@ def _export_eagle3(block: Eagle3Block, target: LM) -> Layout:
     return Layout(weights, config, drafted=5)
 
 
-def _places(at: str) -> dict[str, str]:
-    return {ours: f"{at}.{theirs}" for ours, theirs in LAYER.items()}
+def _places(prefix: str) -> dict[str, str]:
+    return {ours: f"{prefix}.{theirs}" for ours, theirs in LAYER.items()}
 
 
 def _names(source: Released, block: EagleBlock, own: dict[str, str]) -> Names:
-    at = "midlayer" if "midlayer.self_attn.q_proj.weight" in source else "layers.0"
-    return renamed(block, _places(at) | own)
+    prefix = "midlayer" if "midlayer.self_attn.q_proj.weight" in source else "layers.0"
+    return renamed(block, _places(prefix) | own)
 
 
 def _layer_of(source: Released, target: LM) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def _layer_of(source: Released, target: LM) -> dict[str, Any]:
     used = (k for k in UNSUPPORTED if c.get(k) and (k != "sliding_window" or c.get("use_sliding_window", True)))
     odd = next(used, None)
     if odd or c.get("hidden_act", "silu") != "silu":
-        what = f"{odd}={c[odd]}" if odd else f"hidden_act={c['hidden_act']}"
-        raise InputError(f"{source.folder} was made with {what}, which longdraft's EAGLE layer does not support")
+        setting = f"{odd}={c[odd]}" if odd else f"hidden_act={c['hidden_act']}"
+        raise InputError(f"{source.folder} was made with {setting}, which longdraft's EAGLE layer does not support")
     missing = next((k for k in ("hidden_size", "intermediate_size", "num_attention_heads") if k not in c), None)
     if missing:
         raise InputError(f"{source.folder}/config.json lacks {missing}: download it with the drafter's own config")

@@ -48,8 +48,8 @@ class Host:
     @torch.no_grad()
     def _key(self, position: int) -> Tensor:
         """[1,K,1,D] the layer's key of a token without context: it depends on the position only through rotation."""
-        one, cache = torch.ones(1, 1, dtype=torch.long, device=self.target.device), self.target.new_cache(1, 1)
-        self.target(Tree(one, -one, one * position, one[..., None].bool()), cache)
+        ones, cache = torch.ones(1, 1, dtype=torch.long, device=self.target.device), self.target.new_cache(1, 1)
+        self.target(Tree(ones, -ones, ones * position, ones[..., None].bool()), cache)
         k, v = cache.read(self.layer, 0)
         self.keys, self.dim, self.value_dim = len(k) * self.target.team.size, k.shape[-1], v.shape[-1]
         return k[None]
@@ -57,12 +57,12 @@ class Host:
     def _rotates(self, start: Tensor, later: Tensor, position: int) -> bool:
         """Whether `rotate` maps the key at position 0 to the key at `position`, [1,K,1,D] each."""
         try:
-            at = torch.tensor([[0, position]], device=start.device)
-            first, found = self.rotate(start.repeat(1, 1, 2, 1), self.rotation(at)).split(1, 2)
+            positions = torch.tensor([[0, position]], device=start.device)
+            first, turned = self.rotate(start.repeat(1, 1, 2, 1), self.rotation(positions)).split(1, 2)
         except (AttributeError, RuntimeError, TypeError):  # the functions are missing, or take other shapes
             return False
-        found = found * (start.norm() / first.norm())  # yarn also scales what it rotates
-        return float((found - later).norm()) < 0.05 * float(later.norm())
+        turned = turned * (start.norm() / first.norm())  # yarn also scales what it rotates
+        return float((turned - later).norm()) < 0.05 * float(later.norm())
 
     def rotation(self, position: Tensor) -> Rotation:
         """position [B,W] -> the target's cosines and sines."""

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import UnderView, beam
+from longdraft.drafters.beam_search import beam
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.marginals import BestPaths
+from longdraft.drafters.under_view import UnderView
 from longdraft.drafters.vocabulary import read_for_logits
 from longdraft.models.memory_traffic import keys_read, size_of
 from longdraft.ops import Segment, attend

@@ -76,11 +76,11 @@ class GlideObjective:
     def shares(self, tokens: Tensor) -> list[float]:
         given = tokens[:, :-1]
         position = torch.arange(given.shape[1], device=given.device).expand_as(given)
-        seen, found = self._read(given, position), []
+        seen, rates = self._read(given, position), []
         for lag in range(1, self.lags + 1):
             z = self.hidden(given, position, seen, lag)
-            found.append(matches(self.module.head(z).argmax(-1)[:, lag:], seen.predicted[:, lag:]))
-        return found
+            rates.append(matches(self.module.head(z).argmax(-1)[:, lag:], seen.predicted[:, lag:]))
+        return rates
 
 
 def lagged(q: Tensor, k: Tensor | None, v: Tensor | None, lag: int, window: int | None) -> Tensor:
@@ -101,15 +101,15 @@ def banded(q: Tensor, k: Tensor, v: Tensor, back: int | None) -> Tensor:
     size, shared = q.shape[2], q.shape[1] != k.shape[1]
     if back is None or size <= back + 1:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared).transpose(1, 2)
-    block, found = max(back, 1), []
+    block, outputs = max(back, 1), []
     for start in range(0, size, block):
         low, end = max(0, start - back), min(size, start + block)
         behind = torch.arange(start, end)[:, None] - torch.arange(low, end)
         seen = (behind >= 0) & (behind <= back)
         mine, keys, values = q[:, :, start:end], k[:, :, low:end], v[:, :, low:end]
         out = F.scaled_dot_product_attention(mine, keys, values, seen.to(q.device), enable_gqa=shared)
-        found.append(out.transpose(1, 2))
-    return torch.cat(found, 1)
+        outputs.append(out.transpose(1, 2))
+    return torch.cat(outputs, 1)
 
 
 def objective(

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter, UnderView
+from longdraft.drafters.base import Drafter
 from longdraft.drafters.marginals import BestPaths
+from longdraft.drafters.under_view import UnderView
 from longdraft.drafters.vocabulary import DraftVocabulary, draft_logits, read_for_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM

@@ -30,11 +30,11 @@ def _build_medusa(target: LM, heads: int, own: bool, vocab: int = 0) -> MedusaHe
 
 def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
     """They are released within a copy of their target."""
-    found = [m for m in map(CHAINED_NAME.match, source.places) if m]
-    if not found:
+    matches = [m for m in map(CHAINED_NAME.match, source.places) if m]
+    if not matches:
         return None
     dropped = _tables(source, target)
-    count = _count(source, {int(m[1]) for m in found})
+    count = _count(source, {int(m[1]) for m in matches})
     heads = _build_chained(target, count, float(getattr(target.config, "rms_norm_eps", 1e-6)))
     names: Names = {
         ours: [f"medusa_layers.{i}.{theirs}.weight" for i in range(count)] for ours, theirs in NAMES.items()
@@ -44,11 +44,11 @@ def _read_chained(source: Released, target: LM) -> ChainedHeads | None:
 
 def _read_medusa(source: Released, target: LM) -> MedusaHeads | None:
     """Each head is one residual block, with an output matrix or (to use the target's) without."""
-    found = [m for m in map(MEDUSA_NAME.fullmatch, source.places) if m]
-    if not found:
+    matches = [m for m in map(MEDUSA_NAME.fullmatch, source.places) if m]
+    if not matches:
         return None
     dropped = _tables(source, target)
-    count, start = _count(source, {int(m[2]) for m in found}), found[0][1]
+    count, start = _count(source, {int(m[2]) for m in matches}), matches[0][1]
     if f"{start}0.1.linear.weight" in source:
         raise InputError(f"{source.folder} has several blocks per head; longdraft supports one: import another drafter")
     names: Names = {field: [f"{start}{i}.0.linear.{field}" for i in range(count)] for field in ("weight", "bias")}
@@ -64,11 +64,11 @@ def _tables(source: Released, target: LM) -> set[str]:
     return TABLES | {n for n in source.places if BODY.fullmatch(n)}
 
 
-def _count(source: Released, found: set[int]) -> int:
+def _count(source: Released, numbers: set[int]) -> int:
     """The number of heads, which must be numbered from 0 without a gap."""
-    if found != set(range(len(found))):
-        raise InputError(f"{source.folder} only has the heads {sorted(found)}: download it again")
-    return len(found)
+    if numbers != set(range(len(numbers))):
+        raise InputError(f"{source.folder} only has the heads {sorted(numbers)}: download it again")
+    return len(numbers)
 
 
 CHAINED = ModuleKind(

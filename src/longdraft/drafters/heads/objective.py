@@ -58,13 +58,13 @@ class HeadsObjective:
     def shares(self, tokens: Tensor) -> list[float]:
         """From token t+2 on, where the target predicts the text up to there: greedy decoding never reaches the rest."""
         read, predicted = self._read(tokens)
-        found = self.module(read, partial(draft_logits, self.frozen.lm, self.module.vocabulary)).argmax(-1)
+        drafts = self.module(read, partial(draft_logits, self.frozen.lm, self.module.vocabulary)).argmax(-1)
         own, shares = tokens[:, 1:] == predicted[:, :-1], []
         going = torch.ones_like(own)
         for i in range(len(self.module)):
             going = going[:, : own.shape[1] - i] & own[:, i:]
             size = going.shape[1]
-            shares.append(matches(found[:, :size, i][going], predicted[:, 1 + i : 1 + i + size][going]))
+            shares.append(matches(drafts[:, :size, i][going], predicted[:, 1 + i : 1 + i + size][going]))
         return shares
 
 

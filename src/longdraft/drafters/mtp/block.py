@@ -37,8 +37,8 @@ class MtpLayer(nn.Module):
         """feature, token [B,W,d], and what tells the decoder layer their positions -> output [B,W,d]."""
         parts = [self.norm_token(token), self.norm_feature(feature)]
         x = self.fuse(torch.cat(parts[::-1] if self.hidden_first else parts, -1))
-        found = self.layer(x, attention_mask=None, past_key_values=None, longdraft=attention, **place)
-        return self.norm_out(found[0] if isinstance(found, tuple) else found)
+        output = self.layer(x, attention_mask=None, past_key_values=None, longdraft=attention, **place)
+        return self.norm_out(output[0] if isinstance(output, tuple) else output)
 
 
 class MtpLayers(nn.Module):
@@ -66,8 +66,8 @@ class MtpLayers(nn.Module):
         try:
             self.layers = nn.ModuleList(MtpLayer(target, config, hidden_first) for _ in range(count))
         except (AttributeError, IndexError, KeyError, TypeError) as error:
-            what = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
-            raise InputError(f"{what}: use another method than mtp") from None
+            fault = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
+            raise InputError(f"{fault}: use another method than mtp") from None
         self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
         self._rotary: Any = getattr(target.hf.get_decoder(), "rotary_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters

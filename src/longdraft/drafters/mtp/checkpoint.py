@@ -28,12 +28,12 @@ PARTS = ("norm_token", "norm_feature", "fuse", "norm_out")
 class Layout:
     """Where a family of models puts MTP layers.
 
-    at: how the names of layer i begin, with i in place of {} (after_body: the target's number of layers plus i).
+    layer: how the names of layer i begin, with i in place of {} (after_body: the target's number of layers plus i).
     parts: the names of PARTS, in the layer or `outside`, where only one layer can have them. The rest of a layer has
     the names of the target's own layers, except for `inner`: ours -> theirs.
     """
 
-    at: str
+    layer: str
     parts: str
     outside: str | None = None
     inner: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Layout:
     raw: bool = False
 
     def prefix(self, target: LM, i: int) -> str:
-        return self.at.format(i + target.config.num_hidden_layers * self.after_body)
+        return self.layer.format(i + target.config.num_hidden_layers * self.after_body)
 
     def of_part(self, part: str, prefix: str) -> str:
         """The stored name of a layer's own part."""
@@ -83,13 +83,13 @@ def read_mtp(target: LM) -> MtpLayers:
             count += 1
         if count:
             return Reader(folder, places, target, layout).read(count)
-    what = f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the model's own layers)"
-    raise InputError(f"{what}: use another method than mtp, or a checkpoint that still has them")
+    fault = f"{folder} has no multi-token-prediction layers (eh_proj, fc or input_proj after the model's own layers)"
+    raise InputError(f"{fault}: use another method than mtp, or a checkpoint that still has them")
 
 
 def has_layers(folder: Path) -> bool:
     """Whether a model's folder has MTP layers. Raises InputError."""
-    names = [re.escape(layout.of_part("fuse", layout.at)).replace(r"\{\}", r"\d+") for layout in LAYOUTS]
+    names = [re.escape(layout.of_part("fuse", layout.layer)).replace(r"\{\}", r"\d+") for layout in LAYOUTS]
     return any(re.fullmatch("|".join(names), name) for name in places_in(folder))
 
 
@@ -99,9 +99,9 @@ def folder_of(target: LM) -> Path:
     if where and Path(where).is_dir():
         return Path(where)
     if not where or Path(where).is_file():
-        what = "a GGUF file" if where else "no folder of weights"
+        source = "a GGUF file" if where else "no folder of weights"
         raise InputError(
-            f"mtp reads layers from the model's safetensors, but this one comes from {what}: give a folder"
+            f"mtp reads layers from the model's safetensors, but this one comes from {source}: give a folder"
         )
     try:
         return Path(snapshot_download(where, local_files_only=True))  # the target has been loaded from it
@@ -113,14 +113,14 @@ def folder_of(target: LM) -> Path:
 
 def places_in(folder: Path) -> Places:
     """Every tensor of the folder's safetensors. Raises InputError."""
-    found: Places = {}
+    places: Places = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as f:
-                found |= dict.fromkeys(f.keys(), file)
+                places |= dict.fromkeys(f.keys(), file)
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file} is damaged ({error}): download it again") from None
-    return found
+    return places
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Reader:
         starts = [self.layout.prefix(self.target, i) for i in range(count)]
         roots = (*starts, self.layout.outside or starts[0])
         own = {name for name in self.places if name.startswith(roots)}
-        self.left = {name for name in own if not any(COPIES.fullmatch(name.removeprefix(at)) for at in roots)}
+        self.left = {name for name in own if not any(COPIES.fullmatch(name.removeprefix(root)) for root in roots)}
         sparse = any(".mlp.experts." in name for name in self.left)
         types = getattr(self.target.config, "mtp_layer_types", None) or getattr(self.target.config, "layer_types", None)
         sliding = types[-1] == "sliding_attention" if types else bool(self.target.windows)
@@ -147,8 +147,8 @@ class Reader:
                 _, i, rest = name.split(".", 2)
                 mine.copy_(self.tensor(rest, starts[int(i)], list(mine.shape)))
         if self.left:
-            what = f"{self.folder}: an MTP layer of {self.target.config.model_type} has no {min(self.left)}"
-            raise InputError(f"{what}: longdraft does not know this layout of MTP layers")
+            fault = f"{self.folder}: an MTP layer of {self.target.config.model_type} has no {min(self.left)}"
+            raise InputError(f"{fault}: longdraft does not know this layout of MTP layers")
         return module
 
     def tensor(self, name: str, prefix: str, shape: list[int]) -> Tensor:
@@ -172,12 +172,12 @@ class Reader:
         if name not in self.places:
             raise InputError(f"{self.folder} lacks {name}: its MTP layers are incomplete, download it again")
         with safe_open(self.places[name], "pt") as f:
-            found = f.get_tensor(name)
+            tensor = f.get_tensor(name)
         self.left.discard(name)
-        if found.dtype.itemsize < 2:
-            kind = str(found.dtype).removeprefix("torch.")
+        if tensor.dtype.itemsize < 2:
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise InputError(f"{self.folder}: {name} is stored as {kind}: give a checkpoint in bfloat16 or float32")
-        if list(found.shape) != shape:
-            what = f"{self.folder}: {name} is {list(found.shape)}, and must be {shape} by its config.json"
-            raise InputError(f"{what}: use weights and a config that belong together")
-        return found
+        if list(tensor.shape) != shape:
+            fault = f"{self.folder}: {name} is {list(tensor.shape)}, and must be {shape} by its config.json"
+            raise InputError(f"{fault}: use weights and a config that belong together")
+        return tensor

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.beam_search import beam
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.ring import Ring
 from longdraft.models.memory_traffic import head_size
@@ -94,16 +95,18 @@ class Mtp(Drafter):
     def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: Tensor | None = None) -> None:
         """Run the first `count` (None: all) of the next pairs of these rows: features [B',A,d], tokens [B',A]."""
         count = torch.full_like(tokens[:, 0], tokens.shape[1]) if count is None else count
-        for at in range(0, tokens.shape[1], self.window):
-            part = slice(at, at + self.window)
-            self._feed_part(features[:, part], tokens[:, part], rows, (count - at).clamp(0, tokens[:, part].shape[1]))
+        for begin in range(0, tokens.shape[1], self.window):
+            part = slice(begin, begin + self.window)
+            self._feed_part(
+                features[:, part], tokens[:, part], rows, (count - begin).clamp(0, tokens[:, part].shape[1])
+            )
 
     def _feed_part(self, feature: Tensor, tokens: Tensor, rows: slice, count: Tensor) -> None:
         """At most `window` pairs a row, each run by all layers."""
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         pair, real = self.fed[rows, None] + steps, steps < count[:, None]
         mask, alone = Tree.chain(tokens).mask, torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
-        at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, feature.shape[-1])
+        last = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, feature.shape[-1])
         for i, ring in enumerate(self.rings):
             whole = pair >= self.since[rows, None] + i
             seen = ring.over(rows, pair, (mask & whole[:, None]) | alone)
@@ -111,7 +114,7 @@ class Mtp(Drafter):
             ring.keep(rows, pair, real & whole)
             before = self.outputs[i][rows]
             feature = torch.cat([before, output[:, :-1]], 1)
-            self.outputs[i][rows] = torch.where(count[:, None, None] > 0, output.gather(1, at), before)
+            self.outputs[i][rows] = torch.where(count[:, None, None] > 0, output.gather(1, last), before)
         self.fed[rows] += count
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:

@@ -75,11 +75,11 @@ class RingPass:
         """q [B,H,W,D], k, v [B,K,W,D] of the nodes -> [B,W,H,Dv]; k and v are written to scratch."""
         used, end = self.held.shape[2], self.slots + self.mask.shape[2]
         self.cache.write(0, k, v, [end - k.shape[2]] * len(k))
-        found = []
+        outputs = []
         for b, query in enumerate(q):
             keys, values = self.cache.read(0, b)
             segments = [Segment(keys[:, self.slots : end], values[:, self.slots : end], self.mask[b])]
             if used:
                 segments.insert(0, Segment(keys[:, :used], values[:, :used], self.held[b]))
-            found.append(attend(query, segments, scale, softcap, sink).out)
-        return torch.stack(found)
+            outputs.append(attend(query, segments, scale, softcap, sink).out)
+        return torch.stack(outputs)

@@ -25,35 +25,38 @@ class _Index:
 
     def extend(self, tokens: list[int]) -> None:
         for token in tokens:
-            at, last = len(self.text), 0
-            for n in range(1, min(self.longest, SHORT, at) + 1):
-                gram = tuple(self.text[at - n : at])
+            end, last = len(self.text), 0
+            for n in range(1, min(self.longest, SHORT, end) + 1):
+                gram = tuple(self.text[end - n : end])
                 if n == SHORT:
                     last = self.ends.get(gram, 0)
-                self.ends[gram] = at
+                self.ends[gram] = end
             self.before.append(last)
             self.text.append(token)
 
     def continuation(self, count: int) -> list[int]:
         """Up to `count` tokens that followed the latest earlier occurrence of the longest suffix that has one."""
         for n in range(min(self.longest, SHORT, len(self.text)), 0, -1):
-            at = self.ends.get(tuple(self.text[len(self.text) - n :]))
-            if at is not None:
-                at = self._longest(at) if n == SHORT < self.longest else at
-                return self.text[at : at + count]
+            end = self.ends.get(tuple(self.text[len(self.text) - n :]))
+            if end is not None:
+                end = self._longest(end) if n == SHORT < self.longest else end
+                return self.text[end : end + count]
         return []
 
-    def _longest(self, at: int) -> int:
-        """Of the TRIES latest ends of the last SHORT tokens, from `at` back: the end of the longest match."""
-        text, end, best, length = self.text, len(self.text), at, SHORT - 1
+    def _longest(self, match: int) -> int:
+        """Of the TRIES latest ends of the last SHORT tokens, from `match` back: the end of the longest match."""
+        text = self.text
+        end = len(self.text)
+        best = match
+        length = SHORT - 1
         for _ in range(TRIES):
-            n = SHORT if at > length and text[at - length - 1] == text[end - length - 1] else 0  # 0: not longer
-            while 0 < n < min(self.longest, at) and text[at - n - 1] == text[end - n - 1]:
+            n = SHORT if match > length and text[match - length - 1] == text[end - length - 1] else 0  # 0: not longer
+            while 0 < n < min(self.longest, match) and text[match - n - 1] == text[end - n - 1]:
                 n += 1
             if n > length:
-                best, length = at, n
-            at = self.before[at]
-            if at == 0 or length == self.longest:
+                best, length = match, n
+            match = self.before[match]
+            if match == 0 or length == self.longest:
                 break
         return best
 

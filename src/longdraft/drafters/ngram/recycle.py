@@ -18,16 +18,16 @@ WORTH = [0.35 / (rank + 1) ** 2.3 for rank in range(RANKS)]
 
 def template(nodes: int) -> list[tuple[int, int]]:
     """The `nodes` nodes of greatest worth: pairs (parent, rank); parent 0 is the root, i the i-th pair."""
-    found: list[tuple[int, int]] = []
+    chosen: list[tuple[int, int]] = []
     heap = [(-worth, 1, 0, rank) for rank, worth in enumerate(WORTH)]
     heapify(heap)
-    while len(found) < nodes:
+    while len(chosen) < nodes:
         loss, depth, parent, rank = heappop(heap)
-        found.append((parent, rank))
+        chosen.append((parent, rank))
         if depth < DEPTH:
             for r, worth in enumerate(WORTH):
-                heappush(heap, (loss * worth, depth + 1, len(found), r))
-    return found
+                heappush(heap, (loss * worth, depth + 1, len(chosen), r))
+    return chosen
 
 
 class Recycle(Drafter):
@@ -86,7 +86,7 @@ class Recycle(Drafter):
         """The template with this row's tokens, without nodes for which the table has no token."""
         assert self.table is not None
         entries: dict[int, list[int]] = {}
-        place, found = {0: (0, root, 0)}, []  # template node -> (its index in `found`, token, depth)
+        place, filled = {0: (0, root, 0)}, []  # template node -> (its index in `filled`, token, depth)
         for i, (parent, rank) in enumerate(self.template, 1):
             if parent not in place:
                 continue
@@ -95,9 +95,9 @@ class Recycle(Drafter):
                 entries[token] = self.table[b, token].tolist()
             child = entries[token][rank]
             if child >= 0 and depth < room:
-                found.append((number, child))
-                place[i] = (len(found), child, depth + 1)
-        return found
+                filled.append((number, child))
+                place[i] = (len(filled), child, depth + 1)
+        return filled
 
 
 def _followers(prompt: list[int], vocab: int) -> Tensor:

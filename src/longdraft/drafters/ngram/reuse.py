@@ -101,7 +101,10 @@ class Reuse(Drafter):
     def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
         if n < 2:
             raise InputError(f"option n is {n}: give 2 or more, the length of a token with its continuation")
-        self.n, self.topk, self.below, self.choice = n, topk, below, choice
+        self.n = n
+        self.topk = topk
+        self.below = below
+        self.choice = choice
         self.max_depth = below + n - 1
         self.capacity = min(capacity, TOKENS // n)
 
@@ -125,9 +128,9 @@ class Reuse(Drafter):
             return tree
         self.ready(seqs)
         seeds = seqs.seed.tolist() if self.choice == "random" else [None] * len(self.rows)
-        found: list[list[tuple[int, Gram]]] = []
+        by_row: list[list[tuple[int, Gram]]] = []
         for b, row in enumerate(self.rows):
-            at = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
-            branches = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in at]
-            found.append([(node, path[:deep]) for node, paths in branches for path in paths][: limits.width])
-        return add_branches(tree, found)
+            parents = ((tree.depth[b] == self.below) & (tree.parent[b] > PAD)).nonzero()[:, 0].tolist()
+            branches = [(node, row.best(int(tree.tokens[b, node]), self.topk, seeds[b])) for node in parents]
+            by_row.append([(node, path[:deep]) for node, paths in branches for path in paths][: limits.width])
+        return add_branches(tree, by_row)

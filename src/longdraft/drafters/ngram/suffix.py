@@ -34,28 +34,28 @@ class Automaton:
 
     def extend(self, token: int) -> None:
         new = self._state(self.length[self.last] + 1, 0, {}, 0)
-        at, self.last = self.last, new
-        while at >= 0 and token not in self.next[at]:
-            self.next[at][token] = new
-            at = self.link[at]
-        if at >= 0:
-            self.link[new] = self._ending(at, token)
+        state, self.last = self.last, new
+        while state >= 0 and token not in self.next[state]:
+            self.next[state][token] = new
+            state = self.link[state]
+        if state >= 0:
+            self.link[new] = self._ending(state, token)
         for _ in range(NESTED):
             if new <= 0:
                 break
             self.count[new] += 1
             new = self.link[new]
 
-    def _ending(self, at: int, token: int) -> int:
-        """The state whose longest string is that of `at`, then token; split from one of longer strings if necessary."""
-        found = self.next[at][token]
-        if self.length[found] == self.length[at] + 1:
-            return found
-        copy = self._state(self.length[at] + 1, self.link[found], dict(self.next[found]), self.count[found])
-        self.link[found] = copy
-        while at >= 0 and self.next[at].get(token) == found:
-            self.next[at][token] = copy
-            at = self.link[at]
+    def _ending(self, state: int, token: int) -> int:
+        """The state whose longest string is that of `state`, then token; split from a longer one's if necessary."""
+        reached = self.next[state][token]
+        if self.length[reached] == self.length[state] + 1:
+            return reached
+        copy = self._state(self.length[state] + 1, self.link[reached], dict(self.next[reached]), self.count[reached])
+        self.link[reached] = copy
+        while state >= 0 and self.next[state].get(token) == reached:
+            self.next[state][token] = copy
+            state = self.link[state]
         return copy
 
     def repeated(self) -> tuple[int, int]:
@@ -68,15 +68,15 @@ class Automaton:
         while state and token not in self.next[state]:
             state = self.link[state]
             length = self.length[state]
-        found = self.next[state].get(token)
-        return (0, 0) if found is None else (found, length + 1)
+        reached = self.next[state].get(token)
+        return (0, 0) if reached is None else (reached, length + 1)
 
     def likely(self, state: int, nodes: int, depth: int, min_probability: float) -> list[tuple[int, int]]:
         """The `nodes` likeliest continuations of a state as a tree: pairs (parent, token), parent 0 for the state.
 
         A continuation's probability is the product of relative counts along its path, at least min_probability.
         """
-        found: list[tuple[int, int]] = []
+        drafted: list[tuple[int, int]] = []
         heap: list[tuple[float, int, int, int, int]] = []  # -probability, level, parent, token, state
 
         def offer(state: int, parent: int, probability: float, level: int) -> None:
@@ -86,19 +86,22 @@ class Automaton:
                     heappush(heap, (-share * self.count[reached], level, parent, token, reached))
 
         offer(state, 0, 1.0, 1)
-        while heap and len(found) < nodes:
+        while heap and len(drafted) < nodes:
             loss, level, parent, token, reached = heappop(heap)
-            found.append((parent, token))
+            drafted.append((parent, token))
             if level < depth:
-                offer(reached, len(found), -loss, level + 1)
-        return found
+                offer(reached, len(drafted), -loss, level + 1)
+        return drafted
 
 
 class Recent:
     """An automaton over the latest tokens of a stream: at least `most`, fewer than 2 * `most`."""
 
     def __init__(self, most: int):
-        self.most, self.tokens, self.index, self.seen = most, [], Automaton(), 0
+        self.most = most
+        self.tokens = []
+        self.index = Automaton()
+        self.seen = 0
 
     def extend(self, tokens: list[int]) -> None:
         self.seen += len(tokens)
@@ -136,7 +139,10 @@ class Suffix(Drafter):
     def __init__(
         self, nodes: int = 16, factor: float = 2.0, min_probability: float = 0.1, most: int = 1 << 16, earlier: int = 0
     ):
-        self.nodes, self.factor, self.min_probability, self.most = nodes, factor, min_probability, most
+        self.nodes = nodes
+        self.factor = factor
+        self.min_probability = min_probability
+        self.most = most
         self.max_depth = nodes
         self.memory = Recent(earlier) if earlier else None
         self.rows: list[_Row] = []
@@ -181,11 +187,11 @@ class Suffix(Drafter):
 
     def best(self, b: int, count: int) -> list[int]:
         """The likeliest continuation of row b, token by token: at most `count` tokens, as many as its tree is deep."""
-        path, at = [], 0
+        path, node = [], 0
         for i, (parent, token) in enumerate(self._draft(b, count), 1):
-            if parent == at:
+            if parent == node:
                 path.append(token)
-                at = i
+                node = i
         return path
 
     def _draft(self, b: int, room: int) -> list[tuple[int, int]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
-from longdraft.drafters.base import Drafter, beam
+from longdraft.drafters.base import Drafter
+from longdraft.drafters.beam_search import beam
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read
@@ -39,13 +40,16 @@ class SmallModelDrafter(Drafter):
     name = "small model"
 
     def __init__(self, small: LM, policy: Policy, widths: Sequence[int], vocab: int | None = None, tail: int = 0):
-        self.small, self.policy, self.widths, self.tail = small, policy, widths, tail
+        self.small = small
+        self.policy = policy
+        self.widths = widths
+        self.tail = tail
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
-            what = f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}"
-            raise InputError(f"{what}: use a drafter that was trained with the target's tokenizer")
+            fault = f"the drafter's vocabulary of {small.vocab} is not the target's of {self.vocab}"
+            raise InputError(f"{fault}: use a drafter that was trained with the target's tokenizer")
         if tail and policy.captures().rows is not None:
             raise ValueError("captures refer to slots of the whole sequence: a policy that uses them needs tail=0")
         self.cache = small.new_cache(0, 0)
@@ -104,12 +108,12 @@ class SmallModelDrafter(Drafter):
             if not held or length - 1 - left - held > NEAR:
                 self._read(seqs, b)
 
-    def _copy(self, text: Tensor, b: int, at: int, length: int, left: int) -> None:
-        """Extend row b's excerpt up to its root; it is already correct before position `at`."""
+    def _copy(self, text: Tensor, b: int, begin: int, length: int, left: int) -> None:
+        """Extend row b's excerpt up to its root; it is already correct before position `begin`."""
         first = min(SINK, length - left)
-        if at < first:
-            self._text[b, at:first], at = self._known(text[at:first]), first
-        self._text[b, at : length - left] = self._known(text[at + left : length])
+        if begin < first:
+            self._text[b, begin:first], begin = self._known(text[begin:first]), first
+        self._text[b, begin : length - left] = self._known(text[begin + left : length])
         self._copied[b] = length - left
 
     def _read(self, seqs: Sequences, b: int) -> None:
@@ -164,8 +168,8 @@ class SmallModelDrafter(Drafter):
         """
         n = self._root_of(seqs) + 1 - self.cache.length
         wide = int(n.masked_fill(seqs.done, 1).max())
-        at = self.cache.length[:, None] + torch.arange(wide, device=n.device)
-        tokens = self._text.gather(1, at.clamp(max=self._text.shape[1] - 1))
+        position = self.cache.length[:, None] + torch.arange(wide, device=n.device)
+        tokens = self._text.gather(1, position.clamp(max=self._text.shape[1] - 1))
         logits = self.small(Tree.chain(tokens), self.cache, view=view)
         self._drafted, last = n <= wide, n.clamp(max=wide) - 1
         self.cache.length += torch.where(self._drafted, last, 0)

@@ -32,8 +32,8 @@ class ModelKind(DrafterKind):
         ours, theirs = _vocabulary(small), _vocabulary(target)
         odd = next((i for i in ours.keys() & theirs.keys() if ours[i] != theirs[i]), None)
         if odd is not None:
-            what = f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target"
-            raise InputError(f"{what}: use a drafter that was trained with the target's tokenizer")
+            fault = f"token {odd} is {ours[odd]!r} in the drafter {folder} and {theirs[odd]!r} in the target"
+            raise InputError(f"{fault}: use a drafter that was trained with the target's tokenizer")
         return small
 
 
@@ -43,8 +43,8 @@ def _vocabulary(lm: LM) -> dict[int, str]:
         return dict(enumerate(gguf.read(path).get("tokenizer.ggml.tokens", list, [])))
     try:
         file = cached_file(lm.hf.name_or_path, "tokenizer.json", local_files_only=True)
-        found = parse(Path(str(file)).read_text(encoding="utf-8"))["model"]["vocab"]
-        return {i: token for token, i in found.items()} if isinstance(found, dict) else {}
+        ids = parse(Path(str(file)).read_text(encoding="utf-8"))["model"]["vocab"]
+        return {i: token for token, i in ids.items()} if isinstance(ids, dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -62,7 +62,7 @@ class BudgetObjective:
             policy = Chunks(budget, CHUNK)
             policy.start(self.small, row[None, : length + 1], cache)
             view = policy.view(cache)
-        found = DynamicCache()
+        seen = DynamicCache()
         for layer in cache.layers:
             k, v = cache.read(layer, 0)
             parts = [(k[:, :length], v[:, :length])]
@@ -70,8 +70,8 @@ class BudgetObjective:
                 tail_start, selected = int(view.tail_start[0]), view.compact(layer, 0, k, v)
                 parts = [*([selected] if selected else []), (k[:, tail_start:length], v[:, tail_start:length])]
             k, v = (torch.cat(x, 1)[None] for x in zip(*parts, strict=True))
-            found.update(k.clone(), v.clone(), layer)
-        return found
+            seen.update(k.clone(), v.clone(), layer)
+        return seen
 
     def _logits(self, row: Tensor, prefix: DynamicCache, length: int) -> Tensor:
         """Logits [C,V] of the tokens from `length` on, at their positions in the whole row."""
@@ -106,11 +106,11 @@ class BudgetObjective:
 
     def shares(self, tokens: Tensor) -> list[float]:
         """Not by depth: the first share is with the whole prefix, the second with the smallest budget."""
-        found = []
+        rates = []
         for row in tokens:
             branches, wanted = self._branches(row, (0, BUDGETS[0]))
-            found.append([matches(logits.argmax(-1), wanted) for logits in branches])
-        return [sum(f) / len(f) for f in zip(*found, strict=True)]
+            rates.append([matches(logits.argmax(-1), wanted) for logits in branches])
+        return [sum(f) / len(f) for f in zip(*rates, strict=True)]
 
 
 @torch.no_grad()
@@ -149,6 +149,6 @@ def objective(
         return BudgetObjective(frozen, reduced(frozen.lm, corpus, width, layers), labels, share, tail)
     lm = load_lm(small, "float32", str(frozen.lm.device))
     if lm.vocab != frozen.lm.vocab:
-        what = f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}"
-        raise InputError(f"{what}: use a model with the target's tokenizer")
+        fault = f"{small} has {lm.vocab} tokens and the target {frozen.lm.vocab}"
+        raise InputError(f"{fault}: use a model with the target's tokenizer")
     return BudgetObjective(frozen, lm, labels, share, tail)

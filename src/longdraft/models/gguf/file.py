@@ -33,7 +33,10 @@ NUMBERS = {
     12: "<f8",
 }
 LEAST = {STRING: 8, ARRAY: 12, **{kind: np.dtype(code).itemsize for kind, code in NUMBERS.items()}}  # bytes of a value
-MAX_NAME, MAX_TEXTS, MAX_DEPTH, MAX_DIMS = 1 << 16, 1 << 22, 3, 4  # of a key, of texts in an array, of nested arrays
+MAX_NAME = 1 << 16  # bytes of a key
+MAX_TEXTS = 1 << 22  # in an array
+MAX_DEPTH = 3  # of nested arrays
+MAX_DIMS = 4
 AGAIN = "download or convert it again"
 
 
@@ -100,81 +103,81 @@ def aligned(position: int, alignment: int) -> int:
 
 
 class _Reader:
-    """`at` is the position of the next value; no value is read before it is known to lie within the file."""
+    """`position` is that of the next value; no value is read before it is known to lie within the file."""
 
     def __init__(self, path: Path, area: mmap.mmap):
-        self.path, self.area, self.at = path, area, len(MAGIC)
+        self.path, self.area, self.position = path, area, len(MAGIC)
 
-    def bad(self, what: str, right: str = AGAIN) -> NoReturn:
-        raise InputError(f"{self.path}: {what}: {right}")
+    def bad(self, fault: str, remedy: str = AGAIN) -> NoReturn:
+        raise InputError(f"{self.path}: {fault}: {remedy}")
 
-    def need(self, size: int, what: str) -> int:
+    def need(self, size: int, item: str) -> int:
         """The position of `size` bytes, which it passes over."""
-        begin, left = self.at, len(self.area) - self.at
+        begin, left = self.position, len(self.area) - self.position
         if size > left:
-            self.bad(f"{what} needs {size} bytes, but {left} are left in the file: it is truncated or damaged")
-        self.at += size
+            self.bad(f"{item} needs {size} bytes, but {left} are left in the file: it is truncated or damaged")
+        self.position += size
         return begin
 
-    def number(self, code: str, what: str) -> Any:
-        return struct.unpack_from(code, self.area, self.need(struct.calcsize(code), what))[0]
+    def number(self, code: str, item: str) -> Any:
+        return struct.unpack_from(code, self.area, self.need(struct.calcsize(code), item))[0]
 
-    def text(self, what: str, most: int | None = None) -> str:
-        size = self.number("<Q", what)
+    def text(self, item: str, most: int | None = None) -> str:
+        size = self.number("<Q", item)
         if most is not None and size > most:
-            self.bad(f"{what} has {size} bytes, and at most {most} are allowed: it is damaged")
-        begin = self.need(size, what)
+            self.bad(f"{item} has {size} bytes, and at most {most} are allowed: it is damaged")
+        begin = self.need(size, item)
         try:
-            return self.area[begin : self.at].decode("utf-8")
+            return self.area[begin : self.position].decode("utf-8")
         except UnicodeDecodeError:
-            self.bad(f"{what} is not UTF-8")
+            self.bad(f"{item} is not UTF-8")
 
-    def count(self, what: str, least: int) -> int:
+    def count(self, item: str, least: int) -> int:
         """A number of things that take at least `least` bytes each."""
-        found, left = self.number("<Q", what), len(self.area) - self.at
-        if found * least > left:
-            self.bad(f"{what} is {found}, which {left} bytes cannot hold: it is truncated or damaged")
-        return found
+        number, left = self.number("<Q", item), len(self.area) - self.position
+        if number * least > left:
+            self.bad(f"{item} is {number}, which {left} bytes cannot hold: it is truncated or damaged")
+        return number
 
     def file(self) -> GGUF:
         version = self.number("<I", "its version")
         if version not in VERSIONS:
             big = version in (v << 24 for v in VERSIONS)
-            what = "its numbers are big-endian" if big else f"its GGUF version is {version}"
-            self.bad(what, "convert it to GGUF version 3, little-endian")
+            fault = "its numbers are big-endian" if big else f"its GGUF version is {version}"
+            self.bad(fault, "convert it to GGUF version 3, little-endian")
         tensors = self.count("its number of tensors", 24)
         metadata: dict[str, Any] = {}
         for _ in range(self.count("its number of metadata entries", 13)):
             key = self.text("the name of a metadata entry", MAX_NAME)
             if key in metadata:
                 self.bad(f"the metadata entry {key[:80]!r} appears twice")
-            what = repr(key[:80])
-            metadata[key] = self.value(self.number("<I", what), what)
+            entry = repr(key[:80])
+            metadata[key] = self.value(self.number("<I", entry), entry)
         if metadata.get("split.count", 0) not in (0, 1):
             self.bad(f"it is one of {metadata['split.count']} parts", "merge them with llama-gguf-split --merge")
         return GGUF(self.path, metadata, self.tensors(tensors, metadata))
 
-    def value(self, kind: int, what: str, depth: int = 0) -> Any:
+    def value(self, kind: int, item: str, depth: int = 0) -> Any:
         if kind == STRING:
-            return self.text(what)
+            return self.text(item)
         if kind == ARRAY:
-            return self.array(what, depth + 1)
+            return self.array(item, depth + 1)
         if kind not in NUMBERS:
-            self.bad(f"{what} has the unknown value type {kind}")
-        return np.frombuffer(self.area, NUMBERS[kind], 1, self.need(LEAST[kind], what))[0].item()
+            self.bad(f"{item} has the unknown value type {kind}")
+        return np.frombuffer(self.area, NUMBERS[kind], 1, self.need(LEAST[kind], item))[0].item()
 
-    def array(self, what: str, depth: int) -> Any:
-        kind = self.number("<I", what)
+    def array(self, item: str, depth: int) -> Any:
+        kind = self.number("<I", item)
         if kind not in LEAST:
-            self.bad(f"{what} has the unknown value type {kind}")
+            self.bad(f"{item} has the unknown value type {kind}")
         if depth > MAX_DEPTH:
-            self.bad(f"{what} is nested too deeply")
-        size = self.count(f"the length of {what}", LEAST[kind])
+            self.bad(f"{item} is nested too deeply")
+        size = self.count(f"the length of {item}", LEAST[kind])
         if kind in NUMBERS:
-            return np.frombuffer(self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], what))
+            return np.frombuffer(self.area, NUMBERS[kind], size, self.need(size * LEAST[kind], item))
         if size > MAX_TEXTS:
-            self.bad(f"{what} has {size} entries, and at most {MAX_TEXTS} are allowed")
-        return [self.value(kind, what, depth) for _ in range(size)]
+            self.bad(f"{item} has {size} entries, and at most {MAX_TEXTS} are allowed")
+        return [self.value(kind, item, depth) for _ in range(size)]
 
     def tensors(self, count: int, metadata: dict[str, Any]) -> dict[str, Stored]:
         infos: dict[str, tuple[Type, tuple[int, ...], int, int]] = {}
@@ -186,34 +189,34 @@ class _Reader:
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
             self.bad(f"its general.alignment is {str(alignment)[:40]}, which must be a power of 2 from 8 on")
-        begin, end = aligned(self.at, alignment), 0
+        begin, end = aligned(self.position, alignment), 0
         for name, (_, _, offset, size) in sorted(infos.items(), key=lambda item: item[1][2]):
-            what, left = f"the tensor {name[:80]!r}", len(self.area) - begin
+            tensor, left = f"the tensor {name[:80]!r}", len(self.area) - begin
             if offset % alignment or offset < end:
-                self.bad(f"{what} begins at {offset}, which is not aligned or lies within another tensor")
+                self.bad(f"{tensor} begins at {offset}, which is not aligned or lies within another tensor")
             end = offset + size
             if end > left:
-                self.bad(f"{what} ends at byte {end} of {max(left, 0)}: the file is truncated or damaged")
+                self.bad(f"{tensor} ends at byte {end} of {max(left, 0)}: the file is truncated or damaged")
         whole = torch.frombuffer(self.area, dtype=torch.uint8)
         return {
             name: Stored(name, kind, shape, whole[begin + offset :][:size])
             for name, (kind, shape, offset, size) in infos.items()
         }
 
-    def info(self, what: str) -> tuple[Type, tuple[int, ...], int, int]:
+    def info(self, item: str) -> tuple[Type, tuple[int, ...], int, int]:
         """(type, shape, offset, bytes) of the next tensor."""
-        dims = self.number("<I", what)
+        dims = self.number("<I", item)
         if not 1 <= dims <= MAX_DIMS:
-            self.bad(f"{what} has {dims} dimensions, and 1 to {MAX_DIMS} are allowed")
-        shape = struct.unpack_from(f"<{dims}Q", self.area, self.need(8 * dims, what))[::-1]
-        number, offset = self.number("<I", what), self.number("<Q", what)
+            self.bad(f"{item} has {dims} dimensions, and 1 to {MAX_DIMS} are allowed")
+        shape = struct.unpack_from(f"<{dims}Q", self.area, self.need(8 * dims, item))[::-1]
+        number, offset = self.number("<I", item), self.number("<Q", item)
         kind = TYPES.get(number)
         if kind is None:
             known = ", ".join(t.name for t in TYPES.values())
-            self.bad(f"{what} has the type {NAMES.get(number, number)}, which is not supported", f"use one of {known}")
+            self.bad(f"{item} has the type {NAMES.get(number, number)}, which is not supported", f"use one of {known}")
         if not all(shape) or shape[-1] % kind.entries:
             size = "x".join(map(str, shape))
             self.bad(
-                f"{what} is {size}, but rows of {kind.name} are multiples of {kind.entries} from {kind.entries} on"
+                f"{item} is {size}, but rows of {kind.name} are multiples of {kind.entries} from {kind.entries} on"
             )
         return kind, shape, offset, prod(shape) // kind.entries * kind.size

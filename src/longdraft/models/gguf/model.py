@@ -42,12 +42,12 @@ ROWS = 1 << 12  # rows that are dequantised at a time
 
 def module_of(name: str, kind: str) -> str | None:
     """The parameter's name in Transformers for an architecture; None for a tensor that these models do not have."""
-    if found := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
-        layer, part, what = found.groups()
+    if match := re.fullmatch(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)", name):
+        layer, part, leaf = match.groups()
         modules = IN_LAYER | gemma3.NORMS if kind == "gemma3" else IN_LAYER
-        return f"model.layers.{layer}.{modules[part]}.{what}" if part in modules else None
-    part, _, what = name.rpartition(".")
-    return f"{MODULES[part]}.{what}" if part in MODULES and what in ("weight", "bias") else None
+        return f"model.layers.{layer}.{modules[part]}.{leaf}" if part in modules else None
+    part, _, leaf = name.rpartition(".")
+    return f"{MODULES[part]}.{leaf}" if part in MODULES and leaf in ("weight", "bias") else None
 
 
 def build(file: GGUF, config: Any, dtype: torch.dtype) -> Any:
@@ -108,13 +108,13 @@ def config_of(file: GGUF) -> Any:
         ("blk.0.ffn_up.weight", mlp, width),
     ):
         if _tensor(file, name).shape != (rows, inputs):
-            found = "x".join(map(str, _tensor(file, name).shape))
-            raise InputError(f"{file.path}: {name} is {found}, but the metadata implies {rows}x{inputs}: {AGAIN}")
+            shape = "x".join(map(str, _tensor(file, name).shape))
+            raise InputError(f"{file.path}: {name} is {shape}, but the metadata implies {rows}x{inputs}: {AGAIN}")
     positions = file.get(f"{kind}.context_length", int, 2048)
     if not 0 < positions <= MAX_POSITIONS:
         raise InputError(f"{file.path} claims a context length of {positions}: {AGAIN}")
     check_vocabulary(file)
-    ids = [file.get(f"tokenizer.ggml.{what}_token_id", int) for what in ("bos", "padding")]
+    ids = [file.get(f"tokenizer.ggml.{token}_token_id", int) for token in ("bos", "padding")]
     if file.get(f"{kind}.attention.sliding_window", int) and kind != "gemma3":
         raise InputError(f"{file.path} has a sliding window, which longdraft does not read from GGUF: use safetensors")
     tied = HEAD not in file.tensors and (table.type.name in ("F32", "F16", "BF16") or kind in UNPACKED)
@@ -158,8 +158,8 @@ def check_vocabulary(file: GGUF) -> None:
 
 def end_ids(file: GGUF) -> list[int]:
     """The tokens that end a sequence: the end of the text and, in a chat model, of a turn."""
-    found = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot")]
-    return sorted({i for i in found if i is not None})
+    ids = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot")]
+    return sorted({i for i in ids if i is not None})
 
 
 def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def _rope(file: GGUF, kind: str, positions: int) -> dict[str, Any]:
 
 def _factors(file: GGUF) -> Tensor | None:
     stored = file.tensors.get(FACTORS)
-    found = None if stored is None else stored.read()
-    return None if found is None or isinstance(found, Packed) else found.float()
+    factors = None if stored is None else stored.read()
+    return None if factors is None or isinstance(factors, Packed) else factors.float()
 
 
 def _check_rotation(file: GGUF, hf: Any) -> None:
@@ -201,9 +201,9 @@ def _check_rotation(file: GGUF, hf: Any) -> None:
     factors = _factors(file)
     if factors is None:
         return
-    found = hf.model.rotary_emb.inv_freq
-    base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(found)) / len(found))
-    if factors.shape != found.shape or not torch.allclose(base / factors, found, rtol=1e-3):
+    frequencies = hf.model.rotary_emb.inv_freq
+    base = hf.config.rope_parameters["rope_theta"] ** -(torch.arange(len(frequencies)) / len(frequencies))
+    if factors.shape != frequencies.shape or not torch.allclose(base / factors, frequencies, rtol=1e-3):
         raise InputError(
             f"{file.path}: {FACTORS} has factors that are not those of Llama 3: use the model's safetensors"
         )
@@ -219,14 +219,14 @@ def _check(file: GGUF, hf: Any) -> None:
     """Raises InputError unless the file has every weight of the model, in its shape, and no other."""
     wanted = {name: tuple(p.shape) for name, p in hf.named_parameters(remove_duplicate=False)}
     kind = file.required("general.architecture", str)
-    found = {module_of(name, kind) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
-    for name, stored in found.items():
+    given = {module_of(name, kind) or name: stored for name, stored in file.tensors.items() if name != FACTORS}
+    for name, stored in given.items():
         if name not in wanted:
             raise InputError(f"{file.path}: a {hf.config.model_type} has no tensor {stored.name[:80]!r}: {AGAIN}")
         if stored.shape != wanted[name]:
             wrong, right = ("x".join(map(str, shape)) for shape in (stored.shape, wanted[name]))
             raise InputError(f"{file.path}: {stored.name} is {wrong}, but the metadata implies {right}: {AGAIN}")
-    lacking = [n for n in wanted if n not in found and n != "lm_head.weight"]
+    lacking = [n for n in wanted if n not in given and n != "lm_head.weight"]
     if lacking:
         raise InputError(f"{file.path} lacks the weights {lacking[0]} and {len(lacking) - 1} others: {AGAIN}")
 
@@ -241,8 +241,8 @@ def _weights(file: GGUF, config: Any, dtype: torch.dtype) -> tuple[dict[str, Pac
         name, weights = module_of(stored.name, kind) or "", stored.read()
         if kind == "gemma3" and name.endswith("norm.weight"):
             weights = (weights.dequantised() if isinstance(weights, Packed) else weights.float()) - 1
-        if config.model_type == "llama" and (found := re.search(r"\.attn_([qk])\.", stored.name)):
-            heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+        if config.model_type == "llama" and (match := re.search(r"\.attn_([qk])\.", stored.name)):
+            heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
             weights = permuted(weights, order_of(stored.shape[0], heads))
         if isinstance(weights, Packed) and len(stored.shape) == 2 and kind not in UNPACKED:
             packed[name.removesuffix(".weight")] = weights

@@ -63,18 +63,18 @@ def build(file: GGUF) -> PreTrainedTokenizerFast:
 
 
 def _texts(file: GGUF, name: str) -> list[str] | None:
-    found = file.get(KEY + name, list)
-    if found is not None and not all(isinstance(text, str) for text in found):
+    texts = file.get(KEY + name, list)
+    if texts is not None and not all(isinstance(text, str) for text in texts):
         raise InputError(f"{file.path}: {KEY}{name} is not a list of texts: {AGAIN}")
-    return found
+    return texts
 
 
 def _numbers(file: GGUF, name: str, count: int) -> list[Any] | None:
     """One number per token."""
-    found = file.get(KEY + name, np.ndarray)
-    if found is not None and len(found) != count:
-        raise InputError(f"{file.path}: {KEY}{name} has {len(found)} entries for {count} tokens: {AGAIN}")
-    return None if found is None else found.tolist()
+    numbers = file.get(KEY + name, np.ndarray)
+    if numbers is not None and len(numbers) != count:
+        raise InputError(f"{file.path}: {KEY}{name} has {len(numbers)} entries for {count} tokens: {AGAIN}")
+    return None if numbers is None else numbers.tolist()
 
 
 def _named(file: GGUF, tokens: list[str], name: str) -> str | None:
@@ -132,13 +132,13 @@ def _sentencepiece(file: GGUF, tokens: list[str], pre: str) -> Tokenizer:
 def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
     """The pairs that make each token out of two others, the best token first, as SentencePiece merges them."""
     ids = {token: i for i, token in enumerate(tokens)}
-    found = []
+    ranked = []
     for token, score in zip(tokens, scores, strict=True):
         pairs = [(token[:i], token[i:]) for i in range(1, len(token))] if len(token) <= MAX_TOKEN else []
         known = sorted((ids[a], ids[b], a, b) for a, b in pairs if a in ids and b in ids)
-        found += [(score, len(a), len(b), a, b) for _, _, a, b in known]
-    found.sort(key=lambda pair: pair[:3], reverse=True)
-    return [(a, b) for *_, a, b in found]
+        ranked += [(score, len(a), len(b), a, b) for _, _, a, b in known]
+    ranked.sort(key=lambda pair: pair[:3], reverse=True)
+    return [(a, b) for *_, a, b in ranked]
 
 
 def _add_special(file: GGUF, made: Tokenizer, tokens: list[str]) -> None:
