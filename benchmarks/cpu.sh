@@ -61,7 +61,7 @@ done
 if longdraft fetch smollm2; then
     model=${MODEL:-$out/smollm2}
     if [ ! -e "$model/config.json" ]; then
-        python3 "$here/fine_tune.py" smollm2 "$model" "$here/../src/longdraft/assets/text" --steps 0
+        python3 "$here/fine_tune.py" "$model" "$here/../src/longdraft/assets/text" --steps 0
     fi
     for build in $builds; do
         bench "smollm2-steps-$build" "$build" 1 -m "$model" --text book --task steps --context 1024,7168 --repeat 5

@@ -1,4 +1,9 @@
-"""The table of docs/server.md from a record of benchmarks/hostile.py: python benchmarks/hostile_table.py RECORD"""
+"""The table of attacks in docs/server.md, from the last record of benchmarks/hostile.py.
+
+    python benchmarks/hostile_table.py RECORDS
+
+Prints Markdown. RECORDS is a file that hostile.py wrote, packed with gzip or not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from arguments import Arguments, status
+
 from longdraft.bench.records import read_records
+from longdraft.errors import InputError
 
 
 def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -57,5 +65,18 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("records", type=Path, metavar="RECORDS", help="a file of records")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    records = [record for _, record in read_records(options().parse(words).records)]
+    if not records:
+        raise InputError("the file has no record")
+    print(table(records[-1]), end="")
+
+
 if __name__ == "__main__":
-    print(table(list(read_records(Path(sys.argv[1])))[-1][1]), end="")
+    sys.exit(status(main))

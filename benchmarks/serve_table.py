@@ -1,10 +1,17 @@
-"""The figures of docs/server.md from records of benchmarks/serve.py: python benchmarks/serve_table.py RECORDS.jsonl"""
+"""The table of speed in docs/server.md, from the records of benchmarks/serve.py.
+
+    python benchmarks/serve_table.py RECORDS
+
+Prints Markdown. RECORDS is a file that serve.py wrote, packed with gzip or not.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import Any
+
+from arguments import Arguments, status
 
 from longdraft.bench.records import read_records
 
@@ -38,6 +45,15 @@ def table(records: list[dict[str, Any]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("records", type=Path, metavar="RECORDS", help="a file of records")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    print(table([record for _, record in read_records(options().parse(words).records)]), end="")
+
+
 if __name__ == "__main__":
-    found = [record for _, record in read_records(Path(sys.argv[1]))]
-    print(table(found), end="")
+    sys.exit(status(main))
