@@ -84,7 +84,7 @@ def speedup(case: Case, seed: int) -> float:
     """Of one run of TOKENS tokens over plain decoding."""
     rng, now = random.Random(seed), 0.0
     adaptive = AdaptiveDraft(Simulated(case, rng), Measured(lambda: now))
-    seqs: Any = SimpleNamespace(done=torch.tensor([False]))
+    seqs: Any = SimpleNamespace(length=torch.zeros(1), done=torch.tensor([False]))
     adaptive.start(seqs)
     tokens, root = 0, Tree.root(torch.zeros(1, dtype=torch.long))
     while tokens < TOKENS:

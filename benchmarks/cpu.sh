@@ -9,6 +9,7 @@
 #   LLAMA_SERVER=FILE  llama.cpp built for this machine (build_llama_cpp.py) beside its wheel
 #   MODEL=FOLDER    this model in place of SmolLM2 unpacked, such as one that fine_tune.py has trained
 set -eu
+. "$(dirname "$0")/usage.sh"
 out=${1:-runs/cpu}
 here=$(dirname "$0")
 minutes=${MINUTES:-40}

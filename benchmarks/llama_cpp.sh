@@ -6,6 +6,7 @@
 # CONTEXT, REPEAT, TOKENS and METHODS choose less. The record goes to benchmarks/records under the name in docs/peers.py;
 # then `python docs/peers.py` and `python docs/headlines.py` write the pages.
 set -eu
+. "$(dirname "$0")/usage.sh"
 server=${LLAMA_SERVER:-$(python "$(dirname "$0")/build_llama_cpp.py")}
 longdraft fetch smollm2
 mkdir -p "$(dirname "${1:-runs/llama-cpp.jsonl}")"

@@ -16,6 +16,7 @@
 # (LLAMA_SERVER=FILE: is there already; 20 minutes more), and OpenVINO GenAI is installed into FOLDER/openvino
 # (OPENVINO=PYTHON: is there already).
 set -eu
+. "$(dirname "$0")/usage.sh"
 out=${1:-runs/qwen-coder}
 contexts=${CONTEXTS:-1024 8192 30000}
 models=${MODELS:-0.5b 1.5b}
