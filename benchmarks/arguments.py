@@ -21,13 +21,13 @@ from longdraft.errors import InputError
 
 def at_least(low: float) -> Callable[[str], float]:
     """A type of option: a number of `low` or more, an integer where `low` is one."""
-    kind = type(low)
+    kind, name = (int, "integer") if isinstance(low, int) else (float, "number")
 
     def number(word: str) -> float:
         with suppress(ValueError):
             if low <= kind(word) < math.inf:
                 return kind(word)
-        raise argparse.ArgumentTypeError(f"{word!r} is no {kind.__name__} of {low:g} or more")
+        raise argparse.ArgumentTypeError(f"{word!r} is no {name} of {low:g} or more")
 
     return number
 
@@ -46,6 +46,7 @@ def several(kind: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
 
 SHARED: dict[str, dict[str, Any]] = {
     "--model": {
+        "short": "-m",
         "default": "bundled",
         "help": "the target: 'bundled', a model that `longdraft fetch` lists, a folder or a .gguf file",
     },
@@ -72,7 +73,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--seed": {"type": at_least(0), "default": 0, "metavar": "N", "help": "seed of all random draws"},
     "--out": {"type": Path, "metavar": "FILE", "help": "append the records to this file, as JSON lines"},
 }
-SHORT = {"--model": ["-m"]}
 
 
 class Arguments(argparse.ArgumentParser):
@@ -98,7 +98,9 @@ class Arguments(argparse.ArgumentParser):
 
     def _declare(self, name: str, own: dict[str, Any], reason: str = "") -> None:
         flag = f"--{name}"
-        self.add_argument(*SHORT.get(flag, []), flag, reason=reason, **(SHARED[flag] | own))
+        settings = SHARED[flag] | own
+        flags = [settings.pop("short"), flag] if "short" in settings else [flag]
+        self.add_argument(*flags, reason=reason, **settings)
 
     def add_argument(self, *flags: Any, reason: str = "", **settings: Any) -> argparse.Action:
         """Declare an option whose help gives its default."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Beside llama.cpp at its best, on SmolLM2's GGUF file: benchmarks/llama_cpp.sh [FILE.jsonl]
+# Speed beside llama.cpp at its best, on SmolLM2's GGUF file: benchmarks/llama_cpp.sh [FILE.jsonl]
 # Builds llama.cpp for this processor at first (20 minutes), then measures it with flash attention on and off and each kind
 # of its own speculation, and the wheel (pip install 'longdraft[peers]'). About 8 minutes on two cores with nothing beside
 # it: llama.cpp's threads wait for each other in loops, so beside another process it is many times slower.

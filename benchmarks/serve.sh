@@ -1,5 +1,5 @@
 #!/bin/sh
-# The server's figures on SmolLM2: benchmarks/serve.sh [FILE.jsonl]
+# Throughput and latency of the server on SmolLM2: benchmarks/serve.sh [FILE.jsonl]
 # Beside llama.cpp's server: LLAMA_SERVER=$(python benchmarks/build_llama_cpp.py), and the wheel's if xllamacpp is installed.
 # Needs: pip install 'longdraft[serve]'. About fifteen minutes on two quiet cores; METHODS, CONTEXT and REPEAT choose less.
 set -eu
