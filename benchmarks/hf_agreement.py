@@ -15,21 +15,18 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from arguments import Arguments, at_least, status
+from hf_model import model_and_prompts
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import longdraft
 from longdraft.audit.ties import TOLERANCE, most_ties
-from longdraft.bench.inputs import stdlib_prompt
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.hf.wrapped import lm_of
-from longdraft.models.loading import BUNDLED, quiet
 
 ATTENTION, OTHER = "sdpa", "eager"  # of Transformers' output, and the other one
 CONTROL = "transformers in float32"
@@ -124,13 +121,8 @@ def options() -> Arguments:
 
 def main(words: list[str] | None = None) -> int:
     given = options().parse(words)
-    quiet(given.threads)
-    folder = BUNDLED if given.model == "bundled" else Path(given.model)
-    log, tokenizer = RecordFile(given.out), AutoTokenizer.from_pretrained(folder)
-    ids, _ = stdlib_prompt(tokenizer, given.context * given.outputs)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, given.dtype)).eval()
-    model.generation_config.eos_token_id = None  # every output has the same number of tokens
-    prompts = [ids[i * given.context :][: given.context] for i in range(given.outputs)]
+    log = RecordFile(given.out)
+    model, prompts = model_and_prompts(given, given.outputs)
     other = deepcopy(model)
     other.set_attn_implementation(OTHER)
     runs = {f"transformers, {OTHER} attention": transformers_by(other)}

@@ -22,17 +22,15 @@ from typing import Any
 
 import torch
 from arguments import Arguments, status
+from hf_model import model_and_prompts
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import longdraft
-from longdraft.bench.inputs import stdlib_prompt
 from longdraft.engine.generate import Stats
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
 from longdraft.hf.wrapped import lm_of
-from longdraft.models.loading import BUNDLED, quiet
 
 CACHES = {"dynamic cache": {}, "static cache": {"cache_implementation": "static"}}
 BASE = "dynamic cache"  # what the others are compared with
@@ -143,16 +141,11 @@ def options() -> Arguments:
 
 def main(words: list[str] | None = None) -> None:
     given = options().parse(words)
-    quiet(given.threads)
-    folder = BUNDLED if given.model == "bundled" else Path(given.model)
-    log, tokenizer = RecordFile(given.out), AutoTokenizer.from_pretrained(folder)
-    ids, _ = stdlib_prompt(tokenizer, given.context * given.repeat)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, given.dtype)).eval()
-    model.generation_config.eos_token_id = None  # every run has the same number of tokens
+    log = RecordFile(given.out)
+    model, prompts = model_and_prompts(given, given.repeat)
     shared = provenance(lm_of(model), given.seed) | {"task": "hf_generate", "command": given.command}
     shared |= {"context": given.context, "tokens": given.max_new_tokens, "adaptive": given.adaptive}
     found = []
-    prompts = [ids[i * given.context :][: given.context] for i in range(given.repeat)]
     for record in measure(model, prompts, given):
         found.append(shared | record)
         log.append(found[-1])
