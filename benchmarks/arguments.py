@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from longdraft.bench.records import read_records
 from longdraft.core.provenance import relative
 from longdraft.errors import InputError
 
@@ -42,6 +43,16 @@ def several(kind: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
         return [kind(word) for word in parts]
 
     return values
+
+
+def _records(word: str) -> list[dict[str, Any]]:
+    try:
+        records = [record for _, record in read_records(Path(word))]
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not records:
+        raise argparse.ArgumentTypeError(f"{word} has no records")
+    return records
 
 
 SHARED: dict[str, dict[str, Any]] = {
@@ -107,6 +118,10 @@ class Arguments(argparse.ArgumentParser):
         if settings.get("default") not in (None, argparse.SUPPRESS):
             settings["help"] += f" (default: %(default)s{reason})"
         return super().add_argument(*flags, **settings)
+
+    def take_records(self) -> None:
+        """One file of records, as `records`: a list of them."""
+        self.add_argument("records", type=_records, metavar="RECORDS", help="a file of records, gzipped or not")
 
     def parse(self, words: list[str] | None = None) -> argparse.Namespace:
         """The arguments (None: this process's), and as `command` the command line that records state."""

@@ -1,20 +1,16 @@
 """The table of attacks in docs/server.md, from the last record of benchmarks/hostile.py.
 
-    python benchmarks/hostile_table.py RECORDS
+    python benchmarks/hostile_table.py benchmarks/records/2026-11-23-hostile.jsonl.gz
 
-Prints Markdown. RECORDS is a file that hostile.py wrote, packed with gzip or not.
+Prints Markdown.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from arguments import Arguments, status
-
-from longdraft.bench.records import read_records
-from longdraft.errors import InputError
 
 
 def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -67,15 +63,12 @@ def table(record: dict[str, Any]) -> str:
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
-    parser.add_argument("records", type=Path, metavar="RECORDS", help="a file of records")
+    parser.take_records()
     return parser
 
 
 def main(words: list[str] | None = None) -> None:
-    records = [record for _, record in read_records(options().parse(words).records)]
-    if not records:
-        raise InputError("the file has no record")
-    print(table(records[-1]), end="")
+    print(table(options().parse(words).records[-1]), end="")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
 """The table of speed in docs/server.md, from the records of benchmarks/serve.py.
 
-    python benchmarks/serve_table.py RECORDS
+    python benchmarks/serve_table.py benchmarks/records/2026-11-23-serve-paced.jsonl.gz
 
-Prints Markdown. RECORDS is a file that serve.py wrote, packed with gzip or not.
+Prints Markdown.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from arguments import Arguments, status
-
-from longdraft.bench.records import read_records
 
 COLUMNS = ("kernels", "method", "one by one", "four at once", "gain", "over plain", "first token", "beside 3 streams")
 COLUMNS += ("longest wait", "known prompt", "overhead")
@@ -47,12 +44,12 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
-    parser.add_argument("records", type=Path, metavar="RECORDS", help="a file of records")
+    parser.take_records()
     return parser
 
 
 def main(words: list[str] | None = None) -> None:
-    print(table([record for _, record in read_records(options().parse(words).records)]), end="")
+    print(table(options().parse(words).records), end="")
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ def test_another_parser_would_be_noticed(no_models, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_the_command_that_a_docstring_shows_is_parsed_by_its_script(no_models, capsys, name):
+def test_the_command_that_a_docstring_shows_is_parsed_by_its_script(no_models, capsys, monkeypatch, name):
+    monkeypatch.chdir(ROOT)
     first, empty, command = text_of(f"benchmarks/{name}").splitlines()[:3]
     assert first.endswith(".") and not empty and f" benchmarks/{name}" in command
     shown = [words for line, _ in lines_of(f"benchmarks/{name}") for words in commands_of(line)]
