@@ -17,7 +17,7 @@ from longdraft.ops import native
 
 pytest.register_assert_rewrite("support.checks", "support.structure")
 pytest_plugins = ["support.added", "support.place", "support.served"]
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, because tests have a hostile.py too
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last: names of the tests come first
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=40)

@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support import hostile, tiny
+from support import tiny, untrusted_models
 from test_model import tokenizer
 
 from longdraft import InputError
@@ -26,15 +26,19 @@ def outcomes(tmp_path_factory):
     tokenizer().save_pretrained(root / "good")
     environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HF_HOME": str(root / "home")}
     run = subprocess.run(
-        [sys.executable, hostile.__file__, str(root)], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, untrusted_models.__file__, str(root)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", hostile.CASES)
+@pytest.mark.parametrize("case", untrusted_models.CASES)
 def test_a_folder_chooses_nothing(outcomes, case):
-    found, words = outcomes[case], hostile.CASES[case][1]
+    found, words = outcomes[case], untrusted_models.CASES[case][1]
     assert found["touched"] == []
     if words is None:
         assert found["outcome"] == "loaded" and found["text"] == outcomes["nothing"]["text"] is not None
@@ -45,7 +49,7 @@ def test_a_folder_chooses_nothing(outcomes, case):
 def test_a_drafter_takes_the_same_way(tmp_path):
     target = tiny.target("llama")
     random_lm(target, 0).hf.save_pretrained(tmp_path / "small")
-    hostile.edit("adapter_config.json", base_model_name_or_path="evil/repo")(tmp_path / "small")
+    untrusted_models.edit("adapter_config.json", base_model_name_or_path="evil/repo")(tmp_path / "small")
     with pytest.raises(InputError, match="merge it into its model"):
         SMALL_MODEL.load(str(tmp_path / "small"), target)
 

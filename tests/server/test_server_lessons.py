@@ -21,7 +21,7 @@ from attacks import PATHS
 from clients import INSIDE, post
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
-from support import hostile
+from support import untrusted_models
 from support.served import address, asked, client, loaded, quiet, serving, url_of
 
 import longdraft
@@ -46,7 +46,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 def test_code_of_a_model_folder_is_not_run():
     """CVE-2026-22807 (vLLM ran auto_map's code). test_untrusted.py loads such folders; here, no call asks for it."""
-    assert {"code of the folder", "code of a repository", "a tokenizer of the folder"} <= set(hostile.CASES)
+    assert {"code of the folder", "code of a repository", "a tokenizer of the folder"} <= set(untrusted_models.CASES)
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             pairs = [(k.arg, k.value) for k in node.keywords] if isinstance(node, ast.Call) else []
