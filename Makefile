@@ -127,5 +127,5 @@ bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
 
 clean:
-	rm -rf $(VENV) $(PAGE) .venv-clients $(VLLM) $(OLDEST) build dist site *.egg-info */*.egg-info */src/*.egg-info
-	rm -rf src/longdraft/ops/native/*.so .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PAGE) .venv-clients $(VLLM) $(OLDEST) build dist site *.egg-info */*.egg-info */src/*.egg-info \
+	  src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

@@ -2,6 +2,7 @@
 # Acceptance on held-out text beside the controls, for every drafter: benchmarks/acceptance.sh [RECORDS.jsonl]
 # Appends to RECORDS and writes report.md beside it. It takes long; speed plays no part in it.
 set -eu
+. "$(dirname "$0")/usage.sh"
 out=${1:-runs/acceptance.jsonl}
 bench() { longdraft bench --task anchored --text code,book --out "$out" "$@"; }
 

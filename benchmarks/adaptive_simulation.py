@@ -1,7 +1,9 @@
-"""AdaptiveDraft on simulated drafters of known cost and acceptance: how near it comes to the best fixed depth.
+"""How close AdaptiveDraft comes to the best fixed depth, on simulated drafters of known cost and acceptance.
 
-`python benchmarks/adaptive_simulation.py [RUNS]`. Only the controller is real. Costs are in plain decoding steps, with
-random noise; no model runs, so the figures say how good the decisions are and nothing about any machine.
+    python benchmarks/adaptive_simulation.py
+
+Only the controller is real. Costs are in plain decoding steps, with random noise; no model runs, so the figures say how
+good the decisions are and nothing about any machine. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from arguments import Arguments, status
 
 from longdraft.core import Captures, DraftLimits, Tree, Verdict
 from longdraft.drafters import AdaptiveDraft, Drafter
@@ -81,7 +84,7 @@ def speedup(case: Case, seed: int) -> float:
     """Of one run of TOKENS tokens over plain decoding."""
     rng, now = random.Random(seed), 0.0
     adaptive = AdaptiveDraft(Simulated(case, rng), Measured(lambda: now))
-    seqs: Any = SimpleNamespace(done=torch.tensor([False]))
+    seqs: Any = SimpleNamespace(length=torch.zeros(1), done=torch.tensor([False]))
     adaptive.start(seqs)
     tokens, root = 0, Tree.root(torch.zeros(1, dtype=torch.long))
     while tokens < TOKENS:
@@ -100,8 +103,14 @@ def speedup(case: Case, seed: int) -> float:
     return tokens * usual / now
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.change("repeat", 40, "a run takes milliseconds")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    runs = options().parse(words).repeat
     torch.set_num_threads(1)
     print(f"| drafter | best fixed depth | mean of {runs} runs | worst tenth |\n| --- | --- | --- | --- |")
     for name, case in CASES.items():
@@ -112,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

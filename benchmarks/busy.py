@@ -1,4 +1,6 @@
-"""What a decoding step costs beside a busy process: python benchmarks/busy.py [--out runs/busy.jsonl]
+"""What a decoding step costs beside a busy process.
+
+    python benchmarks/busy.py --context 8192
 
 This process uses two processors. In every second window a process that computes without pause runs on the second one.
 Each configuration (one thread; two that are pinned; two that are not) is measured in windows that take turns, quiet
@@ -8,18 +10,17 @@ Linux only. On a machine that is not idle the figures mean little: the load befo
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import mean, median, quantiles
 from time import perf_counter
 from typing import Any
 
 import torch
+from arguments import Arguments, at_least, status
 from rich.console import Console
 from rich.table import Table
 
@@ -115,37 +116,28 @@ def table(found: list[dict[str, Any]], title: str) -> tuple[Table, bool]:
     return shown, good
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("model", "rope", "weights", "dtype", "out")
+    parser.change("context", 8192, "reading the cache is then a large part of a step")
+    parser.change("repeat", 5, "the mean of a window varies more than that of a run")
+    parser.add_argument("--seconds", type=at_least(0.0), default=1.0, help="length of a window")
+    return parser
+
+
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("-m", "--model", default="bundled")
-    parser.add_argument("--rope", help="as for longdraft bench")
-    parser.add_argument("--weights", help="as for longdraft bench")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--context", type=int, default=8192)
-    parser.add_argument("--repeat", type=int, default=5, help="windows of each kind")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a window")
-    parser.add_argument("--out", type=Path, help="append the records to this file, as JSON lines")
-    given = parser.parse_args(words)
+    given = options().parse(words)
     cpus = sorted(os.sched_getaffinity(0))[:2] if hasattr(os, "sched_getaffinity") else []
     if len(cpus) < 2:
-        print("busy.py needs Linux and two processors", file=sys.stderr)
-        return 2
+        raise InputError("Linux and two processors are needed")
     os.sched_setaffinity(0, cpus)  # before torch makes its threads
     quiet(2)
     before = os.getloadavg()[0]
-    try:
-        target, tokenizer = load(given.model, given.dtype, rope=given.rope, weights=given.weights)
-        [text] = texts(["book"], [], tokenizer)
-        log, session = RecordFile(given.out), DecodeSession(target, text.prompts(given.context, 1), max(ROWS), eos=())
-    except InputError as error:
-        print(f"busy.py: {error}", file=sys.stderr)
-        return 2
-    shared = provenance(target, 0) | {
-        "task": "busy",
-        "method": "plain",
-        "context": given.context,
-        "load_before": before,
-    }
+    target, tokenizer = load(given.model, given.dtype, rope=given.rope, weights=given.weights)
+    [text] = texts(["book"], [], tokenizer)
+    log, session = RecordFile(given.out), DecodeSession(target, text.prompts(given.context, 1), max(ROWS), eos=())
+    shared = provenance(target, 0) | {"task": "busy", "method": "plain", "command": given.command}
+    shared |= {"context": given.context, "load_before": before}
     with torch.inference_mode():
         calls, found = operations(target, session), []
         for record in measure(calls, cpus[1], given.repeat, given.seconds):
@@ -158,4 +150,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

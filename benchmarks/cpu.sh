@@ -9,6 +9,7 @@
 #   LLAMA_SERVER=FILE  llama.cpp built for this machine (build_llama_cpp.py) beside its wheel
 #   MODEL=FOLDER    this model in place of SmolLM2 unpacked, such as one that fine_tune.py has trained
 set -eu
+. "$(dirname "$0")/usage.sh"
 out=${1:-runs/cpu}
 here=$(dirname "$0")
 minutes=${MINUTES:-40}
@@ -61,7 +62,7 @@ done
 if longdraft fetch smollm2; then
     model=${MODEL:-$out/smollm2}
     if [ ! -e "$model/config.json" ]; then
-        python3 "$here/fine_tune.py" smollm2 "$model" "$here/../src/longdraft/assets/text" --steps 0
+        python3 "$here/fine_tune.py" "$model" "$here/../src/longdraft/assets/text" --steps 0
     fi
     for build in $builds; do
         bench "smollm2-steps-$build" "$build" 1 -m "$model" --text book --task steps --context 1024,7168 --repeat 5

@@ -1,6 +1,6 @@
 """Acceptance of drafts whose keys each process selects by its own heads, or all by the mean over all heads.
 
-    torchrun --nproc-per-node 2 benchmarks/divided_scores.py --context 4096 --texts 6 --new 128
+    torchrun --nproc-per-node 2 benchmarks/divided_scores.py --contexts 4096 --texts 6
 
 Prints one JSON line per passage and budget, and one with the means of each text and budget. vegas, chains of 7,
 float32, T=1; the target is the bundled model.
@@ -8,11 +8,12 @@ float32, T=1; the target is the bundled model.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections import defaultdict
 
 import torch
+from arguments import Arguments, at_least, several, status
 
 from longdraft.backends.divided import Divided
 from longdraft.bench import inputs
@@ -38,24 +39,26 @@ class AllHeads(Divided):
         return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--context", default="4096")
-    parser.add_argument("--model", default="bundled")
-    parser.add_argument("--texts", type=int, default=6, help="how many passages of each text")
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--budgets", default="64,256")
-    given = parser.parse_args()
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("model", "contexts", "max-new-tokens")
+    parser.change("texts", 6, "the two ways differ by less than passages do")
+    parser.add_argument("--budgets", type=several(at_least(1)), default="64,256", help="keys that a draft reads")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
     team = joined(60.0)
     lm, tokenizer = load(given.model, "float32", team=team)
     backends = {"mean over all heads": AllHeads(lm.architecture, team), "own heads": lm.eager}
     totals = defaultdict(lambda: defaultdict(list))
     for text in inputs.texts(["code", "book"], [], tokenizer):
-        for context in map(int, given.context.split(",")):
+        for context in given.contexts:
             for passage, prompt in enumerate(text.prompts(context, given.texts)):
-                session = DecodeSession(lm, [prompt], given.new, Sampler(1.0), passage, ())
+                session = DecodeSession(lm, [prompt], given.max_new_tokens, Sampler(1.0), passage, ())
                 plain = session.rows()
-                for budget in map(int, given.budgets.split(",")):
+                for budget in given.budgets:
                     found = {"text": text.name, "context": context, "passage": passage, "budget": budget}
                     for mode, backend in backends.items():
                         lm.eager = lm.backend = backend
@@ -73,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

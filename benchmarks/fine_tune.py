@@ -1,20 +1,22 @@
-"""Trains every matrix of a model for a few hundred steps, and writes a folder that longdraft loads.
+"""Train every matrix of a model for a few hundred steps, so that its weights lie on no 4-bit grid.
 
+    python benchmarks/fine_tune.py FOLDER TEXT...
+
+FOLDER gets the model, as longdraft loads it; TEXT is a file, or a folder of *.txt and *.py, and there may be several.
 SmolLM2 from its Q4_1 file lies on a 4-bit grid, so a 4-bit copy of it is nearly itself and its acceptance says nothing.
 After this its weights lie anywhere. Prints the held-out loss and how far a 4-bit copy is from the weights, before and
 after.
-
-    python benchmarks/fine_tune.py smollm2 FOLDER TEXT... [--steps 300]     # TEXT: files or folders of *.txt and *.py
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 import torch
+from arguments import Arguments, at_least, status
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft.models.loading import load, quiet
@@ -53,17 +55,20 @@ def loss_of(hf: torch.nn.Module, ids: torch.Tensor) -> float:
     return float(torch.stack(losses).float().mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("folder")
-    parser.add_argument("text", nargs="+")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rows", type=int, default=2)
-    parser.add_argument("--rate", type=float, default=6e-4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("folder", metavar="FOLDER", help="the trained model")
+    parser.add_argument("text", metavar="TEXT", nargs="+", help="what it is trained on")
+    parser.change("model", "smollm2", "its weights lie on a 4-bit grid")
+    parser.share("seed", "threads")
+    parser.add_argument("--steps", type=at_least(0), default=300, help="optimizer steps")
+    parser.add_argument("--rows", type=at_least(1), default=2, help=f"rows of {LENGTH} tokens a step")
+    parser.add_argument("--rate", type=at_least(0.0), default=6e-4, help="learning rate")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    args = options().parse(words)
     quiet(args.threads)
     lm, tokenizer = load(args.model, "float32")
     config = lm.hf.config.to_dict()
@@ -101,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

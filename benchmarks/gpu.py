@@ -1,27 +1,27 @@
-"""Everything a GPU should answer, in one call: python benchmarks/gpu.py [--minutes 8] [--out runs/gpu.jsonl]
+"""Errors and speed of the GPU parts, in one call on a machine with a GPU.
+
+    python benchmarks/gpu.py --minutes 8
 
 Errors of the kernels against float64, their bandwidths beside SDPA, flex_attention and varlen_attn, what a step costs
 for random weights of Llama-3.1-8B's and Qwen3-8B's shapes on filled caches, beside Transformers' generate. Parts come
 in the order of their worth; one that fails is a record, and one that no longer fits the time is left out and says so.
---tiny runs every part on a CPU with tiny shapes; set TRITON_INTERPRET=1 for its kernels.
+A table lies beside the records. --tiny runs every part on a CPU with tiny shapes; set TRITON_INTERPRET=1 for its
+kernels.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from time import perf_counter
 
 import gpu_parts
 import torch
+from arguments import Arguments, at_least, status
 from gpu_parts import SEED, Bench, Row, freed, short
 
 from longdraft.core import provenance
@@ -101,35 +101,27 @@ def line(row: Row) -> str:
     return "| " + " | ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells) + " |"
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--minutes", type=float, default=8, help="no part begins that may not fit (8)")
-    options.add_argument("--out", type=Path, default=Path("runs/gpu.jsonl"), help="records; a table lies beside it")
-    options.add_argument("--tiny", action="store_true", help="every part on the CPU, with tiny shapes")
-    given = options.parse_args()
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("out")
+    parser.add_argument("--minutes", type=at_least(0.0), default=8.0, help="no part begins that may not fit")
+    parser.add_argument("--tiny", action="store_true", help="every part on the CPU, with tiny shapes")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
     if not given.tiny and not torch.cuda.is_available():
-        print("torch sees no GPU: run this on a machine with one, or give --tiny", file=sys.stderr)
-        return 2
-    b = Bench(given.tiny, given.minutes)
-    try:
-        log = RecordFile(given.out)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
-    command = shlex.join(["python", "benchmarks/gpu.py", *(provenance.relative(word) for word in sys.argv[1:])])
+        raise InputError("torch sees no GPU: run this on a machine with one, or give --tiny")
+    b, log = Bench(given.tiny, given.minutes), RecordFile(given.out)
     shared = {"task": "gpu", "device": processor(b.device), "dtype": str(b.dtype).removeprefix("torch.")}
     shared |= {"versions": provenance.versions() | {"triton": triton_version()}, **provenance.checkout(), "seed": SEED}
-    shared |= {
-        "command": command,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "run": uuid.uuid4().hex[:12],
-    }
+    shared |= {"command": given.command, "time": provenance.now(), "run": uuid.uuid4().hex[:12]}
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
     print("\n".join(head))
     found = run(b, log, shared)
-    origin = f"{shared['device']}, {shared['versions']}, {shared['git_sha']}, {shared['time']}: `{command}`"
+    origin = f"{shared['device']}, {shared['versions']}, {shared['git_sha']}, {shared['time']}: `{given.command}`"
     given.out.with_suffix(".md").write_text("\n".join([origin, "", *head, *map(line, found), ""]), encoding="utf-8")
-    return 0
 
 
 def triton_version() -> str | None:
@@ -140,4 +132,4 @@ def triton_version() -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -1,36 +1,32 @@
-"""How often greedy hf_generate says what Transformers' generate says: python benchmarks/hf_agreement.py -m FOLDER
+"""How often greedy hf_generate chooses the tokens that Transformers' generate chooses, and where they differ.
 
-FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes, or `bundled`. The prompts are
-code of Python's standard library. Every token of Transformers' output is compared: after a difference, both continue
-from Transformers' text. The control is Transformers itself with the same weights in float32, which rounds nothing to
-bfloat16; Transformers with another attention implementation is measured too. The exit status is 1 if a difference is no
-tie (longdraft/audit/ties.py), or if there are too many ties beside the control's.
+    python benchmarks/hf_agreement.py -m bundled
+
+The model is `bundled` or a folder of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes. The prompts
+are code of Python's standard library. Every token of Transformers' output is compared: after a difference, both
+continue from Transformers' text. The control is Transformers itself with the same weights in float32, which rounds
+nothing to bfloat16; Transformers with another attention implementation is measured too. The exit status is 1 if a
+difference is no tie (longdraft/audit/ties.py), or if there are too many ties beside the control's.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import Arguments, at_least, status
+from hf_model import model_and_prompts
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import longdraft
 from longdraft.audit.ties import TOLERANCE, most_ties
-from longdraft.bench.inputs import stdlib_prompt
-from longdraft.core.provenance import relative
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
-from longdraft.errors import InputError
 from longdraft.hf.wrapped import lm_of
-from longdraft.models.loading import BUNDLED, quiet
 
 ATTENTION, OTHER = "sdpa", "eager"  # of Transformers' output, and the other one
 CONTROL = "transformers in float32"
@@ -114,40 +110,28 @@ def compare(model: Any, prompts: list[list[int]], new: int, runs: dict[str, Run]
     return found
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("model", "dtype", "methods", "threads", "out")
+    parser.change("context", 512, "every output is decoded by five engines")
+    parser.change("max-new-tokens", 64, "every output is decoded by five engines")
+    parser.add_argument("--outputs", type=at_least(1), default=32, help="outputs to compare")
+    return parser
+
+
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("-m", "--model", required=True, help="a folder of safetensors, or bundled")
-    parser.add_argument("--dtype", default="bfloat16", choices=sorted(TOLERANCE))
-    parser.add_argument("--methods", default="plain,vegas")
-    parser.add_argument("--outputs", type=int, default=32)
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each output")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, help="append the records to this file, as JSON lines")
-    given = parser.parse_args(words)
-    quiet(given.threads)
-    folder = BUNDLED if given.model == "bundled" else Path(given.model)
-    try:
-        log, tokenizer = RecordFile(given.out), AutoTokenizer.from_pretrained(folder)
-        ids, _ = stdlib_prompt(tokenizer, given.context * given.outputs)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, given.dtype)).eval()
-        model.generation_config.eos_token_id = None  # every output has the same number of tokens
-        prompts = [ids[i * given.context :][: given.context] for i in range(given.outputs)]
-        other = deepcopy(model)
-        other.set_attn_implementation(OTHER)
-        runs = {f"transformers, {OTHER} attention": transformers_by(other)}
-        runs |= {f"longdraft, {method}": longdraft_by(model, method) for method in given.methods.split(",")}
-        found = compare(model, prompts, given.tokens, runs)
-        command = shlex.join(["python", "benchmarks/hf_agreement.py", *(relative(w) for w in words or sys.argv[1:])])
-        shared = provenance(lm_of(model), 0) | {"task": "hf_agreement", "command": command, "context": given.context}
-        shared |= {"attention": ATTENTION, "new_tokens": given.tokens}
-        for name, agreed in found.items():
-            log.append(
-                shared | {"engine": name, "equal": agreed.equal, "outputs": agreed.outputs, "found": agreed.found}
-            )
-    except (InputError, OSError) as error:
-        print(f"hf_agreement.py: {error}", file=sys.stderr)
-        return 2
+    given = options().parse(words)
+    log = RecordFile(given.out)
+    model, prompts = model_and_prompts(given, given.outputs)
+    other = deepcopy(model)
+    other.set_attn_implementation(OTHER)
+    runs = {f"transformers, {OTHER} attention": transformers_by(other)}
+    runs |= {f"longdraft, {method}": longdraft_by(model, method) for method in given.methods}
+    found = compare(model, prompts, given.max_new_tokens, runs)
+    shared = provenance(lm_of(model), 0) | {"task": "hf_agreement", "command": given.command}
+    shared |= {"context": given.context, "attention": ATTENTION, "new_tokens": given.max_new_tokens}
+    for name, agreed in found.items():
+        log.append(shared | {"engine": name, "equal": agreed.equal, "outputs": agreed.outputs, "found": agreed.found})
     longdrafts = {name: agreed for name, agreed in found.items() if name.startswith("longdraft")}
     faults = {name: agreed.fault(found[CONTROL], TOLERANCE[given.dtype]) for name, agreed in longdrafts.items()}
     for name, agreed in found.items():
@@ -157,4 +141,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

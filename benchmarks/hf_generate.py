@@ -1,16 +1,17 @@
-"""Transformers' generate beside itself with longdraft.hf_generate: python benchmarks/hf_generate.py -m FOLDER
+"""Speed of Transformers' generate with longdraft.hf_generate, beside generate alone.
 
-FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes. The prompt is code of Python's
-standard library, for each repeat another part of it. All engines take turns: plain `generate` with its dynamic and its
-static cache, and `custom_generate=longdraft.hf_generate` with each method. A streamer notes when the first and the last
-token come, so that reading the prompt and decoding are told apart. Beside the time that passed, the processor time is
-given: on a busy machine it says more.
+    python benchmarks/hf_generate.py -m FOLDER
+
+FOLDER is a model of safetensors, as `longdraft export -m smollm2 --out FOLDER` writes, or `bundled`. The prompt is
+code of Python's standard library, for each repeat another part of it. All engines take turns: plain `generate` with its
+dynamic and its static cache, and `custom_generate=longdraft.hf_generate` with each method. A streamer notes when the
+first and the last token come, so that prefilling and decoding are told apart. The processor time stands beside the time
+that passed: on a busy machine it says more.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,19 +21,16 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
+from arguments import Arguments, status
+from hf_model import model_and_prompts
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import longdraft
-from longdraft.bench.inputs import stdlib_prompt
-from longdraft.core.provenance import relative
 from longdraft.engine.generate import Stats
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
-from longdraft.errors import InputError
 from longdraft.hf.wrapped import lm_of
-from longdraft.models.loading import quiet
 
 CACHES = {"dynamic cache": {}, "static cache": {"cache_implementation": "static"}}
 BASE = "dynamic cache"  # what the others are compared with
@@ -72,7 +70,7 @@ def timed(model: Any, prompt: list[int], settings: dict[str, Any], stats: Stats 
 def engines(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the settings of each engine."""
     yield from CACHES.items()
-    for method in given.methods.split(","):
+    for method in given.methods:
         more = {"method": method, "adaptive": given.adaptive and method != "plain", "seed": given.seed}
         yield method, {"custom_generate": longdraft.hf_generate, **more}
 
@@ -87,7 +85,7 @@ def measure(model: Any, prompts: list[list[int]], given: argparse.Namespace) -> 
                 stats = Stats() if name not in CACHES else None
                 own = settings | ({"stats": stats} if stats else {})
                 torch.manual_seed(given.seed)
-                new = {"max_new_tokens": given.tokens if turn else 2, "do_sample": False}
+                new = {"max_new_tokens": given.max_new_tokens if turn else 2, "do_sample": False}
                 record = timed(model, prompt, new | sampling | own, stats)
                 outputs[name] = record.pop("output")
                 # Sampled by Transformers, other random numbers are drawn: compare with longdraft's plain decoding.
@@ -132,42 +130,29 @@ def table(records: list[dict[str, Any]], title: str) -> Table:
     return shown
 
 
-def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("-m", "--model", required=True, help="a folder of safetensors")
-    parser.add_argument("--dtype", default="float32", choices=["bfloat16", "float32"])
-    parser.add_argument("--methods", default="plain,suffix,vegas")
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("model", "context", "max-new-tokens", "temperature", "repeat", "threads", "seed", "out")
+    parser.change("dtype", "float32", "outputs are equal in float32 only")
+    parser.change("methods", "plain,suffix,vegas", "drafts from the text and from the model gain differently")
     parser.add_argument("--adaptive", action="store_true", help="adapt draft depth and width to measured speed")
-    parser.add_argument("--context", type=int, default=4000)
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens of each run")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled runs")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="append the records to this file, as JSON lines")
-    given = parser.parse_args(words)
-    quiet(given.threads)
-    try:
-        log, tokenizer = RecordFile(given.out), AutoTokenizer.from_pretrained(given.model)
-        ids, _ = stdlib_prompt(tokenizer, given.context * given.repeat)
-        model = AutoModelForCausalLM.from_pretrained(given.model, dtype=getattr(torch, given.dtype)).eval()
-        model.generation_config.eos_token_id = None  # every run has the same number of tokens
-        command = shlex.join(["python", "benchmarks/hf_generate.py", *(relative(w) for w in words or sys.argv[1:])])
-        shared = provenance(lm_of(model), given.seed) | {"task": "hf_generate", "command": command}
-        shared |= {"context": given.context, "tokens": given.tokens, "adaptive": given.adaptive}
-        found = []
-        prompts = [ids[i * given.context :][: given.context] for i in range(given.repeat)]
-        for record in measure(model, prompts, given):
-            found.append(shared | record)
-            log.append(found[-1])
-    except (InputError, OSError) as error:
-        print(f"hf_generate.py: {error}", file=sys.stderr)
-        return 2
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
+    log = RecordFile(given.out)
+    model, prompts = model_and_prompts(given, given.repeat)
+    shared = provenance(lm_of(model), given.seed) | {"task": "hf_generate", "command": given.command}
+    shared |= {"context": given.context, "tokens": given.max_new_tokens, "adaptive": given.adaptive}
+    found = []
+    for record in measure(model, prompts, given):
+        found.append(shared | record)
+        log.append(found[-1])
     title = f"{Path(given.model).name}, {given.dtype}, {given.context} tokens, medians of {given.repeat}"
     title += f"; times: how many times as fast as the {BASE}; equal: outputs as its (T above 0: as longdraft's plain)"
     Console(width=None if sys.stdout.isatty() else 140).print(table(found, title))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

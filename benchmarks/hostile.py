@@ -1,6 +1,8 @@
-"""How the server withstands attacks and overload: python benchmarks/hostile.py [--out runs/hostile.jsonl]
+"""How the server withstands attacks and overload.
 
-With the bundled model on this machine (about 15 minutes with the default soak of 10):
+    python benchmarks/hostile.py --soak 600
+
+With the bundled model on this machine (about 15 minutes, with a soak of 10):
 - fuzz: malformed, oversized, slow and half-open requests, their answers, and the server's memory before and after;
 - overload: many clients at once on a short queue, against as many clients as there are rows;
 - disconnects: clients that leave in mid-stream, and the steps that their requests still get;
@@ -10,7 +12,6 @@ With the bundled model on this machine (about 15 minutes with the default soak o
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -24,6 +25,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from arguments import Arguments, at_least, several, status
 from attacks import shots
 from clients import crowd, drip, fire, fire_all, leave_in_mid_stream, post, revealed, stream
 from rich.console import Console
@@ -32,15 +34,17 @@ from server_process import ServerProcess
 from steps_after import StepsAfter
 
 from longdraft import Session, load
-from longdraft.core.provenance import checkout, command, now, versions
+from longdraft.core.provenance import checkout, now, versions
 from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import processor
+from longdraft.errors import InputError
 from longdraft.methods import build
 from longdraft.server.run import Server, Settings
 
 Figures = dict[str, Any]
 ROWS, QUEUE = 8, 16
+PARTS = ("fuzz", "overload", "disconnects", "signals", "soak")
 
 
 def rss(server: ServerProcess) -> float:
@@ -250,25 +254,30 @@ def soak(server: ServerProcess, seconds: float, seed: int) -> Figures:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/hostile.jsonl"))
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--disconnects", type=int, default=1000)
-    parser.add_argument("--soak", type=float, default=600, help="seconds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="fuzz,overload,disconnects,signals,soak")
-    given = parser.parse_args()
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("seed", "out")
+    parser.add_argument("--requests", type=at_least(5), default=10_000, help="malformed, oversized and odd requests")
+    parser.add_argument("--clients", type=at_least(1), default=200, help="clients of the overload")
+    parser.add_argument("--disconnects", type=at_least(5), default=1000, help="clients that leave")
+    parser.add_argument("--soak", type=at_least(0.0), default=600.0, help="seconds of the mixture")
+    parser.add_argument("--only", type=several(), default=",".join(PARTS), help="parts to run")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
+    if unknown := set(given.only) - set(PARTS):
+        raise InputError(f"--only has {sorted(unknown)[0]!r}: choose from {', '.join(PARTS)}")
     about = {"task": "hostile", "model": "bundled", "method": "vegas", "seed": given.seed, "device": processor()}
-    about |= {"versions": versions(), **checkout(), "command": command(), "time": now()}
-    chosen, figures, client_s = given.only.split(","), dict[str, Figures](), 5.0
-    options = ("--batch", str(ROWS), "--queue", str(QUEUE), "--client-requests", "512", "--prefix-tokens", "8192")
+    about |= {"versions": versions(), **checkout(), "command": given.command, "time": now()}
+    chosen, log, figures, client_s = given.only, RecordFile(given.out), dict[str, Figures](), 5.0
+    limits = ("--batch", str(ROWS), "--queue", str(QUEUE), "--client-requests", "512", "--prefix-tokens", "8192")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         if "signals" in chosen:
             figures["signals"] = signals(place)
-        with ServerProcess(place, *options, "--client-seconds", str(client_s)) as server:
+        with ServerProcess(place, *limits, "--client-seconds", str(client_s)) as server:
             if "overload" in chosen:
                 figures["overload"] = overload(server, given.clients, 96, 3)
             if "fuzz" in chosen:
@@ -277,14 +286,13 @@ def main() -> int:
                 figures["soak"] = soak(server, given.soak, given.seed)
         if "disconnects" in chosen:
             figures["disconnects"] = disconnects(given.disconnects)
-    RecordFile(given.out).append(about | figures)
+    log.append(about | figures)
     table = Table("part", "figure", "value")
     for part, found in figures.items():
         for key, value in found.items():
             table.add_row(part, key, f"{value:.4g}" if isinstance(value, float) else json.dumps(value))
     Console(width=160).print(table)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

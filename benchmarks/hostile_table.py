@@ -1,12 +1,16 @@
-"""The table of docs/server.md from a record of benchmarks/hostile.py: python benchmarks/hostile_table.py RECORD"""
+"""The table of attacks in docs/server.md, from the last record of benchmarks/hostile.py.
+
+    python benchmarks/hostile_table.py benchmarks/records/2026-11-23-hostile.jsonl.gz
+
+Prints Markdown.
+"""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
-from longdraft.bench.records import read_records
+from arguments import Arguments, status
 
 
 def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -57,5 +61,15 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.take_records()
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    print(table(options().parse(words).records[-1]), end="")
+
+
 if __name__ == "__main__":
-    print(table(list(read_records(Path(sys.argv[1])))[-1][1]), end="")
+    sys.exit(status(main))

@@ -1,6 +1,6 @@
 """Whether a model uses a long context: its loss after more and more of a text, and facts that it finds in one.
 
-    python benchmarks/long_context.py -m smollm2 --books 'books/*.txt' --rope none,yarn:2 --out runs/long.jsonl
+    python benchmarks/long_context.py -m smollm2 --books 'books/*.txt' --ropes none,yarn:2
 
 Loss: of the same last 512 tokens of a text, of which the model sees the last 1K, 4K, ... tokens (those 512 among them,
 so that a context of 8K fits 8,192 positions). Facts: five unlike sentences ("The code of the lighthouse is 48213.") at
@@ -10,7 +10,6 @@ One record per measurement. The same command again measures what the file does n
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,18 +19,16 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
+from arguments import Arguments, at_least, several, status
 from torch.nn.functional import cross_entropy
 
 from longdraft.bench.inputs import held_out_files, read
 from longdraft.bench.records import load as load_records
-from longdraft.cli import common
-from longdraft.cli.option_groups import Dtype, Weights
+from longdraft.cli.common import reading
 from longdraft.core import Sampler, Tree
-from longdraft.core.provenance import relative
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import provenance
@@ -141,7 +138,7 @@ def ask(lm: LM, tokenizer: Any, book: Text, context: int, seed: int) -> dict[str
     talk, answers, longest = Conversation(lm, Sampler(), seed), [], 0
     for subject in subjects:
         prompt = chat_tokens(tokenizer, [{"role": "user", "content": f"{text}\n\n{QUESTION.format(subject)}"}])
-        with common.reading([prompt[talk.known(prompt) :]]) as tick:
+        with reading([prompt[talk.known(prompt) :]]) as tick:
             said = [t for step in talk.answer(prompt, ANSWER, report=tick) for t in step.tokens[0]]
         answers.append(tokenizer.decode(said, skip_special_tokens=True).strip())
         longest = max(longest, len(prompt))
@@ -156,7 +153,7 @@ def measured(task: str, lm: LM, tokenizer: Any, text: Text, context: int, seed: 
     if task == "long-context-facts":
         result = ask(lm, tokenizer, text, context, seed)
     else:
-        with common.reading([tokens]) as tick:
+        with reading([tokens]) as tick:
             result = {"scored": SCORED, "loss": loss(lm, tokens, tick)}
     return {**result, "seconds": perf_counter() - begin}
 
@@ -171,78 +168,59 @@ def key(record: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(record[k] for k in KEY)
 
 
-def comma(words: str) -> list[str]:
-    return [w.strip() for w in words.split(",") if w.strip()]
-
-
-def lengths(words: str) -> list[int]:
+def checked(contexts: list[int]) -> list[int]:
     """The contexts, shortest first. Raises InputError."""
-    try:
-        found = sorted({int(w) for w in comma(words)})
-    except ValueError:
-        found = []
-    if not found or not 2 * SCORED <= found[0] <= found[-1] <= LONGEST:
-        raise InputError(f"--context is {words!r}: give numbers from {2 * SCORED} to {LONGEST}, with commas between")
-    return found
+    contexts = sorted(set(contexts))
+    if not 2 * SCORED <= contexts[0] <= contexts[-1] <= LONGEST:
+        raise InputError(f"--contexts has {contexts}: give numbers from {2 * SCORED} to {LONGEST}")
+    return contexts
 
 
-def long_context(
-    model: common.Model = "smollm2",
-    book_files: Annotated[
-        list[str], typer.Option("--books", metavar="GLOB", help="Books as UTF-8 text files; may be repeated.")
-    ] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option(help="The records; what they have is not measured again.")] = Path(
-        "runs/long-context.jsonl"
-    ),
-    context: Annotated[str, typer.Option(help="Numbers of tokens, with commas between.")] = "1024,4096,8192,16384",
-    rope: Annotated[
-        str, typer.Option(help="Scalings of rotary positions, KIND:FACTOR or none.")
-    ] = "none,yarn:2,yarn:4",
-    texts: Annotated[int, typer.Option(min=1, help="Books, and as many stretches of code, to measure losses on.")] = 3,
-    haystacks: Annotated[int, typer.Option(min=0, help="Books that facts are hidden in.")] = 2,
-    dtype: Dtype = "bfloat16",
-    weights: Weights = None,
-    seed: common.Seed = 0,
-    threads: common.Threads = None,
-) -> None:
-    """Measure a model's loss at the end of ever longer contexts, and which facts it finds in them.
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.change("model", "smollm2", "the bundled model was trained on too little to answer questions")
+    parser.change("contexts", "1024,4096,8192,16384", "the loss is compared along them")
+    parser.share("texts", "dtype", "weights", "seed", "threads", "out")
+    parser.add_argument("--books", action="append", metavar="GLOB", help="UTF-8 text files; may be repeated")
+    parser.add_argument("--ropes", type=several(), default="none,yarn:2,yarn:4", help="scalings, as --rope has them")
+    parser.add_argument("--haystacks", type=at_least(0), default=2, help="books that facts are hidden in")
+    return parser
 
-    Short contexts come first. Facts are asked for only as far as the model has positions.
-    """
-    command = shlex.join(["python", "benchmarks/long_context.py", *map(relative, sys.argv[1:])])
+
+def main(words: list[str] | None = None) -> None:
+    """Short contexts come first. Facts are asked for only as far as the model has positions."""
+    given = options().parse(words)
+    seed = given.seed
 
     @cache
     def loaded(scaling: str) -> tuple[LM, Any, dict[str, Any]]:
-        lm, tokenizer = load(model, dtype, rope=None if scaling == "none" else scaling, weights=weights)
-        return lm, tokenizer, provenance(lm, seed) | {"command": command, "method": "plain"}
+        rope = None if scaling == "none" else scaling
+        lm, tokenizer = load(given.model, given.dtype, rope=rope, weights=given.weights)
+        return lm, tokenizer, provenance(lm, seed) | {"command": given.command, "method": "plain"}
 
-    quiet(threads)
-    try:
-        contexts, ropes = lengths(context), comma(rope)
-        _, tokenizer, _ = loaded(ropes[0])
-        stories = list(books(book_files, max(texts, haystacks), tokenizer, seed))
-        programs = list(code(texts, tokenizer, seed))
-        both = [t for pair in zip(stories, programs, strict=False) for t in pair]
-        log, known = RecordFile(out), {key(r) for r in load_records([out])}
-        plan = [
-            (task, scaling, text, n)
-            for n in contexts
-            for task, some in (("long-context-loss", both), ("long-context-facts", stories[:haystacks]))
-            for text in some
-            for scaling in ropes
-        ]
-        for i, (task, scaling, text, n) in enumerate(plan, 1):
-            lm, tokenizer, origin = loaded(scaling)
-            record = origin | {"task": task, **text.fields(), "context": n}
-            if key(record) in known or (task == "long-context-facts" and n > lm.positions):
-                continue
-            record |= measured(task, lm, tokenizer, text, n, seed)
-            log.append(record)
-            print(f"[{i}/{len(plan)}] {line(record)}", flush=True)
-    except InputError as error:
-        print(f"long_context.py: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+    quiet(given.threads)
+    contexts = checked(given.contexts)
+    _, tokenizer, _ = loaded(given.ropes[0])
+    stories = list(books(given.books or [], max(given.texts, given.haystacks), tokenizer, seed))
+    programs = list(code(given.texts, tokenizer, seed))
+    both = [t for pair in zip(stories, programs, strict=False) for t in pair]
+    log, known = RecordFile(given.out), {key(r) for r in load_records([given.out])}
+    plan = [
+        (task, scaling, text, n)
+        for n in contexts
+        for task, some in (("long-context-loss", both), ("long-context-facts", stories[: given.haystacks]))
+        for text in some
+        for scaling in given.ropes
+    ]
+    for i, (task, scaling, text, n) in enumerate(plan, 1):
+        lm, tokenizer, origin = loaded(scaling)
+        record = origin | {"task": task, **text.fields(), "context": n}
+        if key(record) in known or (task == "long-context-facts" and n > lm.positions):
+            continue
+        record |= measured(task, lm, tokenizer, text, n, seed)
+        log.append(record)
+        print(f"[{i}/{len(plan)}] {line(record)}", flush=True)
 
 
 if __name__ == "__main__":
-    typer.run(long_context)
+    sys.exit(status(main))

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Qwen2.5-Coder 0.5B and 1.5B, trained on 32,768 positions: benchmarks/qwen_coder.sh [FOLDER], about 90 minutes on two cores.
+# Speed of Qwen2.5-Coder 0.5B and 1.5B, trained on 32,768 positions: benchmarks/qwen_coder.sh [FOLDER]
+# About 90 minutes on two cores.
 # Appends to FOLDER/qwen-coder.jsonl, which is copied to benchmarks/records under the name in docs/qwen_coder.py; then
 # `python docs/qwen_coder.py` makes docs/results/qwen-coder.md of it.
 #
@@ -16,6 +17,7 @@
 # (LLAMA_SERVER=FILE: is there already; 20 minutes more), and OpenVINO GenAI is installed into FOLDER/openvino
 # (OPENVINO=PYTHON: is there already).
 set -eu
+. "$(dirname "$0")/usage.sh"
 out=${1:-runs/qwen-coder}
 contexts=${CONTEXTS:-1024 8192 30000}
 models=${MODELS:-0.5b 1.5b}

@@ -1,4 +1,6 @@
-"""The server's figures on this machine: python benchmarks/serve.py [--out runs/serve.jsonl] (about ten minutes)
+"""Throughput and latency of the server, and what it adds to decoding in a process of its own.
+
+    python benchmarks/serve.py --methods plain,vegas,auto
 
 For each method a server of its own is started, and clients in this process ask it about Python's documentation:
 - throughput of four requests at once and of the same four one after another, their prompts known (they were sent once
@@ -13,7 +15,6 @@ allows it; with --wheel, to that of the package xllamacpp, which is not built fo
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import subprocess
@@ -30,6 +31,7 @@ from typing import Any
 
 import httpx
 import torch
+from arguments import Arguments, status
 from rich.console import Console
 from rich.table import Table
 
@@ -186,22 +188,24 @@ def in_process(target: Any, spec: MethodSpec, prompt: list[int], new: int, repea
     return median(rates)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/serve.jsonl"))
-    parser.add_argument("--methods", default="plain,vegas,auto")
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--new", type=int, default=96)
-    parser.add_argument("--repeat", type=int, default=3)
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.share("context", "max-new-tokens", "repeat", "out")
+    parser.change("methods", "plain,vegas,auto", "auto is what the server runs unless told otherwise")
     parser.add_argument("--peer-llama-server", type=Path, help="a llama-server built for this machine")
     parser.add_argument("--wheel", action="store_true", help="llama.cpp as the package xllamacpp, too")
-    given = parser.parse_args()
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    given = options().parse(words)
+    new = given.max_new_tokens
     quiet(None)
     target, tokenizer = load(MODEL)
     text = "\n\n".join(topics[k] for k in sorted(topics))
     tokens = tokenizer(text, verbose=False)["input_ids"]
-    shared = provenance(target, 0) | {"task": "serve", "context": given.context, "new_tokens": given.new}
-    shared |= {"clients": CLIENTS, "repeats": given.repeat}
+    shared = provenance(target, 0) | {"task": "serve", "command": given.command}
+    shared |= {"context": given.context, "new_tokens": new, "clients": CLIENTS, "repeats": given.repeat}
     table = Table(
         "method",
         "one by one",
@@ -218,17 +222,17 @@ def main() -> int:
     builds: list[Build] = [Binary(given.peer_llama_server, f) for f in FLASH] if given.peer_llama_server else []
     peers = {f"{b.name}@fa={b.facts['flash_attention']}": b for b in builds}
     peers |= {(wheel := Wheel()).name: wheel} if given.wheel else {}
-    for method in [*given.methods.split(","), *peers]:
+    for method in [*given.methods, *peers]:
         peer = peers.get(method)
-        with llama_served(peer, given.context + 8 * given.new) if peer else served(method, []) as url:
-            record = shared | {"method": method} | measure(url, tokens, given.context, given.new, given.repeat)
+        with llama_served(peer, given.context + 8 * new) if peer else served(method, []) as url:
+            record = shared | {"method": method} | measure(url, tokens, given.context, new, given.repeat)
         if peer:
             record |= {"peer": peer.name, "peer_version": peer.version, "peer_build": peer.facts}
         else:
             threads.pin()
             spec = MethodSpec(method, method, pairs([]), DrafterWeights(None, False, 0, MODEL, False))
             prompt = tokens[: given.context]
-            record["in_process_tokens_per_s"] = in_process(target, spec, prompt, given.new, given.repeat)
+            record["in_process_tokens_per_s"] = in_process(target, spec, prompt, new, given.repeat)
             threads.release()
             record["overhead"] = record["in_process_tokens_per_s"] / record["decoding_tokens_per_s"] - 1
         file.append(record)
@@ -237,8 +241,7 @@ def main() -> int:
         overhead = f"{record['overhead']:.1%}" if "overhead" in record else ""
         table.add_row(method, *(f"{record[k]:.2f}" for k in keys), overhead, "yes" if record["equal"] else "NO")
     Console().print(table)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

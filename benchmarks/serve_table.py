@@ -1,12 +1,16 @@
-"""The figures of docs/server.md from records of benchmarks/serve.py: python benchmarks/serve_table.py RECORDS.jsonl"""
+"""The table of speed in docs/server.md, from the records of benchmarks/serve.py.
+
+    python benchmarks/serve_table.py benchmarks/records/2026-11-23-serve-paced.jsonl.gz
+
+Prints Markdown.
+"""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
-from longdraft.bench.records import read_records
+from arguments import Arguments, status
 
 COLUMNS = ("kernels", "method", "one by one", "four at once", "gain", "over plain", "first token", "beside 3 streams")
 COLUMNS += ("longest wait", "known prompt", "overhead")
@@ -38,6 +42,15 @@ def table(records: list[dict[str, Any]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.take_records()
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    print(table(options().parse(words).records), end="")
+
+
 if __name__ == "__main__":
-    found = [record for _, record in read_records(Path(sys.argv[1]))]
-    print(table(found), end="")
+    sys.exit(status(main))

@@ -4,6 +4,7 @@
 # `python docs/smollm2.py` makes docs/results/smollm2.md of them. MEETING=FILE adds a meeting's transcript.
 # TASKS, CONTEXTS, METHODS, HOW, REPEAT and SHARES choose less. ROPE=yarn:4 extends the model's positions, BATCH=8 decodes 8 rows.
 set -eu
+. "$(dirname "$0")/usage.sh"
 out=${1:-runs/smollm2}
 longdraft fetch smollm2
 mkdir -p "$out"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from measured import FREE, ROOT, Record, records
+from measured import FREE, ROOT, Record, records, write_or_check
 from measured import LONG as MORE
 
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
@@ -284,11 +284,7 @@ def page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    text = page()
-    if arguments == ["--check"]:
-        return int(not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check({PAGE: page()}, arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import typer
 
 from longdraft.bench.inputs import held_out_files
 from longdraft.models.loading import load
@@ -19,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import long_context  # noqa: E402
 import smollm2  # noqa: E402
+from arguments import status  # noqa: E402
 
 BOOK = ROOT / "src" / "longdraft" / "assets" / "text" / "great-expectations.txt"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -100,9 +100,9 @@ def test_an_answer_counts_if_it_has_the_number_asked_for(bundled, book, monkeypa
 
 
 def measure(out: Path, **options) -> None:
-    arguments = {"model": "bundled", "book_files": [str(BOOK)], "out": out, "context": "1024", "rope": "none"}
-    arguments |= {"texts": 1, "haystacks": 0, "dtype": "bfloat16", "weights": None, "seed": 0, "threads": None}
-    long_context.long_context(**(arguments | options))
+    arguments = {"model": "bundled", "books": BOOK, "out": out, "contexts": 1024, "ropes": "none"}
+    arguments |= {"texts": 1, "haystacks": 0} | options
+    long_context.main([word for k, v in arguments.items() if v is not None for word in (f"--{k}", str(v))])
 
 
 def test_what_the_file_has_is_not_measured_again(tmp_path, capsys, monkeypatch):
@@ -116,19 +116,19 @@ def test_what_the_file_has_is_not_measured_again(tmp_path, capsys, monkeypatch):
     assert all({"device", "versions", "git_sha", "command", "seed", "time", "run"} <= r.keys() for r in records)
     measure(out)
     assert out.read_text() == first and len(capsys.readouterr().out.splitlines()) == 2
-    measure(out, rope="none,yarn:2")
+    measure(out, ropes="none,yarn:2")
     assert [json.loads(line)["rope"] for line in out.read_text().splitlines()] == [None, None, "yarn:2", "yarn:2"]
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [({"book_files": []}, "--books"), ({"context": "512"}, "--context"), ({"context": "many"}, "--context")],
+    [({"books": None}, "--books"), ({"contexts": "512"}, "--contexts"), ({"contexts": "many"}, "--contexts")],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, options, word):
-    with pytest.raises(typer.Exit) as stopped:
-        measure(tmp_path / "long.jsonl", **options)
+    with pytest.raises(SystemExit) as stopped:
+        sys.exit(status(lambda: measure(tmp_path / "long.jsonl", **options)))
     shown = capsys.readouterr().err.strip()
-    assert stopped.value.exit_code == 2 and word in shown and "\n" not in shown
+    assert stopped.value.code == 2 and word in shown and "\n" not in shown
 
 
 def planted(changes: dict[tuple[str | None, int], list[float]]) -> list[dict]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny
+from support.stand_ins import program
 from test_bench import bench, folder, run  # noqa: F401
 
 from longdraft.bench import records as record
@@ -24,13 +25,7 @@ from longdraft.engine import generate as engine
 @pytest.fixture
 def python(tmp_path) -> Path:
     """An interpreter that has openvino-genai, by what it says."""
-    file = tmp_path / "bin" / "python"
-    file.parent.mkdir()
-    file.write_text(
-        f"#!{sys.executable}\n" + (Path(__file__).parents[1] / "support" / "openvino_stand_in.py").read_text()
-    )
-    file.chmod(0o755)
-    return file
+    return program(tmp_path / "bin" / "python", "openvino_stand_in.py")
 
 
 def model(where: Path, **about) -> Path:
@@ -38,6 +33,11 @@ def model(where: Path, **about) -> Path:
     file = where / "model.gguf"
     file.write_bytes(b"GGUF" + json.dumps(about).encode())
     return file
+
+
+def peer(python: Path, file: Path) -> list[str]:
+    """The options that compare with OpenVINO GenAI on this file."""
+    return ["--peers", "openvino", "--peer-openvino", str(python), "--peer-model", str(file)]
 
 
 def work(target, temperature: float = 0.0, rows: int = 1) -> Work:
@@ -50,16 +50,7 @@ def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
     assert bench(folder, *text, "--methods", "plain", "--out", str(tmp_path / "plain.jsonl")).status == 0
     tokens = record.load([tmp_path / "plain.jsonl"])[0]["token_ids"]
     file = model(tmp_path, tokens=[*tokens[:9], 1, 2, 3])
-    words = [
-        "--peers",
-        "openvino",
-        "--peer-openvino",
-        str(python),
-        "--peer-model",
-        str(file),
-        "--peer-draft",
-        str(file),
-    ]
+    words = [*peer(python, file), "--peer-draft", str(file)]
     result = bench(folder, *text, *words, "--methods", "plain", "--out", str(out))
     assert result.status == 0 and result.err == ""
     found = record.load([out])
@@ -94,14 +85,7 @@ def test_each_of_its_modes_is_a_row(folder, python, tmp_path):  # noqa: F811
 def test_an_engine_that_misreads_the_file_is_not_timed(folder, python, tmp_path):  # noqa: F811
     out = tmp_path / "records.jsonl"
     text = ["--prompt-file", str(folder / "prompt.txt"), "--context", "64", "--max-new-tokens", "12", "--repeat", "1"]
-    words = [
-        "--peers",
-        "openvino",
-        "--peer-openvino",
-        str(python),
-        "--peer-model",
-        str(model(tmp_path, tokens=[7] * 12)),
-    ]
+    words = peer(python, model(tmp_path, tokens=[7] * 12))
     result = bench(folder, *text, *words, "--methods", "plain", "--out", str(out))
     assert result.status == 0
     lines = result.err.splitlines()

@@ -15,6 +15,7 @@ import build_llama_cpp
 import pytest
 import torch
 from support import llama_stand_in, tiny
+from support.stand_ins import program
 from test_bench import bench, folder, run  # noqa: F401
 
 from longdraft.bench import records as record
@@ -340,10 +341,7 @@ def test_bad_input_is_one_clear_line(folder, monkeypatch, words, says):  # noqa:
 @pytest.fixture
 def binary(tmp_path) -> Path:
     """A llama-server that answers [7, 7, ...], built from source by what lies beside it."""
-    file = tmp_path / "bin" / "llama-server"
-    file.parent.mkdir()
-    file.write_text(f"#!{sys.executable}\n" + (Path(__file__).parents[1] / "support" / "llama_stand_in.py").read_text())
-    file.chmod(0o755)
+    file = program(tmp_path / "bin" / "llama-server", "llama_stand_in.py")
     (file.parent / "build.json").write_text('{"package": "llama_cpp_python-0.3.36"}')
     return file
 

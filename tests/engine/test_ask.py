@@ -19,20 +19,9 @@ def test_a_question_about_a_text(cli, place, tmp_path, monkeypatch):
         started(self, target, given, *args, **options)
 
     monkeypatch.setattr(DecodeSession, "__init__", watched)
-    words = (
-        "bench",
-        "-m",
-        "tiny",
-        "--dtype",
-        "float32",
-        "--prompt-file",
-        "long.txt",
-        "--context",
-        "64",
-        "--repeat",
-        "1",
-    )
-    words += ("--methods", "plain,vegas", "--max-new-tokens", "20", "--temperature", "0.7", "--top-p", "0.9")
+    words = ("bench", "-m", "tiny", "--dtype", "float32", "--prompt-file", "long.txt", "--context", "64")
+    words += ("--repeat", "1", "--methods", "plain,vegas", "--max-new-tokens", "20")
+    words += ("--temperature", "0.7", "--top-p", "0.9")
     status, _, err = cli(*words, "--ask", "Why?")
     assert status == 2 and "chat template" in err
     load_target = common.load_target

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
 import torch
 from support import broken, gguf_files, tiny
+from support.another_target import check_bench
 from support.checks import SAMPLERS, check_lossless, plain
 from support.listed import BUILD
 from torch import Tensor
@@ -194,16 +194,7 @@ def test_a_prompt_of_the_other_kind_is_refused(cli, tmp_path):
 
 
 def test_benchmarks_record_it(cli, tmp_path):
-    out = tmp_path / "records.jsonl"
-    words = ["bench", "-m", "tiny", "--prompt-file", "long.txt", "--context", "64", "--repeat", "1"]
-    words += ["--max-new-tokens", "8", "--dtype", "float32", "--weights", "int4", "--out", str(out)]
-    for more in ([], ["--activations", "int8"]):
-        assert cli(*words, *more)[0] == 0
-    assert [json.loads(line)["activations"] for line in out.read_text().splitlines()] == [None] * 2 + ["int8"] * 2
-    assert cli("report", str(out), "--out", str(tmp_path))[0] == 0
-    assert (tmp_path / "report.md").read_text().count("--activations int8") == 1
-    status, _, err = cli(*words[:-4], "--activations", "int8", "--shape", "2x64", "--accept", "2")
-    assert status == 2 and "--shape" in err
+    check_bench(cli, tmp_path, "activations", [None, "int8"], "--weights", "int4")
 
 
 def test_chat_models_load_with_their_tokenizer(packed_file):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
 import torch
 from support import broken, tiny
+from support.another_target import check_audit, check_bench
 from support.checks import SAMPLERS, check_lossless, plain
 from support.listed import BUILD
 from torch import Tensor
@@ -176,22 +176,8 @@ def test_generate_compares_with_its_own_plain_decoding(record):
 
 
 def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
-    words = ["audit", "-m", "tiny", "--prompt-file", "a.txt", "--tokens", "40", "--out", str(tmp_path / "audit.json")]
-    status, out, _ = cli(*words, "--kv", "int8", "--json")
-    found = json.loads(out)
-    assert status == 0 and found["settings"]["kv"] == "int8" and found["failures"] == 0 and found["complete"]
-    status, _, err = cli(*words, "--resume")
-    assert status == 2 and "another kv" in err
+    check_audit(cli, tmp_path, "kv", "int8")
 
 
 def test_benchmarks_record_it(cli, tmp_path):
-    out = tmp_path / "records.jsonl"
-    words = ["bench", "-m", "tiny", "--prompt-file", "long.txt", "--context", "64", "--repeat", "1"]
-    words += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(out)]
-    for more in ([], ["--kv", "int8"]):
-        assert cli(*words, *more)[0] == 0
-    assert [json.loads(line)["kv"] for line in out.read_text().splitlines()] == [None] * 2 + ["int8"] * 2
-    assert cli("report", str(out), "--out", str(tmp_path))[0] == 0
-    assert (tmp_path / "report.md").read_text().count("(--kv int8)") == 1
-    status, _, err = cli(*words, "--kv", "int8", "--shape", "2x64", "--accept", "2")
-    assert status == 2 and "--shape" in err
+    check_bench(cli, tmp_path, "kv", [None, "int8"])

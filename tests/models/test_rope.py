@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from support import tiny
+from support.another_target import check_bench
 from support.place import SHORT
 from transformers import AutoModelForCausalLM
 
@@ -136,16 +137,7 @@ def test_the_audit_under_it_finds_no_difference(cli, tmp_path, rope):
 
 
 def test_benchmarks_record_it(cli, tmp_path):
-    words = ["bench", "-m", "tiny", "--prompt-file", "long.txt", "--context", f"{PROMPT}", "--repeat", "1"]
-    out = tmp_path / "records.jsonl"
-    words += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(out)]
-    for rope in ("yarn:2", "yarn:3"):
-        assert cli(*words, "--rope", rope)[0] == 0
-    assert [json.loads(line)["rope"] for line in out.read_text().splitlines()] == ["yarn:2"] * 2 + ["yarn:3"] * 2
-    assert cli("report", str(out), "--out", str(tmp_path))[0] == 0
-    assert (tmp_path / "report.md").read_text().count("(--rope yarn:") == 2  # two tables
-    status, _, err = cli(*words, "--rope", "yarn:2", "--shape", "2x64", "--accept", "2")
-    assert status == 2 and "--shape" in err
+    check_bench(cli, tmp_path, "rope", ["yarn:2", "yarn:3"], context=PROMPT)
 
 
 def test_trained_drafters_beside_the_model_are_not_used(cli):

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from support import gguf_files, tiny
+from support.another_target import check_audit, check_bench
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longdraft import InputError, Sampler, Stats, build, generate
@@ -215,27 +216,11 @@ def test_generate_compares_with_its_own_plain_decoding(record, temperature):
 
 
 def test_the_audit_of_it_finds_no_difference(cli, tmp_path):
-    words = ["audit", "-m", "tiny", "--prompt-file", "a.txt", "--tokens", "40", "--out", str(tmp_path / "audit.json")]
-    status, out, _ = cli(*words, "--weights", "int8", "--json")
-    found = json.loads(out)
-    assert status == 0 and found["weights"] == found["settings"]["weights"] == "int8"
-    assert found["failures"] == 0 and found["complete"]
-    status, _, err = cli(*words, "--resume")
-    assert status == 2 and "another weights" in err
+    assert check_audit(cli, tmp_path, "weights", "int8")["weights"] == "int8"
 
 
 def test_benchmarks_record_it(cli, tmp_path):
-    out = tmp_path / "records.jsonl"
-    words = ["bench", "-m", "tiny", "--prompt-file", "long.txt", "--context", "64", "--repeat", "1"]
-    words += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(out)]
-    for weights in ("int4", "int8"):
-        assert cli(*words, "--weights", weights)[0] == 0
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [r["weights"] for r in found] == ["int4"] * 2 + ["int8"] * 2
-    assert cli("report", str(out), "--out", str(tmp_path))[0] == 0
-    assert (tmp_path / "report.md").read_text().count("(--weights int") == 2  # two tables
-    status, _, err = cli(*words, "--weights", "int4", "--shape", "2x64", "--accept", "2")
-    assert status == 2 and "--shape" in err
+    check_bench(cli, tmp_path, "weights", ["int4", "int8"])
 
 
 def test_trained_drafters_beside_the_model_are_used(cli):

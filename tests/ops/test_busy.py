@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES, SUPPORT = ROOT / "src" / "longdraft" / "ops" / "native", ROOT / "tests" / "support"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import busy  # noqa: E402
+from arguments import status  # noqa: E402
 
 on_linux = pytest.mark.skipif(
     native.library() is None or len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2,
@@ -101,5 +102,5 @@ def test_the_benchmark_prints_a_table_and_writes_records(tmp_path):
 def test_the_benchmark_reports_a_mistake_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(busy, "quiet", lambda threads: None)
-    assert busy.main(["--rope", "yarn:1"]) == 2
+    assert status(lambda: busy.main(["--rope", "yarn:1"])) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

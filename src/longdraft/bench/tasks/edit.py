@@ -27,22 +27,23 @@ def build(fitting: Fitting, context: int, instance: int, seed: int) -> Task:
         text = file.text or ""
         if not (asked := instruction(kind, text[: round(0.7 * len(text))], rng)):
             continue
-        task = Task(
-            "edit",
-            f"{instance} {kind}",
-            (f"{asked} {WHOLE}",),
-            text,
-            f"This is the file {file.name}:\n\n```python\n",
-            "```\n\n",
-            sources=(file.source,),
-        )
-        try:
-            task = fitting.fit(task, context, is_code)
-        except InputError:
-            continue
-        if fitting.size(task) >= 0.8 * context and instruction(kind, task.document, None):
+        task = of_file(fitting, context, "edit", f"{instance} {kind}", (f"{asked} {WHOLE}",), file)
+        if task and instruction(kind, task.document, None):
             return replace(task, new_tokens=round(1.15 * fitting.count(task.document)) + 64)
     raise InputError(f"no source file here makes an edit task of {context} tokens: give another --context")
+
+
+def of_file(
+    fitting: Fitting, context: int, kind: str, instance: str, turns: tuple[str, ...], file: File
+) -> Task | None:
+    """A task about a file's beginning, in a prompt of at most `context` tokens; None if it fills less than 80%."""
+    before = f"This is the file {file.name}:\n\n```python\n"
+    task = Task(kind, instance, turns, file.text or "", before, "```\n\n", sources=(file.source,))
+    try:
+        task = fitting.fit(task, context, is_code)
+    except InputError:
+        return None
+    return task if fitting.size(task) >= 0.8 * context else None
 
 
 def by_size(fitting: Fitting, tokens: int, rng: random.Random) -> list[File]:

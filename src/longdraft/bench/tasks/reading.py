@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from longdraft.bench.inputs import BOOK
 from longdraft.bench.tasks.code import File, folders, functions, is_code, mixed, parsed, shuffled
-from longdraft.bench.tasks.edit import by_size
+from longdraft.bench.tasks.edit import by_size, of_file
 from longdraft.bench.tasks.fitting import Fitting
 from longdraft.bench.tasks.task import Task, sha256
 from longdraft.errors import InputError
@@ -112,17 +112,14 @@ def chat(fitting: Fitting, context: int, instance: int, seed: int, given: list[G
         return _of_text(fitting, context, instance, given, "chat", ABOUT_TEXT)
     rng = shuffled(seed, "chat", context, instance)
     for file in by_size(fitting, context - 80, rng):
-        before, after = f"This is the file {file.name}:\n\n```python\n", "```\n\n"
-        task = Task("chat", f"{instance} {file.name}", ABOUT_CODE, file.text or "", before, after, NEW["chat"])
-        try:
-            task = fitting.fit(task, context, is_code)
-        except InputError:
+        task = of_file(fitting, context, "chat", f"{instance} {file.name}", ABOUT_CODE, file)
+        if task is None:
             continue
         names = [name for name, node in functions(task.document) if (node.end_lineno or 0) - node.lineno > 5]
-        if names and fitting.size(task) >= 0.8 * context:
+        if names:
             name = rng.choice(names)
             turns = tuple(turn.format(name=name) for turn in ABOUT_CODE)
-            return fitting.fit(replace(task, turns=turns, sources=(file.source,)), context, is_code)
+            return fitting.fit(replace(task, turns=turns, new_tokens=NEW["chat"]), context, is_code)
     raise InputError(f"no source file here makes a chat of {context} tokens: give --prompt-file, or another --context")
 
 
