@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_origin, get_type_hints
 
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
@@ -74,7 +74,8 @@ class ModuleKind(DrafterKind):
         """The options, if each has the type of the parameter it is for. Raises ValueError."""
         types = get_type_hints(self.build)
         for name, value in options.items():
-            wanted = types.get(name, type(value))
+            hint = types.get(name, type(value))
+            wanted = get_origin(hint) or hint  # dict of dict[str, Any]
             if type(value) is not wanted and not (wanted is float and type(value) is int):
                 raise ValueError(f"{name} is {str(value)[:40]!r}, and must be a {wanted.__name__}")
         return options
