@@ -137,9 +137,9 @@ class KVCache:
         into_k, into_v = self._store.reserve(layer, max(starts) + W, k, v)
         if self.bits:
             k, v = coded.encode(k, self.bits), coded.encode(v, self.bits)
-        for b, at in enumerate(starts):
-            into_k[self._first + b, :, at : at + W] = k[b]
-            into_v[self._first + b, :, at : at + W] = v[b]
+        for b, start in enumerate(starts):
+            into_k[self._first + b, :, start : start + W] = k[b]
+            into_v[self._first + b, :, start : start + W] = v[b]
 
     def pointers(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> list[tuple[int, int, int]]:
         """For each layer, with at least `end` slots: the addresses of row 0 in k and in v, and the slots of a row.
@@ -181,11 +181,11 @@ class KVCache:
         steps = torch.arange(path.shape[1], device=path.device)
         moves = ((path != steps) & (steps < count[:, None])).any(1)
         for b in moves.nonzero()[:, 0].tolist():
-            at, n = int(self.length[b]), int(count[b])
+            start, n = int(self.length[b]), int(count[b])
             for buffers in self._store.layers.values():
                 for x in buffers:
                     row = x[self._first + b]
-                    row[:, at : at + n] = row[:, at + path[b, :n]]
+                    row[:, start : start + n] = row[:, start + path[b, :n]]
         self.length += count
 
     def move(self, source: int, to: int) -> None:

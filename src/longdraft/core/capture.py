@@ -49,9 +49,9 @@ class PromptSpec:
     @staticmethod
     def union(specs: Iterable[PromptSpec]) -> PromptSpec:
         """What satisfies all of these requests."""
-        found = list(specs)
-        hidden = {layer for spec in found for layer in spec.hidden}
-        return PromptSpec(tuple(sorted(hidden)), max((spec.count for spec in found), default=0))
+        requests = list(specs)
+        hidden = {layer for spec in requests for layer in spec.hidden}
+        return PromptSpec(tuple(sorted(hidden)), max((spec.count for spec in requests), default=0))
 
 
 @dataclass

@@ -38,9 +38,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ValueError(f"its {file.stat().st_size >> 20} MB are too large for a config")
-        found = parse(read_bytes(file).decode("utf-8"), parse_constant=_refuse)
+        content = parse(read_bytes(file).decode("utf-8"), parse_constant=_refuse)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} is unreadable ({error}): copy or create it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{file} does not contain a JSON object: copy or create it again")
-    return found
+    return content

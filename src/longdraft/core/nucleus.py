@@ -14,11 +14,11 @@ def nucleus(logits: Tensor, top_p: float) -> Tensor:
     As Transformers' TopPLogitsWarper, up to rounding: that one sums the probabilities of the unlikely tokens. A row's
     result does not depend on the other rows.
     """
-    found = torch.full_like(logits, float("-inf"))
-    for row, kept in zip(logits, found, strict=True):
+    filtered = torch.full_like(logits, float("-inf"))
+    for row, kept in zip(logits, filtered, strict=True):
         tokens = _most_likely(row.softmax(-1), top_p)
         kept[tokens] = row[tokens]
-    return found
+    return filtered
 
 
 def _most_likely(probs: Tensor, top_p: float) -> Tensor:

@@ -16,36 +16,36 @@ def new_folder(path: Path, option: str = "--out", replaced: Collection[str] | No
 
     replaced: names of files that may be in it already; None: any. Raises InputError.
     """
-    found = _named(path, option)
-    if found.exists():
-        if not found.is_dir():
+    folder = _named(path, option)
+    if folder.exists():
+        if not folder.is_dir():
             raise InputError(f"{option} is {path}, which exists and is a file: give a new folder")
         with _writable(path, option):
-            odd = None if replaced is None else next((n for n in os.listdir(found) if n not in replaced), None)
+            odd = None if replaced is None else next((n for n in os.listdir(folder) if n not in replaced), None)
         if odd is not None:
-            what = "exists and is not empty" if not replaced else f"has other files in it, such as {odd}"
-            raise InputError(f"{option}: {path} {what}: give a new folder, or an empty one")
-    _probe(found.parent, path, option)
-    return found
+            problem = "exists and is not empty" if not replaced else f"has other files in it, such as {odd}"
+            raise InputError(f"{option}: {path} {problem}: give a new folder, or an empty one")
+    _probe(folder.parent, path, option)
+    return folder
 
 
 def new_file(path: Path, option: str = "--out") -> Path:
     """The absolute path of a file that can be written; one that is there may be replaced. Raises InputError."""
-    found = _named(path, option)
-    if found.is_dir():
+    file = _named(path, option)
+    if file.is_dir():
         raise InputError(f"{option} is {path}, which is a folder: give a file")
-    if found.exists() and not found.is_file():
+    if file.exists() and not file.is_file():
         raise InputError(f"{option} is {path}, which is a device: give a file")
-    _probe(found.parent, path, option)
-    return found
+    _probe(file.parent, path, option)
+    return file
 
 
 def _named(path: Path, option: str) -> Path:
     """The absolute path, without links; the current folder and those around it have no name to be written under."""
-    found = Path(os.path.realpath(os.path.expanduser(path)))
-    if Path.cwd().is_relative_to(found):
+    absolute = Path(os.path.realpath(os.path.expanduser(path)))
+    if Path.cwd().is_relative_to(absolute):
         raise InputError(f"{option} is {str(path)!r}, the current folder or one around it: give the name of a new one")
-    return found
+    return absolute
 
 
 @contextmanager

@@ -35,8 +35,8 @@ class Team:
     def share(self, parts: int) -> range:
         """The parts of a step that this process computes. Raises InputError if they cannot be divided evenly."""
         if parts % self.size:
-            what = f"{self.size} processes cannot share {parts} parts of a step"
-            raise InputError(f"{what}: give --accumulate {self.size}")
+            problem = f"{self.size} processes cannot share {parts} parts of a step"
+            raise InputError(f"{problem}: give --accumulate {self.size}")
         return range(self.rank, parts, self.size)
 
     def part(self, x: Tensor) -> Tensor:
@@ -73,23 +73,23 @@ class Team:
             with _answered():
                 dist.barrier()
 
-    def agree(self, what: str, *facts: Tensor | int) -> None:
-        """Returns if all processes do `what` next, with the same facts. Otherwise all of them raise InputError.
+    def agree(self, action: str, *facts: Tensor | int) -> None:
+        """Returns if all processes do `action` next, with the same facts. Otherwise all of them raise InputError.
 
         All raise KeyboardInterrupt if one was interrupted (see `share_interrupts`), so that they stop at one step.
         """
         if self.size == 1:
             return
-        digest = crc32(what.encode())
+        digest = crc32(action.encode())
         for fact in facts:
             digest = crc32(fact.cpu().numpy().tobytes() if isinstance(fact, Tensor) else str(fact).encode(), digest)
-        found = self.join(torch.tensor([[int(_interrupted.is_set()), digest]]), 0).tolist()
-        if any(interrupted for interrupted, _ in found):
+        reports = self.join(torch.tensor([[int(_interrupted.is_set()), digest]]), 0).tolist()
+        if any(interrupted for interrupted, _ in reports):
             _interrupted.clear()
             raise KeyboardInterrupt
-        if len({digest for _, digest in found}) > 1:
+        if len({digest for _, digest in reports}) > 1:
             raise InputError(
-                f"the {self.size} processes disagree on what to compute next ({what}): start them with the same"
+                f"the {self.size} processes disagree on what to compute next ({action}): start them with the same"
                 " arguments, files and versions, on processors of one kind"
             )
 

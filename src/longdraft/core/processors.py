@@ -57,10 +57,10 @@ def chain(
 
     vocab and device are part of the cache's key: after their first call some processors keep tensors of that size.
     """
-    found = {name: _thawed(value) for name, value in settings}
+    options = {name: _thawed(value) for name, value in settings}
     if not eos:
-        found.pop("exponential_decay_length_penalty", None)  # it raises the scores of end tokens only
-    config = GenerationConfig(**found)
+        options.pop("exponential_decay_length_penalty", None)  # it raises the scores of end tokens only
+    config = GenerationConfig(**options)
     config.max_length = total
     # `generate` sets this before it makes the processors
     config._eos_token_tensor = (  # pyright: ignore[reportPrivateUsage]
@@ -130,8 +130,8 @@ def usual(process: Any) -> bool:
 
 def penalised(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
     """logits [B,W,V] divided by the penalty (multiplied where negative) at tokens [B,W,N], which may repeat."""
-    found = logits.gather(-1, tokens)
-    return logits.scatter(-1, tokens, torch.where(found > 0, found / penalty, found * penalty))
+    scores = logits.gather(-1, tokens)
+    return logits.scatter(-1, tokens, torch.where(scores > 0, scores / penalty, scores * penalty))
 
 
 def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None = None) -> Tensor:
@@ -142,8 +142,8 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
     depth = tree.depth[:, start : start + W, None]
     n = int(rows.length.max()) - 1
     ago = torch.arange(1, (n if window is None else min(window, n)) + 1, device=depth.device)  # 1: before the root
-    at = rows.length[:, None] - 1 - ago
-    before, near = rows.tokens.gather(1, at.clamp(min=0)), (at >= 0)[:, None].expand(-1, W, -1)
+    position = rows.length[:, None] - 1 - ago
+    before, near = rows.tokens.gather(1, position.clamp(min=0)), (position >= 0)[:, None].expand(-1, W, -1)
     on_path = tree.mask[:, start : start + W]
     if window is not None:
         near = near & (ago + depth < window)
@@ -156,12 +156,13 @@ def path_tokens(tree: Tree, rows: Rows, start: int, W: int, window: int | None =
 def generated_counts(tree: Tree, rows: Rows, start: int, W: int, V: int) -> Tensor:
     """[B,W,V] float: how often each token was generated before a node's draw, on the node's own path."""
     first, end = int(rows.prompt.min()), int(rows.length.max())
-    at = torch.arange(first, max(end, first), device=rows.tokens.device)
-    committed = (at >= rows.prompt[:, None]) & (at < rows.length[:, None])  # the root is the last of them
+    position = torch.arange(first, max(end, first), device=rows.tokens.device)
+    committed = (position >= rows.prompt[:, None]) & (position < rows.length[:, None])  # the root is the last of them
     drafted = tree.mask[:, start : start + W, 1:]
-    tokens = torch.cat([rows.tokens[:, first : first + len(at)], tree.tokens[:, 1:]], 1)[:, None].expand(-1, W, -1)
-    found = torch.cat([committed[:, None].expand(-1, W, -1), drafted], 2).float()
-    return torch.zeros(len(tokens), W, V, device=tokens.device).scatter_add_(2, tokens, found)
+    tokens = torch.cat([rows.tokens[:, first : first + len(position)], tree.tokens[:, 1:]], 1)
+    tokens = tokens[:, None].expand(-1, W, -1)
+    generated = torch.cat([committed[:, None].expand(-1, W, -1), drafted], 2).float()
+    return torch.zeros(len(tokens), W, V, device=tokens.device).scatter_add_(2, tokens, generated)
 
 
 def _paths(

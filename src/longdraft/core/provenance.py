@@ -32,10 +32,10 @@ def checkout() -> dict[str, Any]:
 
     def git(*words: str) -> str | None:
         try:
-            found = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, timeout=20)
+            completed = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return found.stdout.strip() if found.returncode == 0 else None
+        return completed.stdout.strip() if completed.returncode == 0 else None
 
     top = git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "longdraft" != package:

@@ -60,5 +60,5 @@ class Rows:
     def tokens_since(self, consumed: Tensor) -> tuple[Tensor, Tensor]:
         """Each row's tokens after its first `consumed` [B]: left-aligned [B,M], and how many of them are real [B]."""
         n = self.length - consumed
-        at = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)
-        return self.tokens.gather(1, at.clamp(max=self.tokens.shape[1] - 1)), n
+        position = consumed[:, None] + torch.arange(max(int(n.max()), 0), device=n.device)
+        return self.tokens.gather(1, position.clamp(max=self.tokens.shape[1] - 1)), n

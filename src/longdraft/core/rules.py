@@ -62,8 +62,8 @@ class Rules:
                     f"the model's generation_config sets {name} to {str(value)[:60]}, which longdraft does not support:"
                     f" remove {name} from generation_config.json, or use another model"
                 )
-        found = {name: getattr(config, name, None) for name in APPLIED}
-        kept = tuple((n, frozen(v)) for n, v in found.items() if v is not None and v not in APPLIED[n])
+        values = {name: getattr(config, name, None) for name in APPLIED}
+        kept = tuple((n, frozen(v)) for n, v in values.items() if v is not None and v not in APPLIED[n])
         if kept:
             _try(kept, end_tokens(config), vocab)
         return Rules(kept)
@@ -84,8 +84,8 @@ def _try(settings: Settings, eos: tuple[int, ...], vocab: int) -> None:
 
 def end_tokens(config: Any, tokenizer: Any = None) -> tuple[int, ...]:
     """The ids that end a sequence, from a model's generation_config and its tokenizer. Raises InputError."""
-    found = getattr(config, "eos_token_id", None)
-    ids = [*(found if isinstance(found, list | tuple) else [found]), getattr(tokenizer, "eos_token_id", None)]
+    eos = getattr(config, "eos_token_id", None)
+    ids = [*(eos if isinstance(eos, list | tuple) else [eos]), getattr(tokenizer, "eos_token_id", None)]
     ids = [i for i in ids if i is not None]
     odd = next((i for i in ids if not isinstance(i, int) or isinstance(i, bool)), None)
     if odd is not None:

@@ -141,15 +141,15 @@ class Sampler:
     @cached_property
     def _settings(self) -> Settings:
         """The settings of a GenerationConfig that have an effect."""
-        found = dict((self.rules or Rules()).settings)
+        settings = dict((self.rules or Rules()).settings)
         if self.temperature > 0:
             chosen = {"top_k": self.top_k or None, "top_p": float(self.top_p) if self.top_p < 1 else None}
             chosen |= {"min_p": self.min_p or None, "eta_cutoff": self.eta or None}
             if self.temperature != 1:
                 chosen["temperature"] = float(self.temperature)
             used = {name: value for name, value in chosen.items() if value is not None}
-            found |= {"do_sample": True, **used} if used else {}
-        return tuple(found.items())
+            settings |= {"do_sample": True, **used} if used else {}
+        return tuple(settings.items())
 
     def _changed(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
         """Logits after the bias and the penalties; the same tensor if there are none."""
@@ -190,8 +190,8 @@ class ChainDraws:
         recent, lag = None, max(s.lag for s in samplers)
         if lag:
             n = min(lag, int(rows.length.max()))
-            at = rows.length[:, None] - torch.arange(n, 0, -1, device=rows.tokens.device)
-            recent = torch.where(at >= 0, rows.tokens.gather(1, at.clamp(min=0)), -1)
+            position = rows.length[:, None] - torch.arange(n, 0, -1, device=rows.tokens.device)
+            recent = torch.where(position >= 0, rows.tokens.gather(1, position.clamp(min=0)), -1)
         return ChainDraws(count, samplers, rows.seed, rows.length, recent)
 
     @property

@@ -96,8 +96,8 @@ class Sequences(Rows):
             over.append(done[b] or ends > 0 or taken[b] == room[b])
         count = torch.tensor(taken, device=self.length.device)
         self.cache.keep(verdict.path, count)
-        for b, (at, n) in enumerate(zip(self.length.tolist(), taken, strict=True)):
-            self.tokens[b, at : at + n] = verdict.emitted[b, :n]
+        for b, (start, n) in enumerate(zip(self.length.tolist(), taken, strict=True)):
+            self.tokens[b, start : start + n] = verdict.emitted[b, :n]
         self.length += count
         self.done.copy_(torch.tensor(over))
         return count

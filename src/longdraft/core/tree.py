@@ -42,21 +42,22 @@ class Tree:
     @staticmethod
     def root(tokens: Tensor) -> Tree:
         """A tree of one node per row: tokens [B]."""
-        one = torch.ones_like(tokens)[:, None]
-        return Tree(tokens[:, None], -one, torch.zeros_like(one), one[..., None].bool())
+        ones = torch.ones_like(tokens)[:, None]
+        return Tree(tokens[:, None], -ones, torch.zeros_like(ones), ones[..., None].bool())
 
     @staticmethod
     def chain(tokens: Tensor) -> Tree:
         """A chain of tokens [B,T], of which the first is the root."""
         B, T = tokens.shape
-        at = torch.arange(T, device=tokens.device)
+        depth = torch.arange(T, device=tokens.device)
         mask = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
-        return Tree(tokens, (at - 1).expand(B, T), at.expand(B, T), mask.expand(B, T, T))
+        return Tree(tokens, (depth - 1).expand(B, T), depth.expand(B, T), mask.expand(B, T, T))
 
     def row(self, b: int) -> Tree:
         """The tree of row b alone."""
-        tensors = (self.tokens, self.parent, self.depth, self.mask, self.draft_probs)
-        return Tree(*(None if x is None else x[b : b + 1] for x in tensors))  # type: ignore[arg-type]
+        row = slice(b, b + 1)
+        probs = None if self.draft_probs is None else self.draft_probs[row]
+        return Tree(self.tokens[row], self.parent[row], self.depth[row], self.mask[row], probs)
 
     @property
     def size(self) -> int:
@@ -76,11 +77,11 @@ class Tree:
     def grow(self, parent: Tensor, tokens: Tensor) -> Tree:
         """Add W nodes to each row: parent [B,W] indices of existing nodes (PAD for padding), tokens [B,W]."""
         T, W = self.size, tokens.shape[1]
-        real, at = parent >= 0, parent.clamp(min=0)
-        above = self.mask.gather(1, at[..., None].expand(-1, -1, T)) & real[..., None]
+        real, index = parent >= 0, parent.clamp(min=0)
+        above = self.mask.gather(1, index[..., None].expand(-1, -1, T)) & real[..., None]
         self_only = torch.eye(W, dtype=torch.bool, device=tokens.device).expand(len(tokens), W, W)
         mask = torch.cat([F.pad(self.mask, (0, W)), torch.cat([above, self_only], 2)], 1)
-        depth = torch.where(real, self.depth.gather(1, at) + 1, 0)
+        depth = torch.where(real, self.depth.gather(1, index) + 1, 0)
         return Tree(
             torch.cat([self.tokens, tokens], 1),
             torch.cat([self.parent, parent], 1),
@@ -89,9 +90,9 @@ class Tree:
             None if self.draft_probs is None else F.pad(self.draft_probs, (0, 0, 0, W)),
         )
 
-    def add_paths(self, at: Tensor, paths: Tensor) -> Tree:
-        """Add whole branches: paths [B,N,M] (a negative token ends a path) below the nodes at [B,N]."""
-        tree, parent = self, at
+    def add_paths(self, nodes: Tensor, paths: Tensor) -> Tree:
+        """Add whole branches: paths [B,N,M] (a negative token ends a path) below `nodes` [B,N]."""
+        tree, parent = self, nodes
         for tokens in paths.unbind(2):
             parent = torch.where(tokens < 0, PAD, parent)
             first = tree.size

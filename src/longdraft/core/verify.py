@@ -69,17 +69,18 @@ def reject(tree: Tree, logits: Tensor, sampler: Sampling, rows: Rows) -> Verdict
         raise InputError("verify=reject needs a drafter that keeps its draft probabilities; use verify=match")
     target = sampler.law(logits, tree, rows)
     skipped = ([0], [0])  # a row that is done uses nothing of its verdict
-    found = [skipped if done else _reject_row(tree, target[b], rows, b) for b, done in enumerate(rows.done.tolist())]
-    most = max(len(path) for path, _ in found)
-    table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in found] for i in (0, 1)]
+    verdicts = [skipped if done else _reject_row(tree, target[b], rows, b) for b, done in enumerate(rows.done.tolist())]
+    most = max(len(path) for path, _ in verdicts)
+    table = [[r[i] + [r[i][-1]] * (most - len(r[i])) for r in verdicts] for i in (0, 1)]
     path, emitted = (torch.tensor(t, device=target.device) for t in table)
-    return Verdict(path, torch.tensor([len(r[0]) for r in found], device=target.device), emitted)
+    return Verdict(path, torch.tensor([len(r[0]) for r in verdicts], device=target.device), emitted)
 
 
 def _reject_row(tree: Tree, target: Tensor, rows: Rows, b: int) -> tuple[list[int], list[int]]:
     """One row of `reject`: its path and the tokens it emits. target [T,V]: probabilities."""
     assert tree.draft_probs is not None
-    here, path, emitted, seed = 0, [0], [], rows.seed[b : b + 1]
+    here, seed = 0, rows.seed[b : b + 1]
+    path, emitted = [0], []
     while True:
         position = (rows.length[b] + tree.depth[b, here]).view(1, 1)
         p, q = target[here].double(), tree.draft_probs[b, here].double()
