@@ -41,8 +41,8 @@ class View:
 
     def __post_init__(self) -> None:
         self.starts = self.tail_start.tolist()
-        one = self.indices[0] if self.indices.dim() == 3 else self.indices[0, :, 0]
-        self.counts = (one >= 0).sum(-1).tolist()
+        slots = self.indices[0] if self.indices.dim() == 3 else self.indices[0, :, 0]
+        self.counts = (slots >= 0).sum(-1).tolist()
 
     def compact(self, layer: int, b: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         """The selected keys and values of row b, side by side, from its k, v [K,S,D]; None if nothing is selected.
@@ -51,10 +51,10 @@ class View:
         """
         if (layer, b) not in self.copied:
             self.copy([(layer, b, k, v)])
-        found = self.copied[layer, b]
-        if found is None or not self.bits:
-            return found
-        keys, values = (coded.decode(x, self.bits, y.shape[2], y.dtype) for x, y in zip(found, (k, v), strict=True))
+        copied = self.copied[layer, b]
+        if copied is None or not self.bits:
+            return copied
+        keys, values = (coded.decode(x, self.bits, y.shape[2], y.dtype) for x, y in zip(copied, (k, v), strict=True))
         return keys, values
 
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
@@ -77,14 +77,14 @@ class View:
 
     def seen(self, lengths: list[int]) -> list[int]:
         """How many of each row's `lengths` committed slots it shows."""
-        return [count + n - at for count, n, at in zip(self.counts, lengths, self.starts, strict=True)]
+        return [count + n - start for count, n, start in zip(self.counts, lengths, self.starts, strict=True)]
 
     def segments(
         self, layer: int, b: int, k: Tensor, v: Tensor, end: int, visible: Tensor | None, q: Tensor | None = None
     ) -> list[Segment]:
         """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not used."""
-        at, selected = self.starts[b], self.compact(layer, b, k, v)
-        tail = Segment(k[:, at:end], v[:, at:end], visible)
+        start, selected = self.starts[b], self.compact(layer, b, k, v)
+        tail = Segment(k[:, start:end], v[:, start:end], visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
 

@@ -30,7 +30,11 @@ class Guided(Policy):
         rows: str = "mean",
         reach: int = 8,
     ):
-        self.keep_ratio, self.min_budget, self.score, self.rows, self.reach = keep_ratio, min_budget, score, rows, reach
+        self.keep_ratio = keep_ratio
+        self.min_budget = min_budget
+        self.score = score
+        self.rows = rows
+        self.reach = reach
         self._copies: ByLayerAndRow[Compact] = {}
         self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
 

@@ -75,9 +75,9 @@ class Partial(Policy):
         tail_start = [max(built, n - self.budget + self.sink) for built, n in zip(self._built, lengths, strict=True)]
         L, K = self._order[0].shape[:2]
         indices = torch.full((L, len(lengths), K, self.budget), -1, device=cache.length.device)
-        for b, (n, at) in enumerate(zip(lengths, tail_start, strict=True)):
-            sink = min(self.sink, at)
-            kept = self._order[b][..., : self.budget - sink - (n - at)]
+        for b, (n, start) in enumerate(zip(lengths, tail_start, strict=True)):
+            sink = min(self.sink, start)
+            kept = self._order[b][..., : self.budget - sink - (n - start)]
             indices[:, b, :, :sink] = torch.arange(sink, device=indices.device)
             indices[:, b, :, sink : sink + kept.shape[-1]] = kept
         return View(indices, cache.length.new_tensor(tail_start), self._layers)

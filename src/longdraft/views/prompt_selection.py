@@ -109,12 +109,12 @@ class PromptSelection(Policy):
 
     def _joined(self) -> View | None:
         """The selections of all rows as a view; None if everything is shown, or all layers have sliding windows."""
-        one = next((selected for selected in self._selected if selected), None)
-        if one is None:
+        first = next((selected for selected in self._selected if selected), None)
+        if first is None:
             return None
-        rows = [selected or {layer: x[..., :0] for layer, x in one.items()} for selected in self._selected]
+        rows = [selected or {layer: x[..., :0] for layer, x in first.items()} for selected in self._selected]
         indices = [torch.stack(list(row.values())) for row in rows]
-        return pad_rows(indices, self._tail_start, {layer: i for i, layer in enumerate(one)})
+        return pad_rows(indices, self._tail_start, {layer: i for i, layer in enumerate(first)})
 
 
 class Chunks(PromptSelection):

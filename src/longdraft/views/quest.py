@@ -64,7 +64,8 @@ class QuestView:
         best = self.pages.bounds(layer, b, k, count, q).topk(selected, sorted=False).indices
         slots = (best[..., None] * page + torch.arange(page, device=k.device)).flatten(1)[..., None]
         near = Segment(k[:, count * page : end], v[:, count * page : end], visible)
-        return [Segment(*(x.gather(1, slots.expand(-1, -1, x.shape[-1])) for x in (k, v))), near]
+        keys, values = (x.gather(1, slots.expand(-1, -1, x.shape[-1])) for x in (k, v))
+        return [Segment(keys, values), near]
 
 
 class Quest(Policy):
@@ -74,7 +75,10 @@ class Quest(Policy):
     """
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2):
-        self.keep_ratio, self.min_budget, self.page, self.dense = keep_ratio, min_budget, page, dense
+        self.keep_ratio = keep_ratio
+        self.min_budget = min_budget
+        self.page = page
+        self.dense = dense
         self._pages = Pages(page)
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:

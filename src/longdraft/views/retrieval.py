@@ -25,7 +25,11 @@ class Retrieval(Policy):
     def __init__(
         self, keep_ratio: float = 0.07, min_budget: int = 256, chunk: int = 32, every: int = 4, only: int | None = None
     ):
-        self.keep_ratio, self.min_budget, self.chunk, self.every, self.only = keep_ratio, min_budget, chunk, every, only
+        self.keep_ratio = keep_ratio
+        self.min_budget = min_budget
+        self.chunk = chunk
+        self.every = every
+        self.only = only
         self._steps = 0
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
