@@ -71,8 +71,10 @@ def attention(
         )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
     if odd or attention_mask is not None or others.get("is_causal") is False:
-        what = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
-        raise InputError(f"{name} passes {what} to attention, which longdraft does not know: its output would be wrong")
+        argument = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
+        raise InputError(
+            f"{name} passes {argument} to attention, which longdraft does not know: its output would be wrong"
+        )
     longdraft.calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return longdraft.attend(module.layer_idx, query, key, value, scale, softcap, s_aux).contiguous(), None

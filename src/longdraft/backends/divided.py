@@ -26,9 +26,9 @@ class Divided(Eager):
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
     ) -> Tensor:
         self.team.agree("pass", tree.tokens, tree.parent, cache.length, start, logits)
-        found = super().forward(tree, cache, start, view, captured, logits)
+        node_logits = super().forward(tree, cache, start, view, captured, logits)
         if captured.spec.only is not None:
             for scores in captured.scores.values():
                 scores /= self.team.size
             self.team.sum(captured.scores.values())
-        return found
+        return node_logits

@@ -58,10 +58,10 @@ class Pass:
         scored = spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            found = ops.attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
+            attended = ops.attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
             if scored:
-                self.capture(layer, b, found)
-            rows.append(found.out)
+                self.capture(layer, b, attended)
+            rows.append(attended.out)
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
@@ -84,10 +84,10 @@ class Pass:
             near[:, n - low :] &= mask
         return near
 
-    def capture(self, layer: int, b: int, found: ops.Attended) -> None:
+    def capture(self, layer: int, b: int, attended: ops.Attended) -> None:
         """Store the mean over heads of row b's scores [H,R,S], for the slots up to the root."""
         spec, scores = self.captured.spec, self.captured.scores
-        kept = found.logits if spec.of == "logits" else found.weights
+        kept = attended.logits if spec.of == "logits" else attended.weights
         assert kept is not None
         end, most = self.begin[b] + 1, max(self.begin) + 1
         columns = len(self.cache.read(layer, b)[0]) if spec.split else 1

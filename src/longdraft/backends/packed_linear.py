@@ -78,11 +78,11 @@ class EightBitInputs(PackedLinear):
 @torch.no_grad()
 def round_inputs(hf: Any) -> int:
     """Make every layer of packed weights, if its outputs are a multiple of 16, round its inputs -> how many do."""
-    found = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear) and interleaved.fits(m.stored)}
-    for name, layer in found.items():
+    layers = {name: m for name, m in hf.named_modules() if isinstance(m, PackedLinear) and interleaved.fits(m.stored)}
+    for name, layer in layers.items():
         if not isinstance(layer, EightBitInputs):
             _replace(hf, name, EightBitInputs(layer))
-    return len(found)
+    return len(layers)
 
 
 def _replace(hf: nn.Module, name: str, new: nn.Module) -> None:

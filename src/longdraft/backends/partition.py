@@ -26,9 +26,9 @@ def in_parts(
         own = Captures(scores.request(part, begin))
         logits.append(backend.forward(part, cache, begin, view, own))
         scores.add(own.scores)
-        for n, found in own.states.items():
-            states[n].append(found)
-    captured.scores, captured.states = scores.merged, {n: torch.cat(found, 1) for n, found in states.items()}
+        for n, state in own.states.items():
+            states[n].append(state)
+    captured.scores, captured.states = scores.merged, {n: torch.cat(parts, 1) for n, parts in states.items()}
     return torch.cat(logits, 1)
 
 
@@ -56,8 +56,8 @@ class Scores:
         rows, count = self.spec.rows, part.size - begin
         if rows in ("all", "mean"):
             self._here = part.parent[:, begin:] != PAD  # [B,W] which nodes count
-            at = torch.arange(count, device=self._here.device).expand_as(self._here)
-            nodes = torch.where(self._here, at, torch.where(self._here, at, 0).amax(1, keepdim=True))
+            index = torch.arange(count, device=self._here.device).expand_as(self._here)
+            nodes = torch.where(self._here, index, torch.where(self._here, index, 0).amax(1, keepdim=True))
         else:
             self._here = (self._kept >= begin) & (self._kept < part.size)  # [B,R] which lie in this part
             nodes = (self._kept - begin).clamp(0, count - 1)

@@ -24,8 +24,8 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
     c = hf.config.get_text_config()
     kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
     if not c.num_hidden_layers or c.vocab_size < 1:
-        what = "no layers" if not c.num_hidden_layers else "no vocabulary"
-        raise InputError(f"this {kind} has {what}: its config.json is not that of a language model")
+        missing = "no layers" if not c.num_hidden_layers else "no vocabulary"
+        raise InputError(f"this {kind} has {missing}: its config.json is not that of a language model")
     if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
         raise InputError(
             f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json must be"
@@ -36,9 +36,9 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
             raise InputError(f"this {kind} has a sliding_window of {window} in layer {layer}: it must be 1 or more")
     if not is_stock(hf):
         return
-    for name, found, expected in _shapes(hf):
-        if found != expected:
-            wrong, right = ("x".join(map(str, shape)) for shape in (found, expected))
+    for name, actual, expected in _shapes(hf):
+        if actual != expected:
+            wrong, right = ("x".join(map(str, shape)) for shape in (actual, expected))
             raise InputError(
                 f"this {kind}'s {name} has shape {wrong}, but its config.json implies {right}: use weights and a config"
                 " that belong together"

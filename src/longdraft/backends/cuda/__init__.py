@@ -80,10 +80,10 @@ class CudaBackend(Backend):
             captured.scores = {layer: scores[i] for layer, i in p.scored.items()}
         captured.states = {n: x[:, :W].clone() for n, x in p.states.items()}
         assert p.logits is not None
-        found = p.logits[:, :W].clone()
+        node_logits = p.logits[:, :W].clone()
         if p.graph is None:
             p.forget()
-        return found
+        return node_logits
 
     def _pass(self, shape: Shape) -> StaticPass:
         self.passes[shape] = self.passes.pop(shape, None) or StaticPass(self.architecture, shape)
@@ -110,9 +110,9 @@ class CudaBackend(Backend):
         """Addresses of the selected keys [L,B,4], the most of a row, and tail_start. Computed once per view."""
         if self._selected is None or self._selected[0] is not view:
             layers, rows = range(self.architecture.config.num_hidden_layers), range(len(cache.length))
-            found = [[self._place(view, cache, layer, b) for b in rows] for layer in layers]
-            most = max(row[2] for layer in found for row in layer)
-            table = torch.tensor(found, device=self.architecture.hf.device)
+            places = [[self._place(view, cache, layer, b) for b in rows] for layer in layers]
+            most = max(row[2] for layer in places for row in layer)
+            table = torch.tensor(places, device=self.architecture.hf.device)
             self._selected = view, table, most, view.tail_start.tolist()
         return self._selected[1:]
 

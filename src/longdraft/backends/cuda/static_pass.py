@@ -80,7 +80,8 @@ class StaticPass:
 
     def __init__(self, model: Architecture, shape: Shape):
         self.model, self.shape, self.calls = model, shape, 0
-        B, W, M, L, device = shape.rows, shape.nodes, shape.tree, model.config.num_hidden_layers, model.hf.device
+        B, W, M = shape.rows, shape.nodes, shape.tree
+        L, device = model.config.num_hidden_layers, model.hf.device
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(*sizes, dtype=dtype, device=device)
@@ -121,7 +122,8 @@ class StaticPass:
     @torch.no_grad()
     def run(self) -> None:
         """From the buffers to logits [B,W,V], scores [L,B,R,columns,keys] and states {n: [B,W,d]}."""
-        s, spec, model, self.calls = self.shape, self.shape.spec, self.model, 0
+        s, spec, model = self.shape, self.shape.spec, self.model
+        self.calls = 0
         apart = self.own_depth[:, :, None] - self.depth[:, None]
         self.near = {w: self.visible * (apart < w) for w in set(model.windows.values())}
         if s.kept:
@@ -155,12 +157,12 @@ class StaticPass:
             0 if window else s.selected, window,
         )  # fmt: skip
         slots.write(k, v, reach.cache, self.bounds)
-        at = self.scored.get(layer) if s.kept else None
-        if at is None:
+        index = self.scored.get(layer) if s.kept else None
+        if index is None:
             return slots.attend(q, k.shape[1], reach, scale, softcap, sink)[0]
         assert self.scores is not None
         out, total, logits = slots.attend(q, k.shape[1], reach, scale, softcap, sink, self.place, s.kept)
         assert logits is not None
         weights, pooled = s.spec.of == "weights", s.spec.rows == "mean"
-        slots.average(logits, total, self.keep, self.place, self.bounds, weights, pooled, self.scores[at])
+        slots.average(logits, total, self.keep, self.place, self.bounds, weights, pooled, self.scores[index])
         return out

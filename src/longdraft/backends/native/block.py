@@ -72,11 +72,15 @@ class NativeBlock(CompiledBlock):
         step = self.step
         B, W = position.shape
         seen = ring.visible(tree, start).contiguous()
-        arrays = [x.contiguous() for x in (tree.tokens[:, start:], tree.depth, cache.length, position)]
-        sized([*arrays, seen], (B, W), (B, tree.size), (B,), (B, W), (B, W, ring.window + tree.size))
+        tokens, position = tree.tokens[:, start:].contiguous(), position.contiguous()
+        depth, length = tree.depth.contiguous(), cache.length.contiguous()
+        keys = ring.window + tree.size
+        sized([tokens, depth, length, position, seen], (B, W), (B, tree.size), (B,), (B, W), (B, W, keys))
         logits = torch.empty(B, W, step.vocab)
-        tokens, depth, length, at = [x.data_ptr() for x in arrays]
-        p = native.Pass(rows=B, nodes=W, start=start, tokens=tokens, depth=depth, length=length, position=at)
+        p = native.Pass(
+            rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(), length=length.data_ptr(),
+            position=position.data_ptr(),
+        )  # fmt: skip
         self._keys(p, tree.size, ring, cache, view)
         p.logits, p.ring_mask = logits.data_ptr(), seen.data_ptr()
         with step.lock:

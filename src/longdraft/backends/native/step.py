@@ -132,11 +132,15 @@ class NativeStep:
         """Nodes [start, size) of the tree at position [B,W] -> logits [B,W,V] float32 (of the `last` nodes, 0: all)."""
         (B, W), spec = position.shape, captured.spec
         logits = torch.empty(B, last or W, self.vocab)
-        given = (tree.tokens[:, start:], tree.depth, cache.length, position, tree.mask[:, start:])
-        arrays = [x.contiguous() for x in given]
+        tokens, position = tree.tokens[:, start:].contiguous(), position.contiguous()
+        depth, length = tree.depth.contiguous(), cache.length.contiguous()
+        mask = tree.mask[:, start:].contiguous()
+        arrays = [tokens, depth, length, position, mask]
         sized(arrays, (B, W), (B, tree.size), (B,), (B, W), (B, W, tree.size))
-        tokens, depth, length, at, mask = [x.data_ptr() for x in arrays]
-        p = native.Pass(rows=B, nodes=W, start=start, tokens=tokens, depth=depth, length=length, position=at, mask=mask)
+        p = native.Pass(
+            rows=B, nodes=W, start=start, tokens=tokens.data_ptr(), depth=depth.data_ptr(), length=length.data_ptr(),
+            position=position.data_ptr(), mask=mask.data_ptr(),
+        )  # fmt: skip
         p.logits, p.logit_nodes, longest = logits.data_ptr(), last, self._keys(p, cache, tree.size, view)
         L = self.model.layers
         if spec.rows is not None:
@@ -167,7 +171,7 @@ class NativeStep:
     ) -> Tensor:
         """Run first [B] as node `start` of a chain and each token drawn after it but the last -> drawn [B,count]."""
         first = first.contiguous()
-        sized([first, cache.length], *[(len(first),)] * 2)
+        sized([first, cache.length], (len(first),), (len(first),))
         p = native.Pass(rows=len(first), nodes=1, start=start, tokens=first.data_ptr(), length=cache.length.data_ptr())
         self._keys(p, cache, start + draws.count, view)
         return self.draw_chain(self.model, p, draws, reach)
@@ -176,7 +180,7 @@ class NativeStep:
         """Draw with this model, from the pass that longdraft_chain in ops/native/interface.h describes -> [B,count]."""
         drawn, logits = torch.empty(p.rows, draws.count, dtype=torch.long), torch.empty(p.rows, self.vocab)
         seed, position = draws.seed.contiguous(), draws.position.contiguous()
-        sized([seed, position], *[(p.rows,)] * 2)
+        sized([seed, position], (p.rows,), (p.rows,))
         if len(draws.samplers) != p.rows:
             raise ValueError(f"{len(draws.samplers)} samplers for {p.rows} rows")
         warpers = (native.Warpers * p.rows)(*[native.Warpers(**vars(w)) for w in draws.warpers])
