@@ -101,7 +101,7 @@ def test_rows_that_are_no_whole_blocks(kind):
     wanted = [files.decoded(kind, data[i : i + size]) for i in range(0, len(data), size)]
     values = torch.tensor(np.array(wanted)).view(5, -1)
     assert torch.equal(made.dequantised(), values)
-    assert torch.equal(made.at(torch.arange(480)), values.flatten())
+    assert torch.equal(made.entries(torch.arange(480)), values.flatten())
     order = torch.tensor([3, 0, 4])
     assert torch.equal(made.rows(order).dequantised(), values[order])
 

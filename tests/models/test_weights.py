@@ -186,7 +186,7 @@ def test_a_model_without_layers_to_quantise_is_refused(tmp_path):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_single_entries_are_those_of_the_whole_matrix(bits):
     packed = quantised(torch.randn(5, 96), bits)
-    assert torch.equal(packed.at(torch.arange(480)), packed.dequantised().flatten())
+    assert torch.equal(packed.entries(torch.arange(480)), packed.dequantised().flatten())
 
 
 def test_drafters_know_the_model_whether_quantised_or_not(folder, tmp_path):

@@ -60,7 +60,7 @@ def _sample(weight: Tensor | Packed) -> tuple[list[int], Tensor]:
     """The shape, and some numbers as the bits of bfloat16."""
     step = max(1, prod(weight.shape) // SAMPLE)
     if isinstance(weight, Packed):
-        some = weight.at(torch.arange(0, prod(weight.shape), step, device=weight.low.device))
+        some = weight.entries(torch.arange(0, prod(weight.shape), step, device=weight.low.device))
     else:
         full = weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
         some = full.reshape(-1)[::step]

@@ -20,8 +20,8 @@ def gumbel(seed, position, vocab, tokens=None):
     gpu = self_check.kernels() if position.is_cuda else None
     if gpu is None:
         return noise.gumbel(seed, position, vocab, tokens)
-    found = gpu.gumbel(seed, position, vocab)
-    return found if tokens is None else found[..., tokens]
+    values = gpu.gumbel(seed, position, vocab)
+    return values if tokens is None else values[..., tokens]
 
 
 __all__ = [

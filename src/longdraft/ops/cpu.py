@@ -70,12 +70,12 @@ def _few(
         logits.append(sink.to(q.dtype).view(K, G, 1, 1).expand(K, G, T, 1).reshape(K, G * T, 1))
     joined = logits[0] if len(logits) == 1 else torch.cat(logits, -1)
     weights = joined.softmax(-1)
-    out, at = None, 0
+    out, offset = None, 0
     for s in segments:
-        part = weights[..., at : at + s.k.shape[1]] @ s.v
-        out, at = part if out is None else out + part, at + s.k.shape[1]
+        part = weights[..., offset : offset + s.k.shape[1]] @ s.v
+        out, offset = part if out is None else out + part, offset + s.k.shape[1]
     assert out is not None
-    return out, joined.view(K, G, T, -1)[..., :at], weights.view(K, G, T, -1)[..., :at]
+    return out, joined.view(K, G, T, -1)[..., :offset], weights.view(K, G, T, -1)[..., :offset]
 
 
 def attend(
@@ -102,5 +102,5 @@ def attend(
     out = out.view(H, T, -1).transpose(0, 1)
     if keep is None:
         return Attended(out)
-    rows = [x[:, :, keep].reshape(H, len(keep), -1) for x in (logits, weights)]
-    return Attended(out, *rows)
+    logits, weights = (x[:, :, keep].reshape(H, len(keep), -1) for x in (logits, weights))
+    return Attended(out, logits, weights)

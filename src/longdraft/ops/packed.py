@@ -103,7 +103,7 @@ class Packed:
         signed = codes.flatten(-2).view(torch.int8)
         return signed if self.scales.has_offset else signed - (1 << self.bits - 1)
 
-    def at(self, places: Tensor) -> Tensor:
+    def entries(self, places: Tensor) -> Tensor:
         """float32: the entries at these places of the matrix, counted row by row."""
         row, column = places // self.inputs, places % self.inputs
         size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a matrix of its own

@@ -132,7 +132,7 @@ def refill(requests: Sequence[tuple[Compact, Tensor, Tensor, Tensor]]) -> list[t
         return lib is not None and slots.dim() == 1 and k.is_cpu and same and copy.can_encode(k)
 
     lib = native.library()
-    jobs = [copy.change(*what) if fits(copy, *what) else None for copy, *what in requests]
+    jobs = [copy.change(k, v, slots) if fits(copy, k, v, slots) else None for copy, k, v, slots in requests]
     ready = [job[0] for job in jobs if job]
     if lib is not None and ready:
         try:

@@ -31,7 +31,10 @@ Pass = STRUCTS["Pass"]
 Warpers = STRUCTS["Warpers"]
 Chain = STRUCTS["Chain"]
 Copy = STRUCTS["Copy"]
-Code, LayerKind, Format, ScaleForm = (ENUMS[name] for name in ("Code", "LayerKind", "Format", "ScaleForm"))
+Code = ENUMS["Code"]
+LayerKind = ENUMS["LayerKind"]
+Format = ENUMS["Format"]
+ScaleForm = ENUMS["ScaleForm"]
 WRONG = {
     "BAD_MODEL": "the model's shapes contradict each other",
     "BAD_NODES": "nodes, positions or lengths are not those of a tree over this cache",
@@ -72,13 +75,13 @@ def name_of(lib: ctypes.CDLL) -> str:
 @cache
 def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
     """That build, or None and why it cannot be used here."""
-    found = sorted(FOLDER.glob(f"{kind}.*so"))
-    if not found:
+    files = sorted(FOLDER.glob(f"{kind}.*so"))
+    if not files:
         return None, f"the build {kind[1:]} is not in this installation"
     if not runs(kind):
         return None, f"this processor or its operating system does not offer {NEEDS[kind]}"
     try:
-        lib = ctypes.CDLL(str(found[0]))  # it uses the OpenMP runtime that torch has loaded
+        lib = ctypes.CDLL(str(files[0]))  # it uses the OpenMP runtime that torch has loaded
     except OSError as error:
         return None, f"the build {kind[1:]} cannot be loaded ({error})"
     if difference := INTERFACE.difference(lib):
@@ -100,10 +103,10 @@ def runs(kind: str) -> bool:
 
 @cache
 def _probe() -> ctypes.CDLL | None:
-    found = sorted(FOLDER.glob("_probe.*so"))
-    if not found:
+    files = sorted(FOLDER.glob("_probe.*so"))
+    if not files:
         return None
-    probe = ctypes.CDLL(str(found[0]))
+    probe = ctypes.CDLL(str(files[0]))
     probe.longdraft_runs.argtypes, probe.longdraft_runs.restype = [ctypes.c_char_p], ctypes.c_int
     return probe
 

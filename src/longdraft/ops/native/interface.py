@@ -42,9 +42,9 @@ class Interface:
         rest = " ".join(re.sub(r"//.*|^#pragma once$|^#include <cstdint>$", "", header, flags=re.MULTILINE).split())
         while rest:
             for form, declare in forms.items():
-                if found := re.match(form, rest):
-                    declare(*found.groups())
-                    rest = rest[found.end() :].lstrip()
+                if match := re.match(form, rest):
+                    declare(*match.groups())
+                    rest = rest[match.end() :].lstrip()
                     break
             else:
                 raise ValueError(f"interface.h has a declaration that is not understood: {rest[:60]}")
@@ -67,31 +67,31 @@ class Interface:
 
     def _typed(self, text: str) -> tuple[list[str], Any]:
         """ "const float* scores" -> (["scores"], the ctypes type); values of one type may share a declaration."""
-        found = re.fullmatch(r"(?:const )?(\w+)((?:\*(?: const)?)*) (\w+(?:, \w+)*)", text)
-        pointers, names = (found[2].count("*"), found[3].split(", ")) if found else (0, [])
-        if not found or found[1] not in self.types or pointers > 2 or (pointers and len(names) > 1):
+        match = re.fullmatch(r"(?:const )?(\w+)((?:\*(?: const)?)*) (\w+(?:, \w+)*)", text)
+        pointers, names = (match[2].count("*"), match[3].split(", ")) if match else (0, [])
+        if not match or match[1] not in self.types or pointers > 2 or (pointers and len(names) > 1):
             raise ValueError(f"interface.h has a declaration that is not understood: {text}")
-        value = self.types[found[1]]
+        value = self.types[match[1]]
         if pointers == 2:
             return names, ctypes.POINTER(ctypes.c_void_p)
         if pointers == 1:
             value = ctypes.c_char_p if value is ctypes.c_char else ctypes.c_void_p
-            return names, ctypes.POINTER(self.structs[found[1]]) if found[1] in self.structs else value
+            return names, ctypes.POINTER(self.structs[match[1]]) if match[1] in self.structs else value
         return names, value
 
     def layout(self) -> dict[str, tuple[int, int]]:
         """{name: (number, kind)} of everything in the header, as the table of layout.cpp has it."""
-        found = {}
+        table = {}
         for enum in self.enums.items():
-            found |= {value.name: (int(value), _kind(self.types[enum[0]])) for value in enum[1]}
+            table |= {value.name: (int(value), _kind(self.types[enum[0]])) for value in enum[1]}
         for name, struct in self.structs.items():
-            found[name] = (ctypes.sizeof(struct), _kind(struct))
+            table[name] = (ctypes.sizeof(struct), _kind(struct))
             for field, kind in struct._fields_:  # type: ignore[misc]
-                found[f"{name}.{field}"] = (getattr(struct, field).offset, _kind(kind))
+                table[f"{name}.{field}"] = (getattr(struct, field).offset, _kind(kind))
         for name, (_, result, arguments) in self.functions.items():
             digits = "".join(str(_kind(kind)) for kind in (result, *arguments))
-            found[name] = (0, int(f"1{digits}", 8))
-        return found
+            table[name] = (0, int(f"1{digits}", 8))
+        return table
 
     def difference(self, lib: Any) -> str:
         """Why a build does not have this interface; empty if it does."""

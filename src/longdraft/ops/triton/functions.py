@@ -102,8 +102,8 @@ def attend(
     mixed, total = merge(out, lse, T, q.dtype, sink)
     if keep is None:
         return Attended(mixed[0])
-    found = torch.cat(logits, -1)[:, [rows.index(r) for r in keep]]
-    return Attended(mixed[0], found, (found - total[0][:, keep, None]).exp())
+    kept = torch.cat(logits, -1)[:, [rows.index(r) for r in keep]]
+    return Attended(mixed[0], kept, (kept - total[0][:, keep, None]).exp())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

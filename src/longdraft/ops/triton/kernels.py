@@ -29,8 +29,8 @@ def fold(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDE_V], tl.float32)
-    for at in range(begin, end, STEP):
-        n = at + tl.arange(0, STEP)
+    for block in range(begin, end, STEP):
+        n = block + tl.arange(0, STEP)
         there = n < end
         key = tl.load(
             k + n[:, None] * k_slot + cols[None, :],
@@ -79,11 +79,11 @@ def attend_split(
     r = tile * ROWS + tl.arange(0, ROWS)
     cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
     real, node, query = r < R, r % T, head * (R // T) + r // T
-    at = q + query[:, None] * q_head + node[:, None] * q_node + cols[None, :]
-    x = tl.load(at, mask=real[:, None] & (cols[None, :] < D), other=0.0)
+    pointers = q + query[:, None] * q_head + node[:, None] * q_node + cols[None, :]
+    x = tl.load(pointers, mask=real[:, None] & (cols[None, :] < D), other=0.0)
     spot = tl.load(place + node, mask=real, other=-1) if KEPT > 0 else node
     begin = split * span
-    mean, found = fold(
+    mean, log_sum_exp = fold(
         x, real, node, k + head.to(tl.int64) * k_head, v + head.to(tl.int64) * v_head, k_slot, v_slot, begin,
         tl.minimum(begin + span, keys), keys - masked, visible, r,
         logits + (query * KEPT + spot).to(tl.int64) * keys if KEPT > 0 else r, spot >= 0, scale, softcap, masked,
@@ -91,7 +91,7 @@ def attend_split(
     )  # fmt: skip
     part = ((head * splits + base + split) * R + r).to(tl.int64)
     tl.store(out + part[:, None] * DV + cols_v[None, :], mean, mask=real[:, None] & (cols_v[None, :] < DV))
-    tl.store(lse + part, found, mask=real)
+    tl.store(lse + part, log_sum_exp, mask=real)
 
 
 @triton.jit
@@ -116,8 +116,8 @@ def attend_slots(
     r = tile * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, WIDE)
     real, node, query = r < R, r % W, head * (R // W) + r // W
-    at = q + b.to(tl.int64) * q_row + query[:, None] * q_head + node[:, None] * q_node + cols[None, :]
-    x = tl.load(at, mask=real[:, None] & (cols[None, :] < D), other=0.0)
+    pointers = q + b.to(tl.int64) * q_row + query[:, None] * q_head + node[:, None] * q_node + cols[None, :]
+    x = tl.load(pointers, mask=real[:, None] & (cols[None, :] < D), other=0.0)
     spot = tl.load(place + b * W + node, mask=real, other=-1) if KEPT > 0 else node
     n = tl.load(bounds + b * 4)
     far = n + tl.load(depth + b * W + node, mask=real, other=0) - WINDOW + 1 if WINDOW > 0 else r.to(tl.int64)
@@ -132,14 +132,14 @@ def attend_slots(
     kind = tl.pointer_type(q.dtype.element_ty)
     keys = tl.multiple_of(tl.load(table).to(kind), 16) + skip * D  # torch's buffers are aligned
     values = tl.multiple_of(tl.load(table + 1).to(kind), 16) + skip * D
-    mean, found = fold(
+    mean, log_sum_exp = fold(
         x, real, node, keys, values, D, D, begin, tl.minimum(begin + span, end), first, visible + b * W * M, far,
         logits + ((b * (R // W) * K + query) * KEPT + spot).to(tl.int64) * wide if KEPT > 0 else r, spot >= 0,
         scale, softcap, M, ROWS, D, D, WIDE, WIDE, STEP, True, WINDOW > 0, CAPPED, KEPT > 0,
     )  # fmt: skip
     part = (((b * K + head) * splits + split) * R + r).to(tl.int64)
-    tl.store(lse + part, found, mask=real)
-    some = real & (found > float("-inf"))  # merge_splits does not read rows that saw no key
+    tl.store(lse + part, log_sum_exp, mask=real)
+    some = real & (log_sum_exp > float("-inf"))  # merge_splits does not read rows that saw no key
     tl.store(out + part[:, None] * D + cols[None, :], mean, mask=some[:, None] & (cols[None, :] < D))
 
 
@@ -150,7 +150,8 @@ def merge_splits(
 ):  # fmt: skip
     """Program (node, query head, row b): out [B,K,splits,R,DV], lse [B,K,splits,R] of disjoint keys -> mixed [B,W,H,DV]
     and the total log-sum-exp, total [B,H,W]. sink [H]: a logit that takes weight but has no value."""
-    w, head, b, heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    w, head, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1)
     group: tl.constexpr = R // W
     first = ((b * (heads // group) + head // group) * splits).to(tl.int64) * R + (head % group) * W + w
     s, cols = tl.arange(0, SPLITS), tl.arange(0, WIDE_V)
@@ -161,8 +162,8 @@ def merge_splits(
     weight = tl.sum(tl.exp(parts - top), 0) + tl.exp(extra - top)
     whole = top + tl.log(tl.where(weight > 0, weight, 1.0))
     mean = tl.zeros([WIDE_V], tl.float32)
-    for at in range(0, splits, 16):
-        few = at + tl.arange(0, 16)
+    for block in range(0, splits, 16):
+        few = block + tl.arange(0, 16)
         shares = tl.exp(tl.load(lse + first + few * R, mask=few < splits, other=float("-inf")) - whole)
         some = (shares > 0)[:, None] & (cols[None, :] < DV)  # a split that saw no key was not written
         value = tl.load(out + (first + few * R)[:, None] * DV + cols[None, :], mask=some, other=0.0)
@@ -212,19 +213,19 @@ def mean_scores(
             s = tl.load(logits + (query * KEPT + spot).to(tl.int64) * wide + slot, mask=there, other=0.0)
             mean += tl.exp(s - tl.load(total + query * W + node)) if WEIGHTS else s
     mean = tl.where(there, mean / ((high - low) * PER), float("-inf"))
-    at = ((b * tl.num_programs(1) + row) * columns + column).to(tl.int64) * wide
-    tl.store(scores + at + slot, mean, mask=slot < wide)
+    row_start = ((b * tl.num_programs(1) + row) * columns + column).to(tl.int64) * wide
+    tl.store(scores + row_start + slot, mean, mask=slot < wide)
 
 
 @triton.jit
 def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
     """Program (row): x [..,D] over its root mean square, rounded to x's dtype, then times weight [D], as in Llama."""
     cols = tl.arange(0, WIDE)
-    at = tl.program_id(0).to(tl.int64) * D + cols
-    row = tl.load(x + at, mask=cols < D, other=0.0).to(tl.float32)
+    index = tl.program_id(0).to(tl.int64) * D + cols
+    row = tl.load(x + index, mask=cols < D, other=0.0).to(tl.float32)
     row = row * tl.rsqrt(tl.sum(row * row, 0) / D + eps)
     scaled = row.to(x.dtype.element_ty) * tl.load(weight + cols, mask=cols < D, other=0.0)
-    tl.store(out + at, scaled.to(x.dtype.element_ty), mask=cols < D)
+    tl.store(out + index, scaled.to(x.dtype.element_ty), mask=cols < D)
 
 
 @triton.jit

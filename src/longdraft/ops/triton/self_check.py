@@ -49,10 +49,10 @@ def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float
     _near("noise", functions.gumbel(seed, position, 300), noise.gumbel(seed, position, 300), 1e-5)
 
 
-def _near(what: str, found: Tensor, wanted: Tensor, error: float) -> None:
-    apart = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+def _near(name: str, computed: Tensor, wanted: Tensor, error: float) -> None:
+    apart = float((computed.float() - wanted.float()).norm() / wanted.float().norm())
     if not apart <= error:  # NaN is not
-        raise ArithmeticError(f"{what} differs from the reference by {apart:.1e} of its norm (at most {error:.0e})")
+        raise ArithmeticError(f"{name} differs from the reference by {apart:.1e} of its norm (at most {error:.0e})")
 
 
 def _draw(device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
@@ -65,17 +65,18 @@ def _attention(gpu: Any, device: torch.device, dtype: torch.dtype) -> None:
     q, k, v, sink = _draw(device, dtype, (4, 5, 64), (2, 150, 64), (2, 150, 64), (4,))
     mask = torch.ones(5, 5, dtype=torch.bool, device=device).tril()
     options = {"sink": sink.float(), "keep": [0, 4]}
-    found = gpu.attend(q, [Segment(k[:, :99], v[:, :99]), Segment(k[:, 99:], v[:, 99:], mask)], 0.125, **options)
+    computed = gpu.attend(q, [Segment(k[:, :99], v[:, :99]), Segment(k[:, 99:], v[:, 99:], mask)], 0.125, **options)
     parts = [Segment(k[:, :99].float(), v[:, :99].float()), Segment(k[:, 99:].float(), v[:, 99:].float(), mask)]
     wanted = reference.attend(q.float(), parts, 0.125, **options)
-    _near("attention", found.out, wanted.out, ERROR[dtype])
-    assert found.weights is not None and wanted.weights is not None
-    _near("kept weights", found.weights, wanted.weights, ERROR[dtype])
+    _near("attention", computed.out, wanted.out, ERROR[dtype])
+    assert computed.weights is not None and wanted.weights is not None
+    _near("kept weights", computed.weights, wanted.weights, ERROR[dtype])
 
 
 def _slots(slots: Any, device: torch.device, dtype: torch.dtype) -> None:
     """Three new nodes after 90 slots of a cache, of which the first 40 are replaced by 20 selected keys."""
-    q, new_k, new_v, k, v = _draw(device, dtype, (1, 4, 3, 64), *[(1, 2, 3, 64)] * 2, *[(1, 2, 128, 64)] * 2)
+    new, cached = (1, 2, 3, 64), (1, 2, 128, 64)
+    q, new_k, new_v, k, v = _draw(device, dtype, (1, 4, 3, 64), new, new, cached, cached)
     own_k, own_v = (x[0, :, :40:2].contiguous() for x in (k, v))
     whole = [
         torch.cat([own.float(), x[0, :, 40:90].float(), new[0].float()], 1)
