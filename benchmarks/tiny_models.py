@@ -1,0 +1,148 @@
+"""Tiny random models of every causal language model in Transformers, from their own default configurations.
+
+A configuration keeps its architecture's flags and shape of layers; numbers that are sizes become small. Each kind of
+layer that the default pattern has occurs at least once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+KINDS = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+LAYERS, HEADS, KV_HEADS, HEAD, WIDTH, VOCAB, POSITIONS = 4, 4, 2, 16, 64, 96, 512
+SIZES: tuple[tuple[int, str], ...] = (  # a small size, and the names of configurations' fields that get it
+    (VOCAB, "vocab_size decoder_vocab_size vocab_size_per_layer_input"),
+    (WIDTH, "hidden_size d_model n_embd emb_dim embedding_size word_embed_proj_dim embedding_dim input_embedding_size"),
+    (WIDTH, "output_embedding_size lru_width attention_hidden_size dim_model_base"),
+    (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers"),
+    (LAYERS, "num_encoder_layers num_blocks num_layers_per_stack"),
+    (HEADS, "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads"),
+    (HEADS, "num_decoder_attention_heads num_encoder_attention_heads attention_heads"),
+    (KV_HEADS, "num_key_value_heads num_kv_heads"),
+    (HEAD, "head_dim global_head_dim dim_head kv_channels d_head attention_head_size index_head_dim rotary_dim"),
+    (96, "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size d_inner dff dim_ff"),
+    (96, "feed_forward_size intermediate_size_mlp"),
+    (32, "moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size"),
+    (32, "expert_ffn_hidden_size moe_ffn_hidden_size moe_latent_size"),
+    (POSITIONS, "max_position_embeddings n_positions n_ctx max_seq_len context_length max_target_positions"),
+    (24, "sliding_window local_attention attention_window_size window_size attention_chunk_size"),
+    (4, "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num"),
+    (2, "num_experts_per_tok moe_topk moe_k num_experts_per_token experts_per_token"),
+    (16, "q_lora_rank kv_lora_rank o_lora_rank"),
+    (HEAD, "qk_rope_head_dim"),  # some configurations have it as head_dim too
+    (8, "qk_nope_head_dim v_head_dim"),
+    (16, "index_topk"),
+    (1, "n_group num_expert_group topk_group n_groups mamba_n_groups first_k_dense_replace moe_layer_start_index"),
+    (16, "linear_key_head_dim linear_value_head_dim mamba_d_state ssm_state_size state_size mamba_headdim"),
+    (2, "linear_num_key_heads"),
+    (4, "linear_num_value_heads index_n_heads"),
+)
+SMALL = {name: size for size, names in SIZES for name in names.split()}
+
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+# What a family needs beyond small sizes: numbers that must fit each other, and defaults that do not run.
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
+CHANGES: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
+    "bailing_hybrid": {"num_expert_group": 1},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "hunyuan_v1_dense": {"head_dim": HEAD},
+    "hunyuan_v1_moe": {"head_dim": HEAD},
+    "ministral": {"head_dim": HEAD},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
+    "reformer": {"is_decoder": True},
+    "roc_bert": {
+        "pronunciation_vocab_size": 20,
+        "shape_vocab_size": 20,
+        "pronunciation_embed_dim": 8,
+        "shape_embed_dim": 8,
+    },
+    "xmod": {"default_language": "en_XX"},
+    "nemotron": {"num_key_value_heads": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},
+}
+
+
+def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A configuration's fields with small sizes, in its nested configurations too, and these changes."""
+    small = {}
+    for name, value in fields.items():
+        if isinstance(value, dict) and name.endswith("_config") and name != "per_layer_config":
+            value = shrunk(value, changes.get(name, {}))
+        elif type(value) is int and name.endswith(("token_id", "token_index")):
+            value = TOKENS.get(name, min(value, VOCAB - 1))
+        elif type(value) is int and name in SMALL:
+            value = min(value, SMALL[name])
+        elif isinstance(value, list) and name in SMALL:
+            value = [min(v, SMALL[name]) for v in value]
+        small[name] = value
+    if "qk_head_dim" in fields:
+        small["qk_head_dim"] = small["qk_nope_head_dim"] + small["qk_rope_head_dim"]
+    if "eos_token_id" in small:
+        small["eos_token_id"] = TOKENS["eos_token_id"]
+    if fields.get("kv_lora_rank") and "num_key_value_heads" in fields:
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    layers = fields.get("num_hidden_layers")
+    lists = {k: v for k, v in fields.items() if isinstance(v, list) and layers and len(v) == layers}
+    if lists:
+        chosen = one_of_each(list(zip(*map(map_hashable, lists.values()), strict=True)))
+        small |= {name: [value[i] for i in chosen] for name, value in lists.items()}
+        small["num_hidden_layers"] = len(chosen)
+        if by_layer := fields.get("per_layer_config"):
+            kept = {new: by_layer.get(old, by_layer.get(str(old))) for new, old in enumerate(chosen)}
+            small["per_layer_config"] = {n: shrunk(x, {}) for n, x in kept.items() if x is not None}
+    return small | {k: v for k, v in changes.items() if not k.endswith("_config")}
+
+
+def map_hashable(values: list[Any]) -> list[str]:
+    return [repr(v) for v in values]
+
+
+def one_of_each(layers: list[Any]) -> list[int]:
+    """Layers, in order, that include one of each kind; at least LAYERS of them where there are as many."""
+    chosen = [layers.index(kind) for kind in dict.fromkeys(layers)]
+    rest = [i for i in range(len(layers)) if i not in chosen]
+    return sorted(chosen + rest[: max(0, LAYERS - len(chosen))])
+
+
+def config(kind: str) -> Any:
+    """A tiny configuration of this model_type."""
+    cls = CONFIG_MAPPING[kind]
+    return cls.from_dict(shrunk(cls().to_dict(), CHANGES.get(kind, {})))
+
+
+def prompt(length: int) -> list[int]:
+    """Random tokens, none of them special."""
+    g = torch.Generator().manual_seed(length)
+    return torch.randint(3, VOCAB, (length,), generator=g).tolist()
+
+
+@torch.no_grad()
+def build(small: Any, seed: int = 0) -> Any:
+    """A random model of this configuration in float32 whose next tokens are neither constant nor uniform."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(small).eval()
+    for name, p in model.named_parameters():
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=1.0 if "embed" in name else 0.25)
+    return model.float()
+
+
+def default(kind: str) -> Any:
+    """The configuration of this model_type as its class has it, in full size."""
+    return CONFIG_MAPPING[kind]()

@@ -1,0 +1,41 @@
+"""benchmarks/coverage.py says what became of a model: what runs, what is refused, and what is wrong."""
+
+from __future__ import annotations
+
+import coverage
+import pytest
+import tiny_models
+
+import longdraft.models.lm
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("mamba", {"refused"})]
+)
+def test_what_became_of_a_kind(kind, outcome):
+    record = coverage.examined(kind, {"vegas": coverage.METHODS["vegas"]})
+    assert record["class"] in outcome, record
+    assert ("why" in record) == (outcome == {"refused"})
+
+
+def test_a_method_that_says_something_else_is_a_failure(monkeypatch):
+    say = coverage.generate
+    other = lambda lm, p, d=None, **more: say(lm, p, seed=int(d is not None), **more)  # noqa: E731
+    monkeypatch.setattr(coverage, "generate", other)
+    record = coverage.examined("llama", {"lookup": coverage.METHODS["lookup"]})
+    assert record["why"] == "lookup: another output (T=1)"
+
+
+def test_a_model_that_says_something_else_is_a_failure(monkeypatch):
+    project = longdraft.models.lm.LM.__call__
+    monkeypatch.setattr(longdraft.models.lm.LM, "__call__", lambda *a, **k: project(*a, **k).flip(-1))
+    monkeypatch.setattr(coverage, "probe", lambda hf: None)
+    record = coverage.examined("gemma2", {})
+    assert record["why"] == "greedy output differs from Transformers' generate"
+
+
+def test_a_tiny_configuration_has_each_kind_of_layer():
+    config = tiny_models.config("llama4_text")
+    assert (
+        set(config.layer_types) == {"chunked_attention", "full_attention"} and config.hidden_size == tiny_models.WIDTH
+    )
