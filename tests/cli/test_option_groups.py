@@ -51,7 +51,8 @@ def wording(option: Any) -> tuple[Any, ...]:
     """What a user sees of an option, but its default."""
     optional = {"required"} if option.name in DEFAULTS else set()
     seen = [str(getattr(option, name, None)) for name in WORDING if name not in optional]
-    return (str(option.type_descriptor.annotation), *seen)
+    new = hasattr(option, "type_descriptor")  # older versions of typer have click's type
+    return (str(option.type_descriptor.annotation if new else option.type.to_info_dict()), *seen)
 
 
 def meaning(option: str, command: str) -> str:
