@@ -100,17 +100,13 @@ def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     layers = fields.get("num_hidden_layers")
     lists = {k: v for k, v in fields.items() if isinstance(v, list) and layers and len(v) == layers}
     if lists:
-        chosen = one_of_each(list(zip(*map(map_hashable, lists.values()), strict=True)))
+        chosen = one_of_each(list(zip(*(map(repr, values) for values in lists.values()), strict=True)))
         small |= {name: [value[i] for i in chosen] for name, value in lists.items()}
         small["num_hidden_layers"] = len(chosen)
         if by_layer := fields.get("per_layer_config"):
             kept = {new: by_layer.get(old, by_layer.get(str(old))) for new, old in enumerate(chosen)}
             small["per_layer_config"] = {n: shrunk(x, {}) for n, x in kept.items() if x is not None}
     return small | {k: v for k, v in changes.items() if not k.endswith("_config")}
-
-
-def map_hashable(values: list[Any]) -> list[str]:
-    return [repr(v) for v in values]
 
 
 def one_of_each(layers: list[Any]) -> list[int]:
