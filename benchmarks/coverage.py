@@ -25,6 +25,7 @@ import torch
 from arguments import Arguments, at_least, status
 
 from longdraft import Sampler, build, generate
+from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.core.provenance import checkout, now, versions
 from longdraft.drafters.kinds import KINDS
 from longdraft.engine.record_file import RecordFile
@@ -84,6 +85,8 @@ def decoded(hf: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     plain = {name: generate(lm, prompts, max_new_tokens=NEW, sampler=s, eos=()) for name, s in samplers.items()}
     if plain["greedy"] != expected:
         return {"class": "failed", "why": "greedy output differs from Transformers' generate"}
+    if not reads_states(lm, prompts[0]):
+        return {"class": "failed", "why": "its head does not follow from the state after the last layer"}
     faults = {name: fault(lm, name, options, prompts, samplers, plain) for name, options in methods.items()}
     record = {"class": "exact" if lm.exact else "equal", "backend": lm.backend.name, "methods": faults}
     listed = "; ".join(f"{name}: {why}" for name, why in faults.items() if why and not why.startswith(REFUSED))
@@ -94,6 +97,13 @@ def by_transformers(hf: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     out = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
     return out[0, len(prompt) :].tolist()
+
+
+def reads_states(lm: LM, prompt: list[int]) -> bool:
+    """Whether LM.head of the state after the last layer has the logits of the pass."""
+    captured = Captures(CaptureSpec(hidden=(last := lm.depth,)))
+    logits = lm(Tree.chain(torch.tensor([prompt])), lm.new_cache(1, len(prompt)), captured=captured)
+    return torch.allclose(lm.head(captured.states[last]), logits, rtol=1e-3, atol=1e-3)
 
 
 def fault(lm: LM, name: str, options: dict[str, Any], prompts: list, samplers: dict, plain: dict) -> str:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from longdraft.backends.layout import Layout, layout_of
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -93,7 +93,8 @@ class Architecture:
     def __init__(self, hf: Any):
         hf.set_attn_implementation(NAME)
         self.hf, self.config = hf, hf.config.get_text_config()
-        self._requested = hook_hidden_states(hf)
+        self.layout = layout_of(hf)
+        self._requested = hook_hidden_states(self.layout)
         self.windows = windows_of(hf.config)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
@@ -131,43 +132,64 @@ class Architecture:
             self._requested.captured = before
 
 
-def hook_hidden_states(hf: Any) -> threading.local:
-    """Hooks that store what enters the layers and the final norm in the `captured` of the calling thread, if it is set.
+def hook_hidden_states(layout: Layout) -> threading.local:
+    """Hooks that store what enters each layer and what leaves the last in the `captured` of the calling thread, if set.
 
     The hooks stay registered, so that no thread changes the modules while another one runs them.
     """
-    requested, body = threading.local(), hf.get_decoder()
+    requested = threading.local()
 
-    def hook_of(n: int) -> Any:
+    def store(n: int, state: Tensor) -> None:
+        captured = getattr(requested, "captured", None)
+        if captured is not None and n in captured.spec.hidden:
+            captured.states[n] = state
+
+    def before(n: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            captured = getattr(requested, "captured", None)
-            if captured is not None and n in captured.spec.hidden:
-                captured.states[n] = args[0] if args else kwargs["hidden_states"]
+            store(n, args[0] if args else kwargs["hidden_states"])
 
         return hook
 
-    for n, module in enumerate([*body.layers, body.norm]):
-        module.register_forward_pre_hook(hook_of(n), with_kwargs=True)
+    def after(module: Any, args: tuple[Any, ...], output: Any) -> None:
+        store(len(layout.layers), output[0] if isinstance(output, tuple) else output)
+
+    for n, layer in enumerate(layout.layers):
+        layer.register_forward_pre_hook(before(n), with_kwargs=True)
+    layout.layers[-1].register_forward_hook(after)
     return requested
 
 
+class _Finished:
+    """What a decoder returns: its last hidden state, and none of the rest."""
+
+    def __init__(self, state: Tensor):
+        self.last_hidden_state = state
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 class _NoLayers(torch.nn.Module):
-    """Takes the place of a decoder and returns the state [1,N,d] that it is given."""
+    """Takes the place of a decoder, or of what contains it, and returns the state [1,N,d] that it is given."""
 
-    def forward(self, *args: Any, longdraft_state: Tensor, **kwargs: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=longdraft_state)
+    def __getattr__(self, name: str) -> _NoLayers:
+        return self  # OPT's head calls model.decoder
+
+    def forward(self, *args: Any, longdraft_state: Tensor, **kwargs: Any) -> _Finished:
+        return _Finished(longdraft_state)
 
 
-def without_layers(hf: Any) -> Any:
-    """A model that shares hf's modules except its decoder, which _NoLayers replaces. hf itself is not changed."""
-    body = hf.get_decoder()
-    path = next(name for name, module in hf.named_modules() if module is body).split(".")
-    top = here = _shallow(hf)
-    for name in path[:-1]:
-        below = _shallow(here._modules[name])
-        here._modules[name] = below
-        here = below
-    here._modules[path[-1]] = _NoLayers()
+def without_layers(hf: Any, layout: Layout) -> Any:
+    """A model that shares hf's modules except those below its head, which _NoLayers replaces. hf is not changed."""
+    top = parent = _shallow(hf)
+    for name in layout.below_head[:-1]:
+        below = _shallow(parent._modules[name])
+        parent._modules[name] = below
+        parent = below
+    parent._modules[layout.below_head[-1]] = _NoLayers()
     return top
 
 
@@ -200,5 +222,5 @@ def windows_of(config: Any) -> dict[int, int]:
 
 def rotates(hf: Any) -> bool:
     """Whether all positions are rotations of a kind in ROPES, so that the model accepts any position."""
-    kinds = getattr(getattr(hf.get_decoder(), "rotary_emb", None), "rope_type", None)
+    kinds = getattr(getattr(layout_of(hf).body, "rotary_emb", None), "rope_type", None)
     return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES

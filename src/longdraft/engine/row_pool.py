@@ -160,6 +160,6 @@ class RowPool:
                 row.length += part.shape[1]
                 yield logits
             return
-        last = self.target.config.num_hidden_layers  # read as other prompts are, so the logits come from its states
+        last = self.target.depth  # read as other prompts are, so the logits come from its states
         states = self.target.prefill(tokens, row, keep=PromptSpec((last,), len(tokens)))[last][0]
         yield from map(self.target.head, states.split(SCORED))

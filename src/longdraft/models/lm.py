@@ -93,6 +93,11 @@ class LM:
         return self.hf.dtype
 
     @property
+    def depth(self) -> int:
+        """Decoder layers: states are numbered 0 (the embeddings) to this (before the final norm)."""
+        return len(self.architecture.layout.layers)
+
+    @property
     def exact(self) -> bool:
         """Whether a node's numbers are the same bits whatever is computed beside it."""
         return self.backend.exact
@@ -230,8 +235,8 @@ class LM:
         return captured
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm: residual stream after the last layer [..,d] -> [..,d]."""
-        return self.hf.get_decoder().norm(hidden.to(self.dtype))
+        """The final norm, if it has one: residual stream after the last layer [..,d] -> [..,d]."""
+        return self.architecture.layout.finish(hidden.to(self.dtype))
 
     def project(self, normed: Tensor) -> Tensor:
         """Logits [..,V] of a normed state [..,d]: by the output matrix, and any bias, scaling and soft cap.
@@ -243,7 +248,8 @@ class LM:
         state, head = normed.to(self.dtype).reshape(1, -1, normed.shape[-1]), self.hf.get_output_embeddings()
         if isinstance(head, PackedLinear):
             head.unpack(self.dtype)
-        logits = without_layers(self.hf)(input_ids=None, use_cache=False, longdraft_state=state).logits
+        model = without_layers(self.hf, self.architecture.layout)
+        logits = model(input_ids=None, use_cache=False, longdraft_state=state).logits
         return logits.view(*normed.shape[:-1], -1)
 
     def head_rows(self, tokens: Tensor) -> Any:

@@ -54,7 +54,7 @@ class Frozen:
     """
 
     def __init__(self, lm: LM, turns: Turns | None = None):
-        self.lm, self.last, self.turns = lm, lm.config.num_hidden_layers, turns
+        self.lm, self.last, self.turns = lm, lm.depth, turns
         lm.hf.requires_grad_(False)
         self.matrix = self._plain_head()
 
@@ -91,7 +91,7 @@ class Frozen:
         wanted = sorted({*states, self.last} if predict else states)
         captured, cache = Captures(CaptureSpec(hidden=tuple(wanted))), DynamicCache()
         with whole_rows(self.lm), self.lm.architecture.capturing(captured):
-            self.lm.hf.get_decoder()(
+            self.lm.architecture.layout.body(
                 input_ids=tokens,
                 position_ids=position,
                 attention_mask=torch.ones_like(tokens),  # else a jump in positions is taken for another sequence

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from longdraft.backends.layout import Layout
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
 from longdraft.models.identity import digest
@@ -35,13 +38,14 @@ def spread(lm: LM, team: Team) -> LM:
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (team.size,))
-    body = lm.hf.get_decoder()
-    inner = {p for layer in body.layers for p in layer.parameters()}
+    layout: Layout = lm.architecture.layout
+    body: Any = layout.body
+    inner = {p for layer in layout.layers for p in layer.parameters()}
     outer = set(body.parameters()) - inner
-    for layer in body.layers:
+    for layer in layout.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(body, mesh=mesh, ignored_params=outer)
     rotations = [m for m in body.children() if not list(m.parameters())]  # their buffers are needed with the states
-    for module in (body.get_input_embeddings(), body.norm, lm.hf.get_output_embeddings(), *rotations):
+    for module in (lm.hf.get_input_embeddings(), *layout.tail, lm.hf.get_output_embeddings(), *rotations):
         module.to(device)
     return divided

@@ -26,7 +26,7 @@ def fits(model: Architecture) -> bool:
 def is_plain(model: Architecture) -> bool:
     """Whether all layers have heads of one width, positions are rotations, and there are no experts."""
     c, dim = model.config, head_dim(model.config)
-    modules = [getattr(layer, "self_attn", None) for layer in model.hf.get_decoder().layers]
+    modules = [getattr(layer, "self_attn", None) for layer in model.layout.layers]
     return (
         not model.experts  # the host must know which nodes go to an expert
         and getattr(c, "v_head_dim", None) in (None, dim)

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft.drafters.rotations import ropes_of
+from longdraft.drafters.sizes import key_heads, mlp_width
 from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines [B,1,N,D/2] of some positions
@@ -36,15 +37,15 @@ def shape_of(
     heads = c.num_attention_heads
     return {
         "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
+        "intermediate_size": mlp_width(c),
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(c, "num_key_value_heads", None) or heads,
+        "num_key_value_heads": key_heads(c),
         "head_dim": getattr(c, "head_dim", None) or c.hidden_size // heads,
         "rms_norm_eps": float(getattr(c, "rms_norm_eps", None) or 1e-6),
         "rope_parameters": ropes_of(c),
         "max_position_embeddings": getattr(c, "max_position_embeddings", 2048),
         "attention_bias": False,
-        "taps": taps(c.num_hidden_layers, features),
+        "taps": taps(target.depth, features),
         "causal": [causal] * layers,
         "slots": slots,
         "window": window,

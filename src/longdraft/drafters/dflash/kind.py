@@ -37,7 +37,7 @@ WINDOW = 2048  # of a release with full attention, whose memory would grow with 
 
 
 def _build(target: LM, shape: dict[str, Any]) -> DFlashBlock:
-    block, layers = DFlashBlock(shape), target.config.num_hidden_layers
+    block, layers = DFlashBlock(shape), target.depth
     if len(block.mask) != target.config.hidden_size or not all(0 <= n <= layers for n in block.taps):
         raise ValueError(f"a block of width {len(block.mask)} on states after layers {block.taps} is not this target's")
     if block.slots < 2 or block.window < 1:
@@ -122,7 +122,7 @@ def _shape(source: Released, target: LM, c: dict[str, Any]) -> dict[str, Any]:
     missing = next((k for k in (*SIZES, "block_size") if k not in c), None)
     if missing:
         raise InputError(f"{source.folder}/config.json lacks {missing}: download it with the drafter's own config")
-    layers = target.config.num_hidden_layers
+    layers = target.depth
     for name, theirs, given in (
         ("hidden_size", c["hidden_size"], target.config.hidden_size),
         ("num_target_layers", c.get("num_target_layers", layers), layers),

@@ -110,7 +110,7 @@ class DFlashObjective:
 def block_for(target: LM, **options: Any) -> DFlashBlock:
     """A new block that starts with the target's final norm, and a mask as large as its embeddings."""
     block = DFlashBlock(shape_of(target, **options))
-    norm = getattr(target.hf.get_decoder().norm, "weight", None)
+    norm = target.architecture.layout.norm_weight()
     with torch.no_grad():
         if norm is not None and norm.shape == block.norm_out.weight.shape:
             block.norm_out.weight.copy_(norm)

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from longdraft import ops
 from longdraft.core.cache import KVCache
 from longdraft.drafters.rotations import ropes_of
+from longdraft.drafters.sizes import key_heads, mlp_width
 from longdraft.models.lm import LM
 
 B = TypeVar("B", bound="EagleBlock")
@@ -33,12 +34,12 @@ class EagleBlock(nn.Module, ABC):
     def __init__(self, config: Any, wide: int):
         super().__init__()
         d, heads = config.hidden_size, config.num_attention_heads
-        self.kv = getattr(config, "num_key_value_heads", None) or heads
+        self.kv, mlp = key_heads(config), mlp_width(config)
         self.dim = getattr(config, "head_dim", None) or d // heads
         self.eps = getattr(config, "rms_norm_eps", 1e-6)
         self.layer = {
             "hidden_size": d,
-            "intermediate_size": config.intermediate_size,
+            "intermediate_size": mlp,
             "num_attention_heads": heads,
             "num_key_value_heads": self.kv,
             "head_dim": self.dim,
@@ -55,8 +56,8 @@ class EagleBlock(nn.Module, ABC):
         self.q = nn.Linear(wide, heads * self.dim, bias)
         self.k, self.v = (nn.Linear(wide, self.kv * self.dim, bias) for _ in range(2))
         self.o = nn.Linear(heads * self.dim, d, bias=False)
-        self.gate, self.up = (nn.Linear(d, config.intermediate_size, bias=False) for _ in range(2))
-        self.down = nn.Linear(config.intermediate_size, d, bias=False)
+        self.gate, self.up = (nn.Linear(d, mlp, bias=False) for _ in range(2))
+        self.down = nn.Linear(mlp, d, bias=False)
         self.norm_mlp = nn.RMSNorm(d, self.eps)
 
     @staticmethod

@@ -62,7 +62,7 @@ class Eagle(Drafter):
         self.target, self.block, self.reach = target, block, reach
         self.topk, self.levels, self.nodes = topk, levels, nodes
         self.max_depth = min(levels + 1, nodes - 1)
-        self.layers, self.tokens = block.captured_layers(target.config.num_hidden_layers), block.tokens
+        self.layers, self.tokens = block.captured_layers(target.depth), block.tokens
         self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:

@@ -60,7 +60,7 @@ def _read_eagle3(source: Released, target: LM) -> Eagle3Block | None:
         raise InputError(f"{source.folder}/config.json lacks norm_before_residual: download it with its own config")
     source.check_tables(target, embeddings_only=True)
     ids = source.config.get("eagle_aux_hidden_state_layer_ids")
-    layers = Eagle3Block.captured_layers(target.config.num_hidden_layers)
+    layers = Eagle3Block.captured_layers(target.depth)
     if ids and list(ids) != layers:
         raise InputError(f"{source.folder} reads states before layers {ids}; longdraft supports those before {layers}")
     block = _build_eagle3(target, layer, len(source.get("lm_head.weight")))
@@ -104,7 +104,7 @@ def _export_eagle3(block: Eagle3Block, target: LM) -> Layout:
         "norm_before_fc": False,
         "embed_requires_grad": False,
         "target_hidden_size": None,
-        "eagle_aux_hidden_state_layer_ids": block.captured_layers(target.config.num_hidden_layers),
+        "eagle_aux_hidden_state_layer_ids": block.captured_layers(target.depth),
         "transformer_layer_config": layer | fixed | {"attention_bias": False, "mlp_bias": False},
     }
     return Layout(weights, config, drafted=5)

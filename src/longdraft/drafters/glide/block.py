@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core.tree import Tree
+from longdraft.drafters.sizes import mlp_width
 from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -34,7 +35,7 @@ class Host:
         count = target.config.num_hidden_layers
         self.layer = max(set(range(count)) - set(target.windows), default=count - 1)
         self.window = target.windows.get(self.layer)
-        module, body = sys.modules[type(target.hf).__module__], target.hf.get_decoder()
+        module, body = sys.modules[type(target.hf).__module__], target.architecture.layout.body
         self._rotary: Any = getattr(body, "rotary_emb", None)
         self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
@@ -89,7 +90,7 @@ class Glide(nn.Module):
         host, c = Host(target), target.config
         self.host, self.window, self.with_norm = host, window, with_norm
         self.vocabulary = draft_vocabulary(target, vocab)
-        d, mlp, eps = c.hidden_size, c.intermediate_size, float(getattr(c, "rms_norm_eps", None) or 1e-6)
+        d, mlp, eps = c.hidden_size, mlp_width(c), float(getattr(c, "rms_norm_eps", None) or 1e-6)
         self.heads = c.num_attention_heads
         self.self_norm, self.cross_norm, self.mlp_norm = (nn.RMSNorm(d, eps) for _ in range(3))
         self.q_proj = nn.Linear(d, self.heads * host.dim)

@@ -132,7 +132,7 @@ class Heads(UnderView):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth:
             return tree
-        last = self.target.config.num_hidden_layers
+        last = self.target.depth
         captured = Captures(CaptureSpec(hidden=(last,)))
         first = self.target(tree, seqs.cache, view=self.look(seqs), captured=captured)
         later = self.module(captured.states[last][:, -1], self.project)
@@ -153,7 +153,7 @@ class Medusa(Drafter):
             raise InputError(f"a tree of depth {len(shape)} needs {len(shape)} heads; the drafter has {len(module)}")
         else:
             self.max_depth, self.is_chain = len(shape), all(level == [1] for level in shape)
-        self._last = target.config.num_hidden_layers
+        self._last = target.depth
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=(self._last,))

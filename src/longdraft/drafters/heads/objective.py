@@ -72,7 +72,7 @@ def chained(target: LM, count: int = 3, vocab: int = 0) -> ChainedHeads:
     """Heads with zero matrices and the target's final norm: at first each predicts the token after the state's own."""
     eps = float(getattr(target.config, "rms_norm_eps", None) or 1e-6)
     heads = ChainedHeads(target.config.hidden_size, count, eps, draft_vocabulary(target, vocab))
-    norm = getattr(target.hf.get_decoder().norm, "weight", None)
+    norm = target.architecture.layout.norm_weight()
     if norm is not None and norm.shape == heads.norm_out[0].shape:
         with torch.no_grad():
             heads.norm_out.copy_(norm.expand_as(heads.norm_out))

@@ -26,11 +26,11 @@ class MtpLayer(nn.Module):
 
     def __init__(self, target: LM, config: Any, hidden_first: bool):
         super().__init__()
-        body, d = target.hf.get_decoder(), config.hidden_size
+        layout, d = target.architecture.layout, config.hidden_size
         eps = float(getattr(config, "rms_norm_eps", None) or 1e-6)
-        self.norm_token, self.norm_feature, self.norm_out = (type(body.norm)(d, eps=eps) for _ in range(3))
+        self.norm_token, self.norm_feature, self.norm_out = (type(layout.norm)(d, eps=eps) for _ in range(3))
         self.fuse = nn.Linear(2 * d, d, bias=False)
-        self.layer = type(body.layers[-1])(config, 0)
+        self.layer = type(layout.layers[-1])(config, 0)
         self.hidden_first = hidden_first
 
     def forward(self, feature: Tensor, token: Tensor, attention: RingPass, **place: Any) -> Tensor:
@@ -69,7 +69,7 @@ class MtpLayers(nn.Module):
             fault = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
             raise InputError(f"{fault}: use another method than mtp") from None
         self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
-        self._rotary: Any = getattr(target.hf.get_decoder(), "rotary_emb", None)
+        self._rotary: Any = getattr(target.architecture.layout.body, "rotary_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (kind,) if by_type else ()
 

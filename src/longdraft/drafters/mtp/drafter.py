@@ -37,7 +37,7 @@ class Mtp(Drafter):
         self.module, self.target, self.widths = module, module.target, widths
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.most = (sink, window) if module.window is None else (0, min(window, module.window))
-        self._last = self.target.config.num_hidden_layers
+        self._last = self.target.depth
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=(self._last,))

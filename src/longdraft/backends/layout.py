@@ -1,0 +1,97 @@
+"""Where a Transformers decoder keeps its layers and its final norm, found by structure: each family names them anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from longdraft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`body` runs `layers` in order, then `tail`, and returns the state that the model's head reads.
+
+    below_head: the names that lead to the outermost module that contains body and not the head. norm: the module of the
+    tail that normalises, if it has one (a decoder that normalises after each layer has none).
+    """
+
+    body: nn.Module
+    below_head: tuple[str, ...]
+    layers: nn.ModuleList
+    norm: Any  # a module, or None
+    tail: tuple[nn.Module, ...]
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """What body returns [..,d] for the residual stream after the last layer [..,d]."""
+        for module in self.tail:
+            hidden = module(hidden)
+        return hidden
+
+    def norm_weight(self) -> Tensor | None:
+        """[d]; None without a final norm, or for one without weights."""
+        return getattr(self.norm, "weight", None)
+
+
+def layout_of(hf: Any) -> Layout:
+    """Raises InputError for a model without a list of decoder layers."""
+    c = hf.config.get_text_config()
+    path, owner, layers = _layers(hf, c.num_hidden_layers)
+    if not path:
+        raise InputError(f"{c.model_type}: its decoder is not a module of its own, which longdraft needs")
+    body = _body(hf, path)
+    norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
+    project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings
+    tail = tuple(module for module in (norm, project) if isinstance(module, nn.Module))
+    return Layout(body, _below_head(hf, path), layers, norm, tail)
+
+
+def _layers(hf: Any, count: int) -> tuple[tuple[str, ...], nn.Module, nn.ModuleList]:
+    """The path of the module that has the decoder's list of layers, the module, and the list.
+
+    Layers are modules of several parts. Of several lists the decoder's is that of `count` layers; a vision tower's
+    lies elsewhere, as get_decoder tells where it is right.
+    """
+    decoder = hf.get_decoder()
+    inside = [(name, m) for name, m in decoder.named_modules() if _is_list(m)]
+    if inside and decoder is not hf:
+        prefix = next(name for name, m in hf.named_modules() if m is decoder)
+        lists = [(f"{prefix}.{name}", m) for name, m in inside]
+    else:
+        lists = [(name, m) for name, m in hf.named_modules() if _is_list(m)]
+    if not lists:
+        raise InputError(
+            f"{hf.config.model_type}: its decoder has no list of layers, which longdraft needs to read hidden states"
+        )
+    name, layers = min(lists, key=lambda pair: (len(pair[1]) != count, pair[0].count(".")))
+    path = tuple(name.split(".")[:-1])
+    owner = hf.get_submodule(".".join(path))
+    return path, owner, layers
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList) and len(module) > 0 and all(len(list(m.children())) > 1 for m in module)
+
+
+def _body(hf: Any, path: tuple[str, ...]) -> nn.Module:
+    """The decoder by get_decoder, where it contains the layers at `path`; else the model's own part that does."""
+    decoder = hf.get_decoder()
+    above = [hf.get_submodule(".".join(path[:n])) for n in range(1, len(path) + 1)]
+    return decoder if any(m is decoder for m in above) else above[0]
+
+
+def _below_head(hf: Any, path: tuple[str, ...]) -> tuple[str, ...]:
+    head = hf.get_output_embeddings()
+    for n in range(1, len(path) + 1):
+        if all(m is not head for m in hf.get_submodule(".".join(path[:n])).modules()):
+            return path[:n]
+    return path
+
+
+def _final_norm(module: nn.Module) -> nn.Module | None:
+    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their name and follows."""
+    norms = {name: m for name, m in module.named_children() if "norm" in type(m).__name__.lower()}
+    later = [m for name, m in norms.items() if "emb" not in name] or list(norms.values())
+    return later[-1] if later else None
