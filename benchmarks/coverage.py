@@ -37,16 +37,27 @@ from longdraft.models.support import probe, refuse
 
 NEW, LENGTHS = 12, (40, 17)
 REFUSED = "refused: "  # by a method, which is no failure
+VIEW = {"gamma": 3, "min_budget": 12}
 METHODS: dict[str, dict[str, Any]] = {  # options that suit prompts of 40 tokens
     "lookup": {"n": 2, "count": 5},
-    "vegas": {"gamma": 3, "min_budget": 12},
+    "suffix": {"nodes": 6},
+    "recycle": {"nodes": 12},
+    "magicdec-stream": VIEW,
+    "magicdec-snapkv": VIEW,
+    "magicdec-quest": VIEW | {"page": 4},
+    "vegas": VIEW,
     "vegas-tree": {"widths": [3, 3], "min_budget": 12},
-    "magicdec-quest": {"gamma": 3, "min_budget": 12, "page": 4},
     "quantspec": {"gamma": 3},
+    "specextend": {"widths": [2, 3], "min_budget": 12, "chunk": 8, "every": 2},
+    "triforce": {"budget": 24, "window": 8, "sink": 2, "gamma": 4},
     "longspec": {"widths": [3, 4], "window": 16},
     "medusa": {"widths": [12, 3]},
+    "tokenswift": {"budget": 16, "sink": 4, "widths": [1, 3, 2, 2], "n": 3, "topk": 4},
     "eagle3": {"topk": 6, "levels": 2, "nodes": 12},
+    "dflash": {"nodes": 30, "window": 16},
+    "mtp": {"widths": [12, 3], "sink": 3, "window": 20},
     "sd": {"gamma": 3},
+    "budgetdraft": {"gamma": 3, "budget": 24, "every": 2},
 }
 
 
