@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.past import Past, needs_past
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -96,6 +97,7 @@ class Architecture:
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows = windows_of(hf.config)
+        self._needs_past = needs_past(hf)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         counts = (getattr(self.config, name, None) for name in EXPERTS)
@@ -112,9 +114,15 @@ class Architecture:
 
         Raises InputError where not every layer calls attention.
         """
+        past = {"past_key_values": Past()} if self._needs_past else {}
         with self.capturing(captured):
             out = self.hf(
-                input_ids=tokens, position_ids=position, use_cache=False, logits_to_keep=logits, longdraft=attention
+                input_ids=tokens,
+                position_ids=position,
+                use_cache=False,
+                logits_to_keep=logits,
+                longdraft=attention,
+                **past,
             )
         if attention.calls != self.config.num_hidden_layers:
             used = f"{attention.calls} of {self.config.num_hidden_layers} layers use the attention interface"
