@@ -6,14 +6,16 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from longdraft.backends.attention_pass import AttentionPass
+from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
-from longdraft.backends.past import Past, needs_past
+from longdraft.backends.past import LatentPass, Past
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -32,18 +34,6 @@ HARMLESS = {
 }
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
-
-
-class AttentionPass(Protocol):
-    """One forward pass. calls counts the layers that have called `attend`."""
-
-    calls: int
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /
-    ) -> Tensor:
-        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes -> [B,W,H,Dv]."""
-        ...
 
 
 def attention(
@@ -89,6 +79,7 @@ class Architecture:
 
     windows {layer: window}: layers that see only the latest tokens. positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
+    latents {layer: Latent}: layers whose cache holds latents, as keys without values.
     """
 
     def __init__(self, hf: Any):
@@ -97,7 +88,7 @@ class Architecture:
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows = windows_of(hf.config)
-        self._needs_past = needs_past(hf)
+        self.latents = latents_of(hf)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         counts = (getattr(self.config, name, None) for name in EXPERTS)
@@ -114,7 +105,8 @@ class Architecture:
 
         Raises InputError where not every layer calls attention.
         """
-        past = {"past_key_values": Past()} if self._needs_past else {}
+        past = {"past_key_values": Past(self.latents)} if self.latents else {}
+        attention = LatentPass(attention, past["past_key_values"]) if past else attention
         with self.capturing(captured):
             out = self.hf(
                 input_ids=tokens,

@@ -52,13 +52,19 @@ class Pass:
     calls: int = 0
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
-        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv]."""
+        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv].
+
+        v [B,K,W,0]: the layer has no values, and its keys are read in their place.
+        """
         self.cache.write(layer, k, v, [n + self.start for n in self.begin])
         size, rows, spec = self.start + q.shape[2], [], self.captured.spec
         scored = spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            attended = ops.attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
+            segments = self.segments(layer, b, size, q[b])
+            if not v.shape[3]:  # the keys are the values too, in all their width: the kernels for many queries need it
+                segments = [ops.Segment(s.k, s.k, s.visible) for s in segments]
+            attended = ops.attend(q[b], segments, *options, keep)
             if scored:
                 self.capture(layer, b, attended)
             rows.append(attended.out)

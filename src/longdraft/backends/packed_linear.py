@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longdraft.backends.latent import absorbed_linears
 from longdraft.errors import InputError
 from longdraft.ops import interleaved
 from longdraft.ops.packed import BLOCK, GROUP, Packed, quantised
@@ -119,7 +120,7 @@ def quantise_linears(hf: Any, kind: str) -> None:
     """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
     Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
-    are kept in one tensor. One layer after the other, so that memory never holds two whole models. Raises InputError
+    are kept in one tensor, and what expands latents. One layer after the other, so that memory never holds two whole models. Raises InputError
     where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
@@ -143,8 +144,9 @@ def _row_bytes(inputs: int, bits: int) -> float:
 
 def _finer(hf: Any, kind: str) -> dict[str, int]:
     """The names of linear layers that have more bits than `kind` gives them, with those bits."""
-    head = hf.get_output_embeddings()
-    bits = {name: 8 if m is head else BITS[kind] for name, m in hf.named_modules() if _can_be_packed(m)}
+    head, matrices = hf.get_output_embeddings(), absorbed_linears(hf)
+    layers = {name: m for name, m in hf.named_modules() if _can_be_packed(m) and m not in matrices}
+    bits = {name: 8 if m is head else BITS[kind] for name, m in layers.items()}
     return {name: b for name, b in bits.items() if getattr(hf.get_submodule(name), "bits", 32) > b}
 
 

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from longdraft.backends.attention_pass import AttentionPass
+from longdraft.backends.latent import Latent
 
 
 class Past:
     """Belongs to one pass. What modules put into it is of the new nodes alone; what is cached stays in the KVCache.
 
     Transformers builds no mask from it: for attention functions that it has no masks for, it asks for no sizes.
-    states {layer: the two tensors of the last `update`}.
+    latents {layer}: those whose keys and values are not expanded. states {layer: what such a layer has put in}, which
+    its attention takes out.
     """
 
-    def __init__(self) -> None:
-        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, latents: Mapping[int, Latent]):
+        self.latents, self.states = latents, dict[int, tuple[Tensor, Tensor]]()
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Remember k, v [B,K,W,D] of the new nodes -> what the module computes with, k and v unchanged."""
+        """k, v [B,K,W,D] of the new nodes -> what the module continues with: k and v, unless they are latents.
+
+        Then it is tensors without numbers, so that the module computes only the shapes of the expanded keys and values,
+        which nothing reads.
+        """
+        latent = self.latents.get(layer_idx)
+        if latent is None or not latent.fits(k, v):
+            return k, v
         self.states[layer_idx] = k, v
-        return k, v
+        return k.to("meta"), v.to("meta")
 
 
-def needs_past(hf: Any) -> bool:
-    """Whether modules keep other states than the keys and values that they give to the attention function."""
-    return any(hasattr(module, "expand_kv") for module in hf.modules())
+class LatentPass:
+    """An attention pass whose layers with latents attend to [latent | rotated] as one key head without values.
+
+    inner: an attention pass that takes the keys of such a layer as its values. past: where modules put latents.
+    """
+
+    def __init__(self, inner: AttentionPass, past: Past):
+        self.inner, self.past, self.calls = inner, past, 0
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /
+    ) -> Tensor:
+        """As AttentionPass.attend; k and v of a layer with latents have no numbers."""
+        state = self.past.states.pop(layer, None)
+        if state is None:
+            return self.inner.attend(layer, q, k, v, scale, softcap, sink)
+        latent, key = self.past.latents[layer], torch.cat(state, -1)
+        return latent.output(self.inner.attend(layer, latent.query(q), key, key[..., :0], scale, softcap, sink))

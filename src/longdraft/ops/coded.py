@@ -21,6 +21,8 @@ def encode(x: Tensor, bits: int) -> Tensor:
     scale and its offset (both bfloat16), then 16 bytes, of which byte i has number i in its low half and number i + 16
     in its high half; a number is code * scale + offset. Computed in float32, and rounded once, to the nearest code.
     """
+    if not x.shape[-1]:
+        return x.to(torch.uint8)
     x = x.float()
     filled = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], -x.shape[-1] % BLOCK)], -1)
     blocks = filled.unflatten(-1, (-1, BLOCK))
@@ -37,6 +39,8 @@ def encode(x: Tensor, bits: int) -> Tensor:
 
 def decode(codes: Tensor, bits: int, dim: int, dtype: torch.dtype) -> Tensor:
     """uint8 [...,width] -> x [...,dim]: what drafts read."""
+    if not dim:
+        return codes.to(dtype)
     blocks = codes.unflatten(-1, (-1, BYTES[bits]))
     scale = _number(blocks[..., :2])
     if bits == 8:
