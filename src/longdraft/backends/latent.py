@@ -14,10 +14,11 @@ PARTS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 @dataclass(frozen=True)
 class Latent:
-    """One layer's projection of a latent c and a rotated part r to the keys [c A' | r] and the values c B' of all heads.
+    """How a layer makes each head's key [A c | r] and value B c of a cached latent c and rotated part r.
 
-    So a query [q | p] has the scores q A c + p r with them, and a mean of latents m gives the head's output m B'. A and
-    B are the rows of one linear layer: of each head first those of A [dim,rank], then those of B [value,rank].
+    A query [q | p] has the score (q A) c + p r with this key, so it can read the cache as the query [q A | p], and a
+    weighted mean m of latents gives the head's output B m. The rows of `linear` are, for each head, those of
+    A [dim,rank], then those of B [value,rank].
     """
 
     linear: nn.Linear
@@ -59,8 +60,9 @@ def absorbed_linears(hf: Any) -> set[nn.Module]:
 
 def _latent_of(module: Any) -> Latent | None:
     """None for a module of another structure, or one whose own expansion gives other keys and values."""
-    linear, sizes = getattr(module, "kv_b_proj", None), [getattr(module, name, None) for name in PARTS]
-    if type(linear) is not nn.Linear or linear.bias is not None or not all(isinstance(n, int) for n in sizes):
+    linear: Any = getattr(module, "kv_b_proj", None)
+    sizes = [n for name in PARTS if isinstance(n := getattr(module, name, None), int)]
+    if type(linear) is not nn.Linear or getattr(linear, "bias", None) is not None or len(sizes) != len(PARTS):
         return None
     rank, dim, rotated, value = sizes
     outputs, inputs = linear.weight.shape

@@ -120,8 +120,8 @@ def quantise_linears(hf: Any, kind: str) -> None:
     """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
     Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
-    are kept in one tensor, and what expands latents. One layer after the other, so that memory never holds two whole models. Raises InputError
-    where a model has nothing to quantise.
+    are kept in one tensor, and what expands latents. One layer after the other, so that memory never holds two whole
+    models. Raises InputError where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
     if not any(_can_be_packed(m) and m is not head for m in hf.modules()):

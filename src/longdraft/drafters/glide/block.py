@@ -41,6 +41,9 @@ class Host:
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (target.config.layer_types[self.layer],) if by_type else ()
         start, later = (self._key(position) for position in (0, 11))
+        if not self.value_dim:
+            kind = target.config.model_type
+            raise InputError(f"{kind} caches latents, and longspec reads keys and values: use another method")
         self.rotated = not bool(torch.allclose(start, later, rtol=0.01, atol=1e-6))
         if not self._rotates(start, later if self.rotated else start, 11 * self.rotated):
             kind = target.config.model_type
