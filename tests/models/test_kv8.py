@@ -53,6 +53,8 @@ def test_a_pass_reads_every_key_and_value_rounded(model, monkeypatch):
     for i in cache.layers:
         for x, y in zip(cache.read(i, 0), reference.read(i, 0), strict=True):
             assert x.shape == y.shape and x.dtype == y.dtype
+            if not y.shape[2]:  # latents are keys without values
+                continue
             assert (x - y)[:, : len(prompt) + 2].abs().max() < (0.1 if model.endswith("bf16") else 0.02) * y.abs().max()
     near = (found - want).abs().max() / want.abs().max()
     far = (exact - want).abs().max() / want.abs().max()

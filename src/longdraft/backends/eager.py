@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from longdraft import ops
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
+from longdraft.backends.latent import Latent
 from longdraft.core import Captures, KVCache, KVView, Tree
 
 
@@ -32,7 +34,9 @@ class Eager(Backend):
         model, tokens = self.architecture, tree.tokens[:, start:]
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
-        p = Pass(cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, model.windows)
+        p = Pass(
+            cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, model.windows, model.latents
+        )
         return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
 
 
@@ -49,26 +53,36 @@ class Pass:
     view: KVView | None
     captured: Captures
     windows: dict[int, int]
+    latents: dict[int, Latent]
     calls: int = 0
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
         """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv].
 
-        v [B,K,W,0]: the layer has no values, and its keys are read in their place.
+        Of a layer with latents k is [latent | rotated] and v has no numbers.
         """
         self.cache.write(layer, k, v, [n + self.start for n in self.begin])
-        size, rows, spec = self.start + q.shape[2], [], self.captured.spec
-        scored = spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
+        latent = None if v.shape[3] else self.latents[layer]
+        if latent is None:
+            return self._by_row(layer, q, options, ops.attend)
+        if self.view is None and not self._is_scored(layer) and latent.pays_expanded(q.shape[2]):
+            return self._by_row(layer, q, options, latent.attend_expanded)
+        return latent.output(self._by_row(layer, latent.query(q), options, latent.attend_cached))
+
+    def _by_row(self, layer: int, q: Tensor, options: tuple[Any, ...], attend: Callable[..., ops.Attended]) -> Tensor:
+        """Each row's queries q [H,W,D] over what it may read -> [B,W,H,Dv]; attend: as ops.attend."""
+        size, rows, scored = self.start + q.shape[2], list[Tensor](), self._is_scored(layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            segments = self.segments(layer, b, size, q[b])
-            if not v.shape[3]:  # the keys are the values too, in all their width: the kernels for many queries need it
-                segments = [ops.Segment(s.k, s.k, s.visible) for s in segments]
-            attended = ops.attend(q[b], segments, *options, keep)
+            attended = attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
             if scored:
                 self.capture(layer, b, attended)
             rows.append(attended.out)
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+    def _is_scored(self, layer: int) -> bool:
+        spec = self.captured.spec
+        return spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
 
     def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,W,D] may read in this layer."""

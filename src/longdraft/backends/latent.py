@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longdraft import ops
+from longdraft.ops import Attended, Segment
+
+EXPANDED = 1 << 25  # numbers of keys that are expanded at a time
 PARTS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -39,6 +44,40 @@ class Latent:
     def output(self, mean: Tensor) -> Tensor:
         """Weighted means of cached [latent | rotated] [B,W,H,rank+rotated] -> the heads' outputs [B,W,H,value]."""
         return torch.einsum("bwhr,hvr->bwhv", mean[..., : self.rank], self._rows()[:, self.dim :])
+
+    def pays_expanded(self, queries: int) -> bool:
+        """Whether so many queries of a row cost less with expanded keys than as queries of the cache.
+
+        Counted in products for each cached slot and head.
+        """
+        cached, expanded = 2 * (self.rank + self.rotated), self.dim + self.rotated + self.value
+        return queries * (cached - expanded) > self.rank * (self.dim + self.value)
+
+    def attend_cached(self, q: Tensor, segments: list[Segment], *options: Any) -> Attended:
+        """ops.attend of queries [H,W,rank+rotated] over cached [latent | rotated], whose mean is `output`'s input.
+
+        Keys are the values too, in all their width, as the kernels for many queries need it.
+        """
+        return ops.attend(q, [Segment(s.k, s.k, s.visible) for s in segments], *options)
+
+    def attend_expanded(
+        self, q: Tensor, segments: list[Segment], scale: float, softcap: float | None, sink: Tensor | None, keep: None
+    ) -> Attended:
+        """ops.attend of queries [H,W,dim+rotated] over expanded keys and values, some heads at a time."""
+        rows, slots, outputs = self._rows(), sum(s.k.shape[1] for s in segments), list[Tensor]()
+        for heads in torch.arange(len(q)).split(max(1, EXPANDED // (slots * q.shape[2]))):
+            some = slice(int(heads[0]), int(heads[-1]) + 1)
+            parts = [Segment(*self._expanded(rows[some], s.k[0]), s.visible) for s in segments]
+            outputs.append(ops.attend(q[some], parts, scale, softcap, None if sink is None else sink[some]).out)
+        return Attended(torch.cat(outputs, 1)[..., : self.value])
+
+    def _expanded(self, rows: Tensor, cached: Tensor) -> tuple[Tensor, Tensor]:
+        """rows [h,dim+value,rank], cached [S,rank+rotated] -> the heads' keys, and values filled up to their width."""
+        latent, rotated = cached.split([self.rank, self.rotated], -1)
+        both = F.linear(latent, rows.flatten(0, 1)).unflatten(-1, rows.shape[:2]).transpose(0, 1)
+        plain, value = both.split([self.dim, self.value], -1)
+        key = torch.cat([plain, rotated.expand(len(rows), -1, -1)], -1)
+        return key, F.pad(value, (0, max(0, key.shape[2] - self.value)))
 
     def _rows(self) -> Tensor:
         """[H,dim+value,rank]."""

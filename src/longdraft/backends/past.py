@@ -37,9 +37,9 @@ class Past:
 
 
 class LatentPass:
-    """An attention pass whose layers with latents attend to [latent | rotated] as one key head without values.
+    """Another attention pass, which attends to the latents of a layer that has them instead of its expanded heads.
 
-    inner: an attention pass that takes the keys of such a layer as its values. past: where modules put latents.
+    past: where modules put latents.
     """
 
     def __init__(self, inner: AttentionPass, past: Past):
@@ -50,7 +50,6 @@ class LatentPass:
     ) -> Tensor:
         """As AttentionPass.attend; k and v of a layer with latents have no numbers."""
         state = self.past.states.pop(layer, None)
-        if state is None:
-            return self.inner.attend(layer, q, k, v, scale, softcap, sink)
-        latent, key = self.past.latents[layer], torch.cat(state, -1)
-        return latent.output(self.inner.attend(layer, latent.query(q), key, key[..., :0], scale, softcap, sink))
+        if state is not None:
+            k, v = torch.cat(state, -1), state[0][..., :0]
+        return self.inner.attend(layer, q, k, v, scale, softcap, sink)
