@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
+from longdraft.backends.latent import latents_of
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of, slot_bytes, weights_of
 from longdraft.ops import coded
 
 PAGE = Path(__file__).resolve().parent / "scale.md"
 BEGIN, END = "<!-- begin: written by docs/scale.py -->", "<!-- end: written by docs/scale.py -->"
+BEGIN_LATENT, END_LATENT = "<!-- begin: latents, by docs/scale.py -->", "<!-- end: latents, by docs/scale.py -->"
 CONTEXTS = {"32K": 1 << 15, "128K": 1 << 17, "1M": 1 << 20}
 GB, DEVICE = 1e9, 80e9  # bytes of a device's memory
 ROOM = 0.9  # of it for weights, keys and values
@@ -32,6 +34,15 @@ MODELS = {  # the shapes that their authors published
     "Llama-3.1-8B": shape(LlamaConfig, 128256, 32, 4096, 32, 14336),
     "Qwen2.5-14B-1M": shape(Qwen2Config, 152064, 48, 5120, 40, 13824),
     "Llama-3.1-70B": shape(LlamaConfig, 128256, 80, 8192, 64, 28672),
+}
+
+DEEPSEEK_V2 = {"num_hidden_layers": 60, "num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 5120}
+LATENT = {  # with latent attention; what is not stated is the published default of the type
+    "DeepSeek-V3": ("deepseek_v3", {}),
+    "DeepSeek-V2": ("deepseek_v2", DEEPSEEK_V2),
+    "LongCat-Flash": ("longcat_flash", {}),
+    "GLM-4.7-Flash": ("glm4_moe_lite", {}),
+    "MiniCPM3-4B": ("minicpm3", {}),
 }
 
 
@@ -97,10 +108,26 @@ def tables() -> Iterator[str]:
         yield ""
 
 
+def latent_table() -> Iterator[str]:
+    units = ("numbers of a layer", "KB of a token", "GB of 128K tokens")
+    yield "| | " + " | ".join(f"{unit}: {kept}" for unit in units for kept in ("heads", "latent")) + " |"
+    yield "| --- |" + " --- |" * 2 * len(units)
+    for name, (kind, changes) in LATENT.items():
+        with torch.device("meta"):
+            layers = latents_of(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **changes))).values()
+        heads, latent = [n.heads * (n.dim + n.rotated + n.value) for n in layers], [n.rank + n.rotated for n in layers]
+        tokens = [2 * sum(heads), 2 * sum(latent)]
+        cells = [f"{heads[0]:,}", f"{latent[0]:,}", *(f"{n / 1024:,.0f}" for n in tokens)]
+        cells += [f"{n * CONTEXTS['128K'] / GB:,.1f}" for n in tokens]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
 def main(argv: list[str]) -> int:
     before = PAGE.read_text(encoding="utf-8")
     head, rest = before.split(BEGIN)
     after = f"{head}{BEGIN}\n" + "\n".join(tables()).rstrip() + f"\n{END}" + rest.split(END)[1]
+    head, rest = after.split(BEGIN_LATENT)
+    after = f"{head}{BEGIN_LATENT}\n" + "\n".join(latent_table()) + f"\n{END_LATENT}" + rest.split(END_LATENT)[1]
     if "--check" in argv:
         return int(after != before)
     PAGE.write_text(after, encoding="utf-8")

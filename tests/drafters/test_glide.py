@@ -17,6 +17,7 @@ from longdraft import InputError, Sampler, Stats, generate, reject
 from longdraft.core.sequences import Sequences
 from longdraft.core.tree import Tree
 from longdraft.drafters import Drafter, Glide, GlideDrafter, SelfDrafter, random_glide
+from longdraft.drafters.glide.block import Host
 from longdraft.drafters.kinds import KINDS
 from longdraft.engine.generate import prefill
 from longdraft.models.lm import LM
@@ -295,8 +296,14 @@ def test_other_architectures(name):
         check_lossless(lambda t, d=drafter: d, name, sampler, (70, 1, 31))
 
 
-def test_a_rotation_of_its_own_is_refused():
-    with pytest.raises(InputError, match="deepseek_v3 rotates keys in a way that longspec does not support"):
+def test_a_rotation_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr(Host, "rotate", lambda self, x, rotation: x * 2 + rotation[0].sum())
+    with pytest.raises(InputError, match="llama rotates keys in a way that longspec does not support"):
+        random_glide(tiny.target("llama"))
+
+
+def test_latents_are_refused():
+    with pytest.raises(InputError, match="deepseek_v3 caches latents, and longspec reads keys and values"):
         random_glide(tiny.target("deepseek"))
 
 

@@ -32,6 +32,10 @@ class Latent:
     rotated: int
     value: int
 
+    @property
+    def heads(self) -> int:
+        return len(self.linear.weight) // (self.dim + self.value)
+
     def fits(self, latent: Tensor, rotated: Tensor) -> bool:
         """Whether these are a latent [B,1,W,rank] and a rotated part [B,1,W,rotated]."""
         return (latent.shape[1], latent.shape[3], rotated.shape[3]) == (1, self.rank, self.rotated)
@@ -115,8 +119,7 @@ def _latent_of(module: Any) -> Latent | None:
 def _agrees(latent: Latent, module: Any) -> bool:
     """Whether the module expands some latents, and also shapes without numbers, to what Latent computes with."""
     draw, weight = torch.Generator().manual_seed(0), latent.linear.weight
-    heads = len(weight) // (latent.dim + latent.value)
-    sizes = (1, 2, latent.rank), (1, 2, latent.rotated), (heads, 2, latent.dim + latent.rotated)
+    sizes = (1, 2, latent.rank), (1, 2, latent.rotated), (latent.heads, 2, latent.dim + latent.rotated)
     c, r, q = (torch.randn(1, *size, generator=draw).to(weight) for size in sizes)
     try:
         module.expand_kv(c.to("meta"), r.to("meta"))
@@ -124,7 +127,7 @@ def _agrees(latent: Latent, module: Any) -> bool:
         scores, mixed = q @ k.mT, v.transpose(1, 2)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False
-    ours = latent.query(q) @ torch.cat([c, r], -1).mT, latent.output(c.expand(-1, heads, -1, -1).transpose(1, 2))
+    ours = latent.query(q) @ torch.cat([c, r], -1).mT, latent.output(c.expand(-1, latent.heads, -1, -1).transpose(1, 2))
     return all(
         a.shape == b.shape and bool((a - b).abs().max() <= 0.02 * b.abs().max())
         for a, b in zip(ours, (scores, mixed), strict=True)
