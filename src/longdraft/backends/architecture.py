@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from longdraft.backends.attention_pass import AttentionPass
+from longdraft.backends.indexers import LAYERS, Choice, indexed_layers
 from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
 from longdraft.backends.past import LatentPass, Past
@@ -47,12 +48,13 @@ def attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
+    indices: Tensor | None = None,
     longdraft: AttentionPass | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv].
 
-    Windows come from the config (windows_of). Raises InputError for arguments that would change the
+    Windows come from the config (windows_of). indices [B,W,k]: the slots that an indexer chose. Raises InputError for arguments that would change the
     result and that no backend knows.
     """
     name = type(module).__name__
@@ -61,6 +63,11 @@ def attention(
             f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture"
         )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
+    choice: Choice | None = getattr(longdraft, "choice", None)
+    if choice is not None and attention_mask is choice.mask and indices is not None:
+        choice.choose(module.layer_idx, indices)
+        attention_mask = indices = None
+    odd += [] if indices is None else ["indices"]
     if odd or attention_mask is not None or others.get("is_causal") is False:
         argument = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
         raise InputError(
@@ -80,6 +87,7 @@ class Architecture:
     windows {layer: window}: layers that see only the latest tokens. positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
     latents {layer: Latent}: layers whose cache holds latents, as keys without values.
+    indexed: layers that read only what an indexer chooses.
     """
 
     def __init__(self, hf: Any):
@@ -88,7 +96,7 @@ class Architecture:
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows = windows_of(hf.config)
-        self.latents = latents_of(hf)
+        self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         counts = (getattr(self.config, name, None) for name in EXPERTS)
@@ -105,16 +113,21 @@ class Architecture:
 
         Raises InputError where not every layer calls attention.
         """
-        past = {"past_key_values": Past(self.latents)} if self.latents else {}
-        attention = LatentPass(attention, past["past_key_values"]) if past else attention
-        with self.capturing(captured):
+        choice: Choice | None = getattr(attention, "choice", None)
+        more: dict[str, Any] = {}
+        if self.latents or choice is not None:
+            more["past_key_values"] = past = Past(self.latents, choice)
+            attention = LatentPass(attention, past)
+        if choice is not None:
+            more["attention_mask"] = choice.masks(self.config.layer_types)
+        with self.capturing(captured), nullcontext() if choice is None else choice.ordered():
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
                 use_cache=False,
                 logits_to_keep=logits,
                 longdraft=attention,
-                **past,
+                **more,
             )
         if attention.calls != self.config.num_hidden_layers:
             used = f"{attention.calls} of {self.config.num_hidden_layers} layers use the attention interface"
@@ -135,14 +148,14 @@ class Architecture:
 def hook_hidden_states(layout: Layout) -> threading.local:
     """Hooks that store what enters each layer and what leaves the last in the `captured` of the calling thread, if set.
 
-    The hooks stay registered, so that no thread changes the modules while another one runs them.
+    Of several streams it is what the final norm would read of them. The hooks stay registered, so that no thread changes the modules while another one runs them.
     """
     requested = threading.local()
 
     def store(n: int, state: Tensor) -> None:
         captured = getattr(requested, "captured", None)
         if captured is not None and n in captured.spec.hidden:
-            captured.states[n] = state
+            captured.states[n] = state if layout.join is None else layout.join(state)
 
     def before(n: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,10 +225,11 @@ def windows_of(config: Any) -> dict[int, int]:
     if types is None:
         used = getattr(c, "use_sliding_window", True)
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
-    odd = sorted(set(types) - {"full_attention", "sliding_attention"})
+    odd = sorted(set(types) - {"full_attention", "sliding_attention"} - LAYERS)
     if odd:
         raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which cannot be rolled back: use a model of full or sliding attention"
+            f"{c.model_type} has {odd[0]} layers, which longdraft does not support yet: use a model of full, sliding or"
+            " indexed attention"
         )
     return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
 

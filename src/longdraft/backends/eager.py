@@ -13,6 +13,7 @@ from torch import Tensor
 from longdraft import ops
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
+from longdraft.backends.indexers import Choice, attend_in_groups
 from longdraft.backends.latent import Latent
 from longdraft.core import Captures, KVCache, KVView, Tree
 
@@ -34,8 +35,11 @@ class Eager(Backend):
         model, tokens = self.architecture, tree.tokens[:, start:]
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
+        begin, layers = cache.length.tolist(), model.config.num_hidden_layers
+        indexed = model.indexed
+        choice = Choice(cache, begin, start, tree.size, visible, layers, indexed) if indexed else None
         p = Pass(
-            cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, model.windows, model.latents
+            cache, begin, start, tree.depth, visible, kept, view, captured, model.windows, model.latents, choice
         )
         return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
 
@@ -54,6 +58,7 @@ class Pass:
     captured: Captures
     windows: dict[int, int]
     latents: dict[int, Latent]
+    choice: Choice | None = None
     calls: int = 0
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
@@ -74,7 +79,7 @@ class Pass:
         size, rows, scored = self.start + q.shape[2], list[Tensor](), self._is_scored(layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            attended = attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
+            attended = attend_in_groups(attend, q[b], self.groups(layer, b, size, q[b]), *options, keep)
             if scored:
                 self.capture(layer, b, attended)
             rows.append(attended.out)
@@ -83,6 +88,13 @@ class Pass:
     def _is_scored(self, layer: int) -> bool:
         spec = self.captured.spec
         return spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
+
+    def groups(self, layer: int, b: int, size: int, q: Tensor) -> list[list[ops.Segment]]:
+        """The keys that row b's queries q [H,W,D] may read in this layer; a list for each key head where they differ."""
+        if self.choice is None or not self.choice.narrows(layer):
+            return [self.segments(layer, b, size, q)]
+        k, v = self.cache.read(layer, b)
+        return self.choice.groups(layer, b, k, v, self.view, q, self._is_scored(layer))
 
     def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,W,D] may read in this layer."""
