@@ -57,6 +57,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         "mamba_d_head": 16,
         "layer_types": ["linear_attention", "full_attention"] * 2,
     },
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "index_topk": 4,
+    },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": HEAD},
@@ -72,6 +76,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "shape_embed_dim": 8,
     },
     "xmod": {"default_language": "en_XX"},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "index_n_heads": KV_HEADS,
+        "index_block_size": 8,
+        "index_topk_blocks": 2,
+    },
     "nemotron": {"num_key_value_heads": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +43,27 @@ class Past:
         if self.choice is None:
             raise InputError(f"layer {layer_idx} has an indexer, which this backend does not run: use the eager one")
         return self.choice.keys(layer_idx, k)
+
+    @property
+    def layers(self) -> _Layers:
+        return _Layers(self.choice)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Past.layers[n]: what modules with a cache layer of their own type call."""
+
+    choice: Choice | None
+    layer: int = -1
+
+    def __getitem__(self, layer: int) -> _Layers:
+        return replace(self, layer=layer)
+
+    def update_index(self, k: Tensor) -> Tensor:
+        """Keys [B,1,W,D] of an indexer for the new nodes -> those of all slots [B,1,S,D]."""
+        if self.choice is None:
+            raise InputError(f"layer {self.layer} has an indexer, which this backend does not run: use the eager one")
+        return self.choice.block_keys(self.layer, k)
 
 
 class LatentPass:
