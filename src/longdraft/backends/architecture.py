@@ -118,7 +118,7 @@ class Architecture:
         return (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
 
     def run(
-        self, attention: AttentionPass, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
+        self, attention: AttentionPass | Path, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
     ) -> Tensor:
         """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits` nodes, 0: all).
 
