@@ -37,6 +37,7 @@ HARMLESS = {
 }
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
+STATES = ("linear", "conv", "mamba", "recurrent")  # parts of the names of types of layers that keep a state
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
 
@@ -242,9 +243,9 @@ def windows_of(config: Any) -> dict[int, int]:
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
     odd = sorted(set(types) - {"full_attention", "sliding_attention"} - LAYERS - COMPRESSED)
     if odd:
+        why = "cannot be rolled back" if any(n in odd[0] for n in STATES) else "longdraft does not support yet"
         raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which longdraft does not support yet: use a model of full, sliding or"
-            " indexed attention"
+            f"{c.model_type} has {odd[0]} layers, which {why}: use a model of full, sliding or indexed attention"
         )
     return {i: window for i, kind in enumerate(types) if kind in NEAR and window is not None}
 
