@@ -37,7 +37,7 @@ HARMLESS = {
 }
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
-STATES = ("linear", "conv", "mamba", "recurrent")  # parts of the names of types of layers that keep a state
+RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"}  # kinds of layers with a state
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
 
@@ -243,7 +243,7 @@ def windows_of(config: Any) -> dict[int, int]:
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
     odd = sorted(set(types) - {"full_attention", "sliding_attention"} - LAYERS - COMPRESSED)
     if odd:
-        why = "cannot be rolled back" if any(n in odd[0] for n in STATES) else "longdraft does not support yet"
+        why = "cannot be rolled back" if odd[0] in RECURRENT else "longdraft does not support yet"
         raise InputError(
             f"{c.model_type} has {odd[0]} layers, which {why}: use a model of full, sliding or indexed attention"
         )

@@ -45,8 +45,10 @@ class BudgetObjective:
     def __post_init__(self) -> None:
         if self.small.windows:
             raise InputError("the small model has layers with sliding windows: use one with full attention")
-        if self.small.architecture.latents or self.small.architecture.indexed:
-            raise InputError("the small model caches latents or an indexer's keys: use one with keys and values alone")
+        if self.small.architecture.latents:
+            raise InputError("the small model caches latents in place of keys and values: use one that does not")
+        if self.small.architecture.indexed:
+            raise InputError("the small model selects the keys that it reads: use one that does not")
         self.module: nn.Module = self.small.hf
 
     @torch.no_grad()
