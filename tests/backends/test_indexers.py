@@ -10,12 +10,13 @@ import torch
 from support.checks import SAMPLERS, SEED
 from support.listed import BUILD, full
 
-from longdraft import InputError, generate, row_seed, serve
+from longdraft import InputError, PromptFile, Session, generate, row_seed, serve
 from longdraft.backends import indexers
 from longdraft.backends.compressed import Path
 from longdraft.backends.indexers import Choice, Intercepting, first_of_best
 from longdraft.core.cache import KVCache
 from longdraft.core.tree import PAD, Tree
+from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.models.lm import LM
 from longdraft.models.support import refuse
 from longdraft.views import View
@@ -61,9 +62,9 @@ def test_plain_decoding_is_that_of_transformers(kind):
     hf, rows = stock(kind), prompts(50, 9, 27)
     hf.set_attn_implementation("eager")
     inputs = [torch.tensor([p]) for p in rows]
-    options = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     want = [hf.generate(x, attention_mask=torch.ones_like(x), **options)[0, x.shape[1] :].tolist() for x in inputs]
-    assert generate(LM(hf), rows, max_new_tokens=14) == want
+    assert generate(LM(hf), rows, max_new_tokens=10) == want
 
 
 @torch.inference_mode()
@@ -227,9 +228,30 @@ def test_rows_that_come_and_go(kind):
         assert tokens[i] == generate(lm, [text], seed=row_seed(SEED, i), **options)[0]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v32", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v32")])
+@full
+@pytest.mark.parametrize("kind", KINDS)
 def test_keys_in_8_bits(kind):
     check_method(kind, "vegas-tree", "T=1", LM(stock(kind), kv="int8"))
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v4", *(pytest.param(k, marks=full) for k in KINDS if k != "deepseek_v4")])
+def test_prompts_that_are_kept(kind, tmp_path, monkeypatch):
+    """A file of a prompt, and a session's blocks of earlier ones, with which another prompt begins."""
+    monkeypatch.setattr("longdraft.models.lm.PART", 16)  # where a part of a prompt may end
+    lm, [text, more] = target(kind), prompts(50, 11)
+    options = {"max_new_tokens": 8, "sampler": SAMPLERS["T=1"], "eos": ()}
+    want = generate(lm, [text + more], seed=3, **options)[0]
+    for prompt in (text, text + more):
+        file = PromptFile(tmp_path / "prompt", lm)
+        said = generate(lm, [prompt], seed=3, prompt_cache=file, **options)[0]
+    assert said == want
+    with Session(lm, None, 1, 128, SAMPLERS["T=1"], prefixes=PrefixCache(400, 16)) as session:
+        for prompt in (text, text + more):
+            session.submit(prompt, 8, seed=3, eos=())
+            said = []
+            while session.running or session.waiting:
+                said += [token for event in session.step() for token in event.tokens]
+    assert said == want and session.prefixes.hits == 48
 
 
 # What is refused -----------------------------------------------------------------------------------------------------
