@@ -39,7 +39,8 @@ SIZES: tuple[tuple[int, str], ...] = (  # a small size, and the names of configu
     (1, "n_group num_expert_group topk_group n_groups mamba_n_groups first_k_dense_replace moe_layer_start_index"),
     (16, "linear_key_head_dim linear_value_head_dim mamba_d_state ssm_state_size state_size mamba_headdim"),
     (2, "linear_num_key_heads"),
-    (4, "linear_num_value_heads index_n_heads"),
+    (4, "linear_num_value_heads"),
+    (16, "index_n_heads"),  # so many that hardly a key has a score of zero: torch.topk orders equal scores as it likes
 )
 SMALL = {name: size for size, names in SIZES for name in names.split()}
 
@@ -57,6 +58,15 @@ CHANGES: dict[str, dict[str, Any]] = {
         "mamba_d_head": 16,
         "layer_types": ["linear_attention", "full_attention"] * 2,
     },
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "index_topk": 4,
+    },
+    "dots3_note": {
+        "text_config": {"head_dim": 24, "shared_experts_intermediate_size": 32},
+        "vision_config": {"adapter_in_dim": WIDTH, "adapter_out_dim": WIDTH},
+        "audio_config": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
+    },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": HEAD},
@@ -72,6 +82,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "shape_embed_dim": 8,
     },
     "xmod": {"default_language": "en_XX"},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        "index_n_heads": KV_HEADS,
+        "index_block_size": 8,
+        "index_topk_blocks": 2,
+    },
     "nemotron": {"num_key_value_heads": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},

@@ -123,7 +123,7 @@ def one_line(error) -> str:
 
 NO_INTERFACE = ["falcon", "bloom", "gptj", "gpt_neo", "mpt", "codegen", "xglm", "stablelm"]
 STATEFUL = ["mamba", "mamba2", "rwkv", "jamba", "bamba", "falcon_h1", "zamba2", "qwen3_next", "recurrent_gemma"]
-OTHER_LAYERS = ["llama4_text", "minimax", "granitemoehybrid", "nemotron_h"]
+OTHER_LAYERS = ["minimax", "granitemoehybrid", "nemotron_h"]
 
 
 @pytest.mark.parametrize("kind", NO_INTERFACE + STATEFUL + OTHER_LAYERS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from longdraft.backends.attention_pass import AttentionPass
+from longdraft.backends.compressed import LAYERS as COMPRESSED
+from longdraft.backends.compressed import Path, compress_rates
+from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
 from longdraft.backends.past import LatentPass, Past
@@ -33,6 +36,8 @@ HARMLESS = {
     "position_embeddings",
 }
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
+NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
+RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"}  # kinds of layers with a state
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
 
@@ -47,13 +52,15 @@ def attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     softcap: float | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     longdraft: AttentionPass | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv].
 
-    Windows come from the config (windows_of). Raises InputError for arguments that would change the
-    result and that no backend knows.
+    Windows come from the config (windows_of). indices [B,W,k]: the slots that an indexer chose; block_indices
+    [B,K,W,k]: the blocks. Raises InputError for arguments that would change the result and that no backend knows.
     """
     name = type(module).__name__
     if longdraft is None:
@@ -61,13 +68,24 @@ def attention(
             f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture"
         )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(longdraft, Path) and attention_mask is not None and not odd:
+        longdraft.calls += 1
+        return longdraft.attend_masked(query, key, value, attention_mask, scale, softcap, s_aux).contiguous(), None
+    choice: Choice | None = getattr(longdraft, "choice", None)
+    if choice is not None and attention_mask is choice.mask and indices is not None:
+        choice.choose(module.layer_idx, indices)
+        attention_mask = indices = None
+    if choice is not None and block_indices is not None:
+        choice.choose_blocks(module.layer_idx, block_indices, module.indexer.block_size)
+        block_indices = None
+    odd += [name for name, x in (("indices", indices), ("block_indices", block_indices)) if x is not None]
     if odd or attention_mask is not None or others.get("is_causal") is False:
         argument = odd[0] if odd else "a mask of its own" if attention_mask is not None else "is_causal=False"
         raise InputError(
             f"{name} passes {argument} to attention, which longdraft does not know: its output would be wrong"
         )
     longdraft.calls += 1
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return longdraft.attend(module.layer_idx, query, key, value, scale, softcap, s_aux).contiguous(), None
 
 
@@ -80,6 +98,7 @@ class Architecture:
     windows {layer: window}: layers that see only the latest tokens. positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
     latents {layer: Latent}: layers whose cache holds latents, as keys without values.
+    indexed: layers that read only what an indexer chooses. rates {layer: how many positions it compresses to one}.
     """
 
     def __init__(self, hf: Any):
@@ -88,7 +107,8 @@ class Architecture:
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows = windows_of(hf.config)
-        self.latents = latents_of(hf)
+        self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
+        self.rates = compress_rates(hf.config)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         counts = (getattr(self.config, name, None) for name in EXPERTS)
@@ -99,22 +119,30 @@ class Architecture:
         return (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
 
     def run(
-        self, attention: AttentionPass, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
+        self, attention: AttentionPass | Path, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
     ) -> Tensor:
         """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits` nodes, 0: all).
 
         Raises InputError where not every layer calls attention.
         """
-        past = {"past_key_values": Past(self.latents)} if self.latents else {}
-        attention = LatentPass(attention, past["past_key_values"]) if past else attention
-        with self.capturing(captured):
+        more, intercepting = dict[str, Any](), nullcontext()
+        choice: Choice | None = getattr(attention, "choice", None)
+        if isinstance(attention, Path):
+            more, intercepting = attention.arguments(), Intercepting(attention.replaced)
+        elif self.latents or choice is not None:
+            more["past_key_values"] = past = Past(self.latents, choice)
+            attention = LatentPass(attention, past)
+        if choice is not None:
+            more |= choice.arguments(self.config.layer_types)
+            intercepting = Intercepting(choice.replaced)
+        with self.capturing(captured), intercepting:
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
                 use_cache=False,
                 logits_to_keep=logits,
                 longdraft=attention,
-                **past,
+                **more,
             )
         if attention.calls != self.config.num_hidden_layers:
             used = f"{attention.calls} of {self.config.num_hidden_layers} layers use the attention interface"
@@ -135,14 +163,15 @@ class Architecture:
 def hook_hidden_states(layout: Layout) -> threading.local:
     """Hooks that store what enters each layer and what leaves the last in the `captured` of the calling thread, if set.
 
-    The hooks stay registered, so that no thread changes the modules while another one runs them.
+    Of several streams it is what the final norm would read of them. The hooks stay registered, so that no thread
+    changes the modules while another one runs them.
     """
     requested = threading.local()
 
     def store(n: int, state: Tensor) -> None:
         captured = getattr(requested, "captured", None)
         if captured is not None and n in captured.spec.hidden:
-            captured.states[n] = state
+            captured.states[n] = state if layout.join is None else layout.join(state)
 
     def before(n: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,12 +241,13 @@ def windows_of(config: Any) -> dict[int, int]:
     if types is None:
         used = getattr(c, "use_sliding_window", True)
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
-    odd = sorted(set(types) - {"full_attention", "sliding_attention"})
+    odd = sorted(set(types) - {"full_attention", "sliding_attention"} - LAYERS - COMPRESSED)
     if odd:
+        why = "cannot be rolled back" if odd[0] in RECURRENT else "longdraft does not support yet"
         raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which cannot be rolled back: use a model of full or sliding attention"
+            f"{c.model_type} has {odd[0]} layers, which {why}: use a model of full, sliding or indexed attention"
         )
-    return {i: window for i, kind in enumerate(types) if kind == "sliding_attention" and window is not None}
+    return {i: window for i, kind in enumerate(types) if kind in NEAR and window is not None}
 
 
 def rotates(hf: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,12 @@ from torch import Tensor
 from longdraft import ops
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
+from longdraft.backends.by_path import forward_by_path
+from longdraft.backends.indexers import Choice, attend_in_groups
 from longdraft.backends.latent import Latent
 from longdraft.core import Captures, KVCache, KVView, Tree
+
+Options = tuple[float, float | None, Tensor | None]  # scale, soft cap, sink
 
 
 class Eager(Backend):
@@ -32,11 +35,14 @@ class Eager(Backend):
         self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
     ) -> Tensor:
         model, tokens = self.architecture, tree.tokens[:, start:]
+        if model.rates:
+            return forward_by_path(model, tree, cache, start, captured, logits)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
-        p = Pass(
-            cache, cache.length.tolist(), start, tree.depth, visible, kept, view, captured, model.windows, model.latents
-        )
+        begin, layers = cache.length.tolist(), model.config.num_hidden_layers
+        indexed = model.indexed
+        choice = Choice(cache, begin, start, tree.depth, visible, layers, indexed) if indexed else None
+        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, model.windows, model.latents, choice)
         return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
 
 
@@ -54,9 +60,10 @@ class Pass:
     captured: Captures
     windows: dict[int, int]
     latents: dict[int, Latent]
+    choice: Choice | None = None
     calls: int = 0
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: *Options) -> Tensor:
         """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv].
 
         Of a layer with latents k is [latent | rotated] and v has no numbers.
@@ -69,12 +76,12 @@ class Pass:
             return self._by_row(layer, q, options, latent.attend_expanded)
         return latent.output(self._by_row(layer, latent.query(q), options, latent.attend_cached))
 
-    def _by_row(self, layer: int, q: Tensor, options: tuple[Any, ...], attend: Callable[..., ops.Attended]) -> Tensor:
+    def _by_row(self, layer: int, q: Tensor, options: Options, attend: Callable[..., ops.Attended]) -> Tensor:
         """Each row's queries q [H,W,D] over what it may read -> [B,W,H,Dv]; attend: as ops.attend."""
         size, rows, scored = self.start + q.shape[2], list[Tensor](), self._is_scored(layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            attended = attend(q[b], self.segments(layer, b, size, q[b]), *options, keep)
+            attended = attend_in_groups(attend, q[b], self.groups(layer, b, size, q[b]), *options, keep)
             if scored:
                 self.capture(layer, b, attended)
             rows.append(attended.out)
@@ -83,6 +90,13 @@ class Pass:
     def _is_scored(self, layer: int) -> bool:
         spec = self.captured.spec
         return spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
+
+    def groups(self, layer: int, b: int, size: int, q: Tensor) -> list[list[ops.Segment]]:
+        """The keys that row b's queries q [H,W,D] may read in this layer; a list per key head where these differ."""
+        if self.choice is None or not self.choice.narrows(layer):
+            return [self.segments(layer, b, size, q)]
+        k, v = self.cache.read(layer, b)
+        return self.choice.groups(layer, b, k, v, self.view, q, self._is_scored(layer))
 
     def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,W,D] may read in this layer."""

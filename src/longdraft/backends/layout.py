@@ -15,7 +15,8 @@ class Layout:
     """`body` runs `layers` in order, then `tail`, and returns the state that the model's head reads.
 
     below_head: the names that lead to the outermost module that contains body and not the head. norm: the module of the
-    tail that normalises, if it has one (a decoder that normalises after each layer has none).
+    tail that normalises, if it has one (a decoder that normalises after each layer has none). join: what makes one
+    state [B,W,d] of the several streams [B,W,N,d] between layers (hyper-connections), or None.
     """
 
     body: nn.Module
@@ -23,6 +24,7 @@ class Layout:
     layers: nn.ModuleList
     norm: Any  # a module, or None
     tail: tuple[nn.Module, ...]
+    join: nn.Module | None = None
 
     def finish(self, hidden: Tensor) -> Tensor:
         """What body returns [..,d] for the residual stream after the last layer [..,d]."""
@@ -45,7 +47,7 @@ def layout_of(hf: Any) -> Layout:
     norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
     project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings
     tail = tuple(module for module in (norm, project) if isinstance(module, nn.Module))
-    return Layout(body, _below_head(hf, path), layers, norm, tail)
+    return Layout(body, _below_head(hf, path), layers, norm, tail, getattr(owner, "hc_head", None))
 
 
 def _layers(hf: Any, count: int) -> tuple[tuple[str, ...], nn.Module, nn.ModuleList]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longdraft.backends.attention_pass import AttentionPass
+from longdraft.backends.indexers import Choice
 from longdraft.backends.latent import Latent
+from longdraft.errors import InputError
 
 
 class Past:
@@ -17,11 +20,11 @@ class Past:
 
     Transformers builds no mask from it: for attention functions that it has no masks for, it asks for no sizes.
     latents {layer}: those whose keys and values are not expanded. states {layer: what such a layer has put in}, which
-    its attention takes out.
+    its attention takes out. choice: for modules with indexers.
     """
 
-    def __init__(self, latents: Mapping[int, Latent]):
-        self.latents, self.states = latents, dict[int, tuple[Tensor, Tensor]]()
+    def __init__(self, latents: Mapping[int, Latent], choice: Choice | None = None):
+        self.latents, self.states, self.choice = latents, dict[int, tuple[Tensor, Tensor]](), choice
 
     def update(self, k: Tensor, v: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """k, v [B,K,W,D] of the new nodes -> what the module continues with: k and v, unless they are latents.
@@ -35,6 +38,33 @@ class Past:
         self.states[layer_idx] = k, v
         return k.to("meta"), v.to("meta")
 
+    def update_indexer(self, k: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor:
+        """Keys [B,W,D] of an indexer for the new nodes -> those of all slots [B,S,D]."""
+        if self.choice is None:
+            raise InputError(f"layer {layer_idx} has an indexer, which this backend does not run: use the eager one")
+        return self.choice.keys(layer_idx, k)
+
+    @property
+    def layers(self) -> _Layers:
+        return _Layers(self.choice)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Past.layers[n]: what modules with a cache layer of their own type call."""
+
+    choice: Choice | None
+    layer: int = -1
+
+    def __getitem__(self, layer: int) -> _Layers:
+        return replace(self, layer=layer)
+
+    def update_index(self, k: Tensor) -> Tensor:
+        """Keys [B,1,W,D] of an indexer for the new nodes -> those of all slots [B,1,S,D]."""
+        if self.choice is None:
+            raise InputError(f"layer {self.layer} has an indexer, which this backend does not run: use the eager one")
+        return self.choice.block_keys(self.layer, k)
+
 
 class LatentPass:
     """Another attention pass, which attends to the latents of a layer that has them instead of its expanded heads.
@@ -43,7 +73,7 @@ class LatentPass:
     """
 
     def __init__(self, inner: AttentionPass, past: Past):
-        self.inner, self.past, self.calls = inner, past, 0
+        self.inner, self.past, self.choice, self.calls = inner, past, past.choice, 0
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, sink: Tensor | None, /

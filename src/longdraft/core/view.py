@@ -33,6 +33,10 @@ class IndexView(Protocol):
         """By layer and row, the copies [K,P,D], or codes [K,P,width]; None where nothing is selected."""
         ...
 
+    def slots(self, layer: int, b: int) -> Tensor:
+        """[P] or [K,P]: the slots of row b that are selected in this layer."""
+        ...
+
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
         """Add (layer, row, k, v [K,S,D]) to `copied`, in one kernel call where possible."""
         ...

@@ -8,6 +8,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
+from longdraft.backends.compressed import compress_rates
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -29,7 +30,7 @@ def refuse(config: Any) -> None:
     if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
         why = "longrope changes its rotation for long texts, which makes cached keys wrong"
         raise InputError(f"{kind}'s {why}: use a model with another rope type")
-    stateful = getattr(cls, "_is_stateful", False)
+    stateful = getattr(cls, "_is_stateful", False) and not compress_rates(config)
     if stateful or not getattr(cls, "_supports_attention_backend", False):
         why = "keeps a state that cannot be rolled back" if stateful else "has no attention interface in Transformers"
         raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")

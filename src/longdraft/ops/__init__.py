@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longdraft.ops import coded, cpu, noise
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, Warpers, draw, row_seed, uniform
-from longdraft.ops.reference import Attended, Segment
+from longdraft.ops.reference import Attended, Segment, full_mask
 from longdraft.ops.select import Compact, choose, refill, take
 from longdraft.ops.triton import self_check
 
@@ -38,6 +38,7 @@ __all__ = [
     "choose",
     "coded",
     "draw",
+    "full_mask",
     "gumbel",
     "refill",
     "row_seed",

@@ -57,14 +57,17 @@ class View:
         keys, values = (coded.decode(x, self.bits, y.shape[2], y.dtype) for x, y in zip(copied, (k, v), strict=True))
         return keys, values
 
+    def slots(self, layer: int, b: int) -> Tensor:
+        """[P] or [K|1,P]: the slots of row b that are selected in this layer."""
+        return self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self.counts[b]]
+
     def copy(self, rows: list[tuple[int, int, Tensor, Tensor]]) -> None:
         """`compact` for many (layer, row, k, v), in one kernel call where possible."""
         keys, requests = [], []
         for layer, b, k, v in rows:
             if self.counts[b]:
-                slots = self.indices[0 if self.layers is None else self.layers[layer], b, ..., : self.counts[b]]
                 keys.append((layer, b))
-                requests.append((self.copies.setdefault((layer, b), Compact(self.bits)), k, v, slots))
+                requests.append((self.copies.setdefault((layer, b), Compact(self.bits)), k, v, self.slots(layer, b)))
         copies = dict(zip(keys, refill(requests), strict=True))
         self.copied.update({(layer, b): copies.get((layer, b)) for layer, b, *_ in rows})
 

@@ -28,7 +28,8 @@ def is_plain(model: Architecture) -> bool:
     c, dim = model.config, head_dim(model.config)
     modules = [getattr(layer, "self_attn", None) for layer in model.layout.layers]
     return (
-        not model.experts  # the host must know which nodes go to an expert
+        not (model.indexed or model.rates)  # their pass depends on the tree and on what is cached
+        and not model.experts  # the host must know which nodes go to an expert
         and getattr(c, "v_head_dim", None) in (None, dim)
         and all(getattr(m, "head_dim", None) == dim for m in modules)
         and model.reach > model.positions

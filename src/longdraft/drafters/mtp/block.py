@@ -68,6 +68,10 @@ class MtpLayers(nn.Module):
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             fault = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
             raise InputError(f"{fault}: use another method than mtp") from None
+        indexed = any(getattr(m, "indexer", None) is not None for m in self.layers.modules())
+        if indexed or target.architecture.layout.join is not None:
+            fault = f"{target.config.model_type}'s layers have an indexer, or several residual streams"
+            raise InputError(f"{fault}, which mtp does not run: use another method")
         self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
         self._rotary: Any = getattr(target.architecture.layout.body, "rotary_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters

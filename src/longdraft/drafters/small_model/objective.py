@@ -47,6 +47,8 @@ class BudgetObjective:
             raise InputError("the small model has layers with sliding windows: use one with full attention")
         if self.small.architecture.latents:
             raise InputError("the small model caches latents in place of keys and values: use one that does not")
+        if self.small.architecture.indexed:
+            raise InputError("the small model selects the keys that it reads: use one that does not")
         self.module: nn.Module = self.small.hf
 
     @torch.no_grad()

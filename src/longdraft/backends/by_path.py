@@ -1,0 +1,58 @@
+"""Passes of a model that can only run nodes that follow each other: each path of a tree is a pass of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdraft.backends.architecture import Architecture
+from longdraft.backends.compressed import Path
+from longdraft.core import Captures, CaptureSpec, KVCache, Tree
+from longdraft.core.tree import PAD
+
+
+def forward_by_path(
+    model: Architecture, tree: Tree, cache: KVCache, start: int, captured: Captures, logits: int
+) -> Tensor:
+    """As Backend.forward, without scores: all layers have windows. Nodes of padding have zeros."""
+    position, W = model.position(tree, start, cache), tree.size - start
+    window, layers, spec = max(model.windows.values()), model.config.num_hidden_layers, captured.spec
+    outputs, states = dict[tuple[int, int], Tensor](), dict[tuple[int, int], dict[int, Tensor]]()
+    for b in range(len(tree.tokens)):
+        for ancestors, nodes in new_paths(tree.row(b), start):
+            path = Path(cache.row(b), ancestors, nodes, window, layers, model.rates, model.hf.dtype)
+            part, local = Captures(CaptureSpec(hidden=spec.hidden)), [n - start for n in nodes]
+            few = logits if len(nodes) == W else 0
+            out = model.run(path, tree.tokens[b : b + 1, nodes], position[b : b + 1, local], part, few)[0]
+            outputs |= {(b, n): x for n, x in zip(local[-len(out) :], out, strict=True)}
+            states |= {(b, n): {layer: s[0, i] for layer, s in part.states.items()} for i, n in enumerate(local)}
+    places = [[(b, n) for n in range(W)] for b in range(len(tree.tokens))]
+    for layer in spec.hidden:
+        captured.states[layer] = _table([[states.get(p, {}).get(layer) for p in row] for row in places])
+    return _table([[outputs.get(p) for p in row[-logits:]] for row in places])
+
+
+def _table(rows: list[list[Tensor | None]]) -> Tensor:
+    """[B,W,d] of vectors [d]; zeros where there is none."""
+    like = next(x for row in rows for x in row if x is not None)
+    none = torch.zeros_like(like)
+    return torch.stack([torch.stack([none if x is None else x for x in row]) for row in rows])
+
+
+def new_paths(tree: Tree, start: int) -> list[tuple[list[int], list[int]]]:
+    """(ancestors, nodes) in the order of positions: each new node of a tree of one row is in one list of `nodes`.
+
+    Nodes follow each other on one path, after all of their ancestors. Padding is in none of them.
+    """
+    parent = tree.parent[0].tolist()
+    real = [i for i in range(start, len(parent)) if parent[i] != PAD]
+    inner, done, paths = {parent[i] for i in real}, set[int](), list[tuple[list[int], list[int]]]()
+    for leaf in (i for i in real if i not in inner):
+        path = [leaf]
+        while parent[path[-1]] >= 0:
+            path.append(parent[path[-1]])
+        path.reverse()
+        first = next(n for n, i in enumerate(path) if i >= start and i not in done)
+        paths.append((path[:first], path[first:]))
+        done.update(path[first:])
+    return paths
