@@ -101,8 +101,10 @@ class Architecture:
     indexed: layers that read only what an indexer chooses. rates {layer: how many positions it compresses to one}.
     """
 
+    implementation = NAME  # of attention in Transformers
+
     def __init__(self, hf: Any):
-        hf.set_attn_implementation(NAME)
+        hf.set_attn_implementation(self.implementation)
         self.hf, self.config = hf, hf.config.get_text_config()
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
@@ -202,23 +204,27 @@ class _Finished:
 
 
 class _NoLayers(torch.nn.Module):
-    """Takes the place of a decoder, or of what contains it, and returns the state [1,N,d] that it is given."""
+    """Takes the place of a decoder, or of what contains it, and returns `state` [1,N,d]."""
+
+    def __init__(self, state: Tensor):
+        super().__init__()
+        self.state = state
 
     def __getattr__(self, name: str) -> _NoLayers:
         return self  # OPT's head calls model.decoder
 
-    def forward(self, *args: Any, longdraft_state: Tensor, **kwargs: Any) -> _Finished:
-        return _Finished(longdraft_state)
+    def forward(self, *args: Any, **kwargs: Any) -> _Finished:
+        return _Finished(self.state)
 
 
-def without_layers(hf: Any, layout: Layout) -> Any:
-    """A model that shares hf's modules except those below its head, which _NoLayers replaces. hf is not changed."""
+def without_layers(hf: Any, layout: Layout, state: Tensor) -> Any:
+    """A model that shares hf's modules except those below its head, which return `state`. hf is not changed."""
     top = parent = _shallow(hf)
     for name in layout.below_head[:-1]:
         below = _shallow(parent._modules[name])
         parent._modules[name] = below
         parent = below
-    parent._modules[layout.below_head[-1]] = _NoLayers()
+    parent._modules[layout.below_head[-1]] = _NoLayers(state)
     return top
 
 

@@ -120,8 +120,8 @@ def quantise_linears(hf: Any, kind: str) -> None:
     """Quantise a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
     Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
-    are kept in one tensor, and what expands latents. One layer after the other, so that memory never holds two whole
-    models. Raises InputError where a model has nothing to quantise.
+    are kept in one tensor, what expands latents, and linear layers that compute more than a product. One layer after
+    the other, so that memory never holds two whole models. Raises InputError where a model has nothing to quantise.
     """
     head = hf.get_output_embeddings()
     if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
@@ -151,7 +151,23 @@ def _finer(hf: Any, kind: str) -> dict[str, int]:
 
 
 def _can_be_packed(module: nn.Module) -> bool:
+    if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not _is_linear(module):
+        return False
     return isinstance(module, nn.Linear | PackedLinear) and module.in_features % GROUP == 0
+
+
+@torch.no_grad()
+def _is_linear(module: nn.Linear) -> bool:
+    """Whether a subclass computes what nn.Linear does: routers of experts return several tensors, for example."""
+    if module.weight.dim() != 2 or module.weight.shape != (module.out_features, module.in_features):
+        return False
+    x = torch.linspace(-1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)[None]
+    try:
+        out: Any = type(module).forward(module, x)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # it wants other inputs
+        return False
+    expected = F.linear(x, module.weight, module.bias)
+    return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected, 0.02, 0.02)
 
 
 def quantised_copy(hf: Any, kind: str) -> Any:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.backends import choose
-from longdraft.backends.architecture import Architecture, without_layers
+from longdraft.backends import choose, reference
+from longdraft.backends.architecture import without_layers
 from longdraft.backends.base import Backend
-from longdraft.backends.divided import Divided
 from longdraft.backends.eager import Eager
 from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
@@ -73,11 +72,11 @@ class LM:
         self.activations = activations
         self.kv_bits = 0 if kv is None else KV_BITS[kv]
         self.lock, self._process = threading.RLock(), os.getpid()
-        a = self.architecture = Architecture(hf)
+        self.eager = reference(hf, team)
+        a = self.architecture = self.eager.architecture
         self.config, self.windows, self.experts = a.config, a.windows, a.experts
         self.positions, self.reach = a.positions, a.reach
         self.team = team
-        self.eager = Eager(a) if team.size == 1 else Divided(a, team)
         self.backend: Backend = backend(self.eager) if team.size == 1 else self.eager
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens
@@ -248,8 +247,8 @@ class LM:
         state, head = normed.to(self.dtype).reshape(1, -1, normed.shape[-1]), self.hf.get_output_embeddings()
         if isinstance(head, PackedLinear):
             head.unpack(self.dtype)
-        model = without_layers(self.hf, self.architecture.layout)
-        logits = model(input_ids=None, use_cache=False, longdraft_state=state).logits
+        model = without_layers(self.hf, self.architecture.layout, state)
+        logits = model(input_ids=None, use_cache=False).logits
         return logits.view(*normed.shape[:-1], -1)
 
     def head_rows(self, tokens: Tensor) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.compressed import compress_rates
+from longdraft.backends.dense import lacks_interface, obstacle
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -31,14 +33,18 @@ def refuse(config: Any) -> None:
         why = "longrope changes its rotation for long texts, which makes cached keys wrong"
         raise InputError(f"{kind}'s {why}: use a model with another rope type")
     stateful = getattr(cls, "_is_stateful", False) and not compress_rates(config)
-    if stateful or not getattr(cls, "_supports_attention_backend", False):
-        why = "keeps a state that cannot be rolled back" if stateful else "has no attention interface in Transformers"
+    why = "keeps a state that cannot be rolled back" if stateful else None
+    if why is None and lacks_interface(cls) and (lacking := obstacle(cls)):
+        why = f"has no attention interface in Transformers and {lacking}"
+    if why:
         raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
 
 
 @torch.inference_mode()
 def probe(hf: Any, tokens: int = 12) -> None:
     """Raises InputError if one pass differs from Transformers' own, for architectures that the tests do not cover."""
+    if lacks_interface(hf):
+        return probe_branches(hf)
     config = hf.config.get_text_config()
     ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % config.vocab_size
     window = getattr(config, "sliding_window", None)
@@ -54,7 +60,26 @@ def probe(hf: Any, tokens: int = 12) -> None:
     finally:
         if window:
             config.sliding_window = window
-    error = (ours - stock[:, tokens // 2 :]).abs().max() / stock.abs().max()
+    check(hf, ours, stock[:, tokens // 2 :])
+
+
+def probe_branches(hf: Any) -> None:
+    """As probe, for models that attend by themselves: each path of a tree of two branches beside Transformers' own."""
+    size, vocab = 9, hf.config.get_text_config().vocab_size
+    ids = torch.arange(3, 3 + size, device=hf.device) % vocab
+    paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
+    stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits.float()[:, -3:]
+    lm = LM(hf)
+    cache = lm.new_cache(1, 2 * size)
+    lm.prefill(ids[:-3].tolist(), cache)
+    tree = Tree.root(ids[-3:-2]).add_paths(torch.zeros_like(paths[None, :, 0]), paths[None, :, -2:])
+    ours = lm(tree, cache).float()[0]
+    check(hf, ours[torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)], stock)
+
+
+def check(hf: Any, ours: Tensor, stock: Tensor) -> None:
+    """Raises InputError where logits differ by more than rounding."""
+    error = (ours - stock).abs().max() / stock.abs().max()
     if not error < 0.05:
         raise InputError(
             f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {float(error):.1%}"

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from longdraft.backends.architecture import NAME
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -44,7 +43,7 @@ def whole_rows(lm: LM) -> Iterator[None]:
     try:
         yield
     finally:
-        lm.hf.set_attn_implementation(NAME)
+        lm.hf.set_attn_implementation(lm.architecture.implementation)
 
 
 class Frozen:

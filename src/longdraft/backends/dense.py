@@ -1,0 +1,161 @@
+"""The backend of models whose attention does not use Transformers' attention interface: Falcon, BLOOM, GPT-J and others.
+
+Their modules attend by themselves, through Transformers' cache protocol and with a mask and biases of positions that
+hooks on the layers exchange for those of the tree.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.backends.architecture import Architecture
+from longdraft.backends.dense_pass import DensePass
+from longdraft.backends.eager import Eager
+from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
+from longdraft.errors import InputError
+
+SIDE = 1 << 30  # of the mask that takes the place of a module's own
+
+
+def lacks_interface(model: Any) -> bool:
+    """Whether the model, or its class, has attention of its own instead of Transformers' attention interface."""
+    return not getattr(model, "_supports_attention_backend", False)
+
+
+def obstacle(cls: type) -> str | None:
+    """What Dense needs and a class without the attention interface does not have; None: nothing."""
+    accepted = inspect.signature(cls.forward).parameters
+    if "past_key_values" not in accepted:
+        return "takes no past_key_values"
+    by_bias = any("alibi" in name for name in vars(sys.modules[cls.__module__]))
+    return None if "position_ids" in accepted or by_bias else "takes no position_ids"
+
+
+class DenseArchitecture(Architecture):
+    """A Transformers model whose layers take a mask and a cache, and compute attention by themselves.
+
+    Its layers read the running pass of the calling thread, if there is one.
+    """
+
+    implementation = "eager"
+
+    def __init__(self, hf: Any):
+        super().__init__(hf)
+        c = self.config
+        self.windows |= {n: c.window_size for n, kind in enumerate(getattr(c, "attention_layers", ())) if kind == "local"}
+        self.positions = min(self.positions, int(getattr(c, "max_seq_len", None) or 1 << 30))
+        self.reach = min(self.reach, self.positions) if hasattr(c, "max_seq_len") else self.reach
+        self._accepted = inspect.signature(type(hf).forward).parameters
+        self._running = hook_passes(self.layout.layers)
+
+    @cached_property
+    def _own_masks(self) -> list[tuple[dict[str, Any], str]]:
+        """Causal masks by slot that modules keep in buffers and apply beside the mask they are given."""
+        buffers = ((m._buffers, name) for m in self.layout.layers.modules() for name in m._buffers)
+        return [(table, name) for table, name in buffers if _is_square_mask(table[name])]
+
+    def run_row(self, row: DensePass, tokens: Tensor, position: Tensor, captured: Captures, logits: int) -> Tensor:
+        """Transformers' forward of one row's tokens, position [1,W] -> logits [1,W,V] (of the last `logits` nodes, 0:
+        all). Raises InputError where not every layer puts its keys into the pass."""
+        options = {"position_ids": position, "logits_to_keep": logits}
+        options = {name: value for name, value in options.items() if name in self._accepted}
+        with self.capturing(captured), self._without_own_masks(), self._passing(row):
+            out = self.hf(input_ids=tokens, past_key_values=row, use_cache=True, **options)
+        if len(row.updated) != len(self.layout.layers):
+            used = f"{len(row.updated)} of {len(self.layout.layers)} layers use the cache protocol"
+            raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
+        return out.logits[:, -logits:]
+
+    @contextmanager
+    def _passing(self, row: DensePass) -> Generator[None]:
+        self._running.row = row
+        try:
+            yield
+        finally:
+            self._running.row = None
+
+    @contextmanager
+    def _without_own_masks(self) -> Generator[None]:
+        """The pass's mask says all, by position; a module's own knows slots, which are no positions in a tree."""
+        kept = [table[name] for table, name in self._own_masks]
+        for table, name in self._own_masks:
+            table[name] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.hf.device).expand(1, 1, SIDE, SIDE)
+        try:
+            yield
+        finally:
+            for (table, name), mask in zip(self._own_masks, kept, strict=True):
+                table[name] = mask
+
+
+def _is_square_mask(buffer: Any) -> bool:
+    return buffer is not None and buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[2] == buffer.shape[3]
+
+
+def hook_passes(layers: Any) -> threading.local:
+    """Hooks that give layers the mask and biases of the `row` of the calling thread, and show it their weights."""
+    running = threading.local()
+
+    def before(n: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            row: DensePass | None = getattr(running, "row", None)
+            return None if row is None else (args, kwargs | row.arguments(n, kwargs))
+
+        return hook
+
+    def after(n: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], output: Any) -> None:
+            row: DensePass | None = getattr(running, "row", None)
+            if row is not None and isinstance(output, tuple):
+                row.see(n, output[1:])
+
+        return hook
+
+    for n, layer in enumerate(layers):
+        layer.register_forward_pre_hook(before(n), with_kwargs=True)
+        for module in layer.modules():
+            if hasattr(module, "layer_idx") or hasattr(module, "layer_id"):
+                module.register_forward_hook(after(n))
+    return running
+
+
+class Dense(Eager):
+    """Transformers' forward of one row at a time, whose layers read slots of a KVCache as if it were Transformers' own.
+
+    A node's numbers depend on the nodes beside it in float32 rounding only, and never on other rows.
+    """
+
+    name, max_nodes = "dense", 1024
+
+    def __init__(self, architecture: DenseArchitecture):
+        super().__init__(architecture)
+        self._dense = architecture
+
+    def forward(
+        self, tree: Tree, cache: KVCache, start: int, view: KVView | None, captured: Captures, logits: int = 0
+    ) -> Tensor:
+        """As Backend.forward. Raises InputError for a view that selects by the queries, which modules do not show."""
+        model, spec = self._dense, captured.spec
+        if not is_indexable(view):
+            raise InputError(
+                f"{model.config.model_type}'s attention shows no queries, by which this method selects keys: use a"
+                " method that selects them before, such as vegas or longspec"
+            )
+        position, rows = model.position(tree, start, cache), list[Tensor]()
+        states = {n: list[Tensor]() for n in spec.hidden}
+        for b in range(len(tree.tokens)):
+            own, span = Captures(spec), slice(b, b + 1)
+            row = DensePass(cache, b, tree, start, view, captured, model.windows, model.reach, model.hf.dtype)
+            rows.append(model.run_row(row, tree.tokens[span, start:], position[span], own, logits))
+            for n, state in own.states.items():
+                states[n].append(state)
+        captured.states |= {n: torch.cat(parts) for n, parts in states.items() if parts}
+        return torch.cat(rows)
