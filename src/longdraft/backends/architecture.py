@@ -104,8 +104,8 @@ class Architecture:
     implementation = NAME  # of attention in Transformers
 
     def __init__(self, hf: Any):
-        hf.set_attn_implementation(self.implementation)
         self.hf, self.config = hf, hf.config.get_text_config()
+        self.use(self.implementation)
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows = windows_of(hf.config)
@@ -115,6 +115,10 @@ class Architecture:
         self.reach = 1 << 30 if rotates(hf) else self.positions
         counts = (getattr(self.config, name, None) for name in EXPERTS)
         self.experts = next(filter(None, counts), 0)
+
+    def use(self, implementation: str) -> None:
+        """Compute attention by this one of Transformers' implementations, or longdraft's."""
+        self.hf.set_attn_implementation(implementation)
 
     def position(self, tree: Tree, start: int, cache: KVCache) -> Tensor:
         """[B,W] positions of nodes [start, size)."""

@@ -46,7 +46,7 @@ class DenseArchitecture(Architecture):
     Its layers read the running pass of the calling thread, if there is one.
     """
 
-    implementation = "eager"
+    implementation = "eager"  # the one that all of them have, and that computes weights
 
     def __init__(self, hf: Any):
         super().__init__(hf)
@@ -56,6 +56,10 @@ class DenseArchitecture(Architecture):
         self.reach = min(self.reach, self.positions) if hasattr(c, "max_seq_len") else self.reach
         self._accepted = inspect.signature(type(hf).forward).parameters
         self._running = hook_passes(self.layout.layers)
+
+    def use(self, implementation: str) -> None:
+        """Modules read the config at each call; Transformers' setter refuses what does not use its interface."""
+        self.hf.config._attn_implementation = implementation
 
     @cached_property
     def _own_masks(self) -> list[tuple[dict[str, Any], str]]:
@@ -104,10 +108,13 @@ def hook_passes(layers: Any) -> threading.local:
     """Hooks that give layers the mask and biases of the `row` of the calling thread, and show it their weights."""
     running = threading.local()
 
-    def before(n: int) -> Any:
+    def before(n: int, names: list[str]) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             row: DensePass | None = getattr(running, "row", None)
-            return None if row is None else (args, kwargs | row.arguments(n, kwargs))
+            if row is None:
+                return None
+            given = dict(zip(names, args, strict=False)) | kwargs
+            return (), given | row.arguments(n, given)
 
         return hook
 
@@ -120,7 +127,8 @@ def hook_passes(layers: Any) -> threading.local:
         return hook
 
     for n, layer in enumerate(layers):
-        layer.register_forward_pre_hook(before(n), with_kwargs=True)
+        names = list(inspect.signature(type(layer).forward).parameters)[1:]
+        layer.register_forward_pre_hook(before(n, names), with_kwargs=True)
         for module in layer.modules():
             if hasattr(module, "layer_idx") or hasattr(module, "layer_id"):
                 module.register_forward_hook(after(n))
@@ -147,7 +155,7 @@ class Dense(Eager):
         if not is_indexable(view):
             raise InputError(
                 f"{model.config.model_type}'s attention shows no queries, by which this method selects keys: use a"
-                " method that selects them before, such as vegas or longspec"
+                " method that selects them before, such as vegas"
             )
         position, rows = model.position(tree, start, cache), list[Tensor]()
         states = {n: list[Tensor]() for n in spec.hidden}

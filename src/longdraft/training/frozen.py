@@ -39,11 +39,11 @@ class TargetStates:
 def whole_rows(lm: LM) -> Iterator[None]:
     """Use Transformers' own attention, which needs no cache of longdraft and supports gradients."""
     capped = getattr(lm.config, "attn_logit_softcapping", None)  # sdpa has none, whatever a class of Transformers says
-    lm.hf.set_attn_implementation("sdpa" if lm.hf._supports_sdpa and not capped else "eager")
+    lm.architecture.use("sdpa" if lm.hf._supports_sdpa and not capped else "eager")
     try:
         yield
     finally:
-        lm.hf.set_attn_implementation(lm.architecture.implementation)
+        lm.architecture.use(lm.architecture.implementation)
 
 
 class Frozen:
