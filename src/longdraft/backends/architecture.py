@@ -102,6 +102,7 @@ class Architecture:
     """
 
     implementation = NAME  # of attention in Transformers
+    by_interface = True  # whether its layers call the attention function that they are given
 
     def __init__(self, hf: Any):
         self.hf, self.config = hf, hf.config.get_text_config()

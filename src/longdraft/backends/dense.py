@@ -1,7 +1,7 @@
-"""The backend of models whose attention does not use Transformers' attention interface: Falcon, BLOOM, GPT-J and others.
+"""The backend of models that do not use Transformers' attention interface: Falcon, BLOOM, MPT, GPT-J and others.
 
-Their modules attend by themselves, through Transformers' cache protocol and with a mask and biases of positions that
-hooks on the layers exchange for those of the tree.
+Their modules compute attention themselves. They get keys by Transformers' cache protocol, and hooks on the layers
+replace their masks and position biases by those of the tree.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from longdraft.backends.eager import Eager
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
 
+LIMITS = ("max_seq_len", "seq_length")  # names of the number of positions where it has another than usual
 SIDE = 1 << 30  # of the mask that takes the place of a module's own
 
 
@@ -31,8 +32,10 @@ def lacks_interface(model: Any) -> bool:
     return not getattr(model, "_supports_attention_backend", False)
 
 
-def obstacle(cls: type) -> str | None:
+def obstacle(cls: type, config: Any) -> str | None:
     """What Dense needs and a class without the attention interface does not have; None: nothing."""
+    if getattr(config, "patcher_config", None) is not None:
+        return "has layers over groups of bytes beside those over bytes"
     accepted = inspect.signature(cls.forward).parameters
     if "past_key_values" not in accepted:
         return "takes no past_key_values"
@@ -47,13 +50,16 @@ class DenseArchitecture(Architecture):
     """
 
     implementation = "eager"  # the one that all of them have, and that computes weights
+    by_interface = False
 
     def __init__(self, hf: Any):
         super().__init__(hf)
         c = self.config
-        self.windows |= {n: c.window_size for n, kind in enumerate(getattr(c, "attention_layers", ())) if kind == "local"}
-        self.positions = min(self.positions, int(getattr(c, "max_seq_len", None) or 1 << 30))
-        self.reach = min(self.reach, self.positions) if hasattr(c, "max_seq_len") else self.reach
+        local = [n for n, kind in enumerate(getattr(c, "attention_layers", ())) if kind == "local"]
+        self.windows |= dict.fromkeys(local, getattr(c, "window_size", 0))
+        trained = [n for name in LIMITS if isinstance(n := getattr(c, name, None), int)]
+        self.positions = min([self.positions, *trained])
+        self.reach = min(self.reach, getattr(c, "max_seq_len", self.reach))  # MPT's biases end there
         self._accepted = inspect.signature(type(hf).forward).parameters
         self._running = hook_passes(self.layout.layers)
 
@@ -89,7 +95,7 @@ class DenseArchitecture(Architecture):
 
     @contextmanager
     def _without_own_masks(self) -> Generator[None]:
-        """The pass's mask says all, by position; a module's own knows slots, which are no positions in a tree."""
+        """The pass's mask is complete and knows positions; a module's own goes by slots, which in a tree are others."""
         kept = [table[name] for table, name in self._own_masks]
         for table, name in self._own_masks:
             table[name] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.hf.device).expand(1, 1, SIDE, SIDE)
@@ -101,7 +107,9 @@ class DenseArchitecture(Architecture):
 
 
 def _is_square_mask(buffer: Any) -> bool:
-    return buffer is not None and buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[2] == buffer.shape[3]
+    return (
+        buffer is not None and buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[2] == buffer.shape[3]
+    )
 
 
 def hook_passes(layers: Any) -> threading.local:

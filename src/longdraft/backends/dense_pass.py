@@ -14,12 +14,13 @@ BIASES = ("alibi", "position_bias")  # names of the arguments of layers that add
 
 
 class DensePass:
-    """Transformers' cache protocol for nodes [start, size) of row b of a tree: modules read committed slots and scratch.
+    """Transformers' cache protocol for nodes [start, size) of row b of a tree, over committed slots and scratch.
 
-    What a layer reads are selected slots [K|1,P] side by side, then slots [low, end); masks and biases have the same
-    columns. Masks come from the tree and positions, so siblings never see each other whatever slots they have.
-    Models are told of as many past tokens as their biases need columns for: one for each position.
-    Scores are logarithms of weights: logits except for a constant of each query and head, and -inf where a weight is 0.
+    A layer reads selected slots [K|1,P], copied side by side, and then slots [low, end). Its mask and biases have these
+    columns, and follow the tree and the positions of tokens, whatever slots they are in.
+    Models are told that there are as many keys as their biases need columns, which is one for each position.
+    Scores of the kind "logits" are logarithms of weights, which differ from logits by a constant of each query and
+    head and so rank keys alike, down to the smallest weight that float32 has.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class DensePass:
         """weights [H,W,S] -> captured.scores [B,R,K|1,S] of this row, for the slots up to the root."""
         spec, scores = self.captured.spec, self.captured.scores
         kept = weights[:, spec.kept(self.tree)[self.b], : self.n + 1].float()
-        kept = kept.log() if spec.of == "logits" else kept
+        kept = kept.clamp(min=torch.finfo(kept.dtype).tiny).log() if spec.of == "logits" else kept
         columns = len(self.cache.read(layer, self.b)[0]) if spec.split else 1
         mean = kept.view(columns, -1, *kept.shape[1:]).mean(1).transpose(0, 1)
         mean = mean.mean(0, keepdim=True) if spec.rows == "mean" else mean

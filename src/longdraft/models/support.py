@@ -34,7 +34,7 @@ def refuse(config: Any) -> None:
         raise InputError(f"{kind}'s {why}: use a model with another rope type")
     stateful = getattr(cls, "_is_stateful", False) and not compress_rates(config)
     why = "keeps a state that cannot be rolled back" if stateful else None
-    if why is None and lacks_interface(cls) and (lacking := obstacle(cls)):
+    if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
     if why:
         raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")

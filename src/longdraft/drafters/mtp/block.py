@@ -61,6 +61,9 @@ class MtpLayers(nn.Module):
         super().__init__()
         self.options = {"count": count, "sparse": sparse, "sliding": sliding, "hidden_first": hidden_first, "raw": raw}
         kind = SLIDING if sliding else FULL
+        if not target.architecture.by_interface:
+            fault = f"{target.config.model_type}'s layers do not use the attention interface of Transformers"
+            raise InputError(f"{fault}: use another method than mtp")
         config = layer_config(target.config, sparse, kind)
         self.window: int | None = config.sliding_window if sliding else None
         try:
