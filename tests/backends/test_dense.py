@@ -171,9 +171,7 @@ def test_positions_of_neighbouring_copies_instead_of_slots_are_noticed(monkeypat
 def methods(kind: str, names: tuple[str, ...]) -> dict[str, str]:
     refuse(model(kind).config)
     probe(fresh(kind))
-    record = coverage.decoded(
-        fresh(kind), {n: o for n, o in coverage.METHODS.items() if not names or n in names}
-    )
+    record = coverage.decoded(fresh(kind), {n: o for n, o in coverage.METHODS.items() if not names or n in names})
     assert record["class"] == "equal" and record["backend"] == "dense", record
     return record["methods"]
 

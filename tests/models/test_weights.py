@@ -6,6 +6,7 @@ import json
 import weakref
 
 import pytest
+import tiny_models
 import torch
 from support import gguf_files, tiny
 from support.another_target import check_audit, check_bench
@@ -240,3 +241,22 @@ def test_weights_of_any_size_are_quantised_to_the_nearest_code(bits, size):
     step = packed.scales.numbers()[0].repeat_interleave(32, 1)
     assert ((packed.dequantised() - weight).abs() <= 0.51 * step).all()
     assert torch.equal(packed.dequantised()[0, :32], weight[0, :32])
+
+
+def test_subclasses_of_linear_are_quantised_if_they_compute_what_linear_does(monkeypatch):
+    """Falcon's do; PhiMoE's routers return several tensors, and packing them would be noticed."""
+    falcon, ids = tiny_models.build(tiny_models.config("falcon")), torch.arange(3, 12)[None]
+    logits = falcon(ids).logits
+    quantise_linears(falcon, "int8")
+    assert isinstance(falcon.transformer.h[0].self_attention.dense, PackedLinear)
+    assert (falcon(ids).logits - logits).abs().max() < 0.05 * logits.abs().max()
+    phimoe = tiny_models.build(tiny_models.config("phimoe"))
+    routers = [name for name, m in phimoe.named_modules() if type(m).__name__ == "PhimoeTopKRouter"]
+    assert routers
+    quantise_linears(phimoe, "int8")
+    assert not any(isinstance(phimoe.get_submodule(name), PackedLinear) for name in routers)
+    phimoe(ids)
+    monkeypatch.setattr(packed_linear, "_is_linear", lambda module: True)
+    quantise_linears(phimoe, "int8")
+    with pytest.raises((ValueError, TypeError)):
+        phimoe(ids)
