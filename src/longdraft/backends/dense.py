@@ -70,7 +70,8 @@ class DenseArchitecture(Architecture):
     @cached_property
     def _own_masks(self) -> list[tuple[dict[str, Any], str]]:
         """Causal masks by slot that modules keep in buffers and apply beside the mask they are given."""
-        buffers = ((m._buffers, name) for m in self.layout.layers.modules() for name in m._buffers)
+        modules = self.layout.layers.modules()
+        buffers = ((m._buffers, name) for m in modules for name in m._buffers)  # pyright: ignore[reportPrivateUsage]
         return [(table, name) for table, name in buffers if _is_square_mask(table[name])]
 
     def run_row(self, row: DensePass, tokens: Tensor, position: Tensor, captured: Captures, logits: int) -> Tensor:

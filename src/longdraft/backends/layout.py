@@ -38,8 +38,10 @@ class Layout:
 
 
 def layout_of(hf: Any) -> Layout:
-    """Raises InputError for a model without a list of decoder layers."""
+    """Raises InputError for a model without decoder layers."""
     c = hf.config.get_text_config()
+    if not c.num_hidden_layers:
+        raise InputError(f"this {c.model_type} has no layers: its config.json is not that of a language model")
     path, owner, layers = _layers(hf, c.num_hidden_layers)
     if not path:
         raise InputError(f"{c.model_type}: its decoder is not a module of its own, which longdraft needs")

@@ -23,9 +23,8 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
     """Raises InputError for a model whose shapes contradict each other (in stock models, those of weights too)."""
     c = hf.config.get_text_config()
     kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
-    if not c.num_hidden_layers or c.vocab_size < 1:
-        missing = "no layers" if not c.num_hidden_layers else "no vocabulary"
-        raise InputError(f"this {kind} has {missing}: its config.json is not that of a language model")
+    if c.vocab_size < 1:
+        raise InputError(f"this {kind} has no vocabulary: its config.json is not that of a language model")
     if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
         raise InputError(
             f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json must be"
