@@ -33,6 +33,10 @@ from longdraft.models.text import text_of
 
 CONTEXT = 700
 BUILT = [name for name in NAMES if name != "long"]
+SLOW = {"question", "repo"}
+each_task = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in BUILT]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +57,7 @@ def built(name: str, fitting: Fitting, instances: int = 3, seed: int = 0) -> lis
     return [task for task, _ in Suite(name, [CONTEXT], instances, seed).tasks(fitting)]
 
 
-@pytest.mark.parametrize("name", BUILT)
+@each_task
 def test_prompts_have_the_length_that_was_asked_for(name, fitting):
     tasks = built(name, fitting)
     assert len({(task.instance, task.document) for task in tasks}) == 3
@@ -75,7 +79,7 @@ def check_repeats(name: str, fitting: Fitting, monkeypatch) -> None:
     assert first == again
 
 
-@pytest.mark.parametrize("name", BUILT)
+@each_task
 def test_a_seed_has_its_tasks(name, fitting, monkeypatch):
     check_repeats(name, fitting, monkeypatch)
     assert built(name, fitting, 2, seed=1) != built(name, fitting, 2)

@@ -135,7 +135,9 @@ def test_no_drafter_reads_a_clock(method, monkeypatch):
     )
 
 
-@each_drafter
+@pytest.mark.parametrize(
+    "drafter", ["lookup", *(pytest.param(d, marks=pytest.mark.full) for d in DRAFTERS if d != "lookup")]
+)
 def test_measured_costs_are_caught(drafter, monkeypatch):
     """The planted fault: seconds are measured on every target."""
     monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())

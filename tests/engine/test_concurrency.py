@@ -34,7 +34,7 @@ def texts(lm: LM, name: str, prompts: list[list[int]], threads: int) -> list[lis
         return list(pool.map(one, range(len(prompts))))
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3-torch"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-torch", marks=full)])
 def test_four_threads_give_what_one_gives(model):
     """Fifty rounds, a third of them each of plain decoding, vegas and medusa, all on one model."""
     lm, prompts = tiny.target(model), tiny.prompts(40, 31, 52, 23, 44, 35, 26, 47)

@@ -94,6 +94,7 @@ def test_a_template_that_misbehaves_ends_one_request(templates, template, said):
     assert templates.render(asked("{{ bos_token }}{{ messages[0].content }}")) == {"marked": "<s>import os"}
 
 
+@pytest.mark.full
 def test_without_its_limit_the_loop_takes_longer():
     patient = Templates(limit_s=2.5)
     begin = time.monotonic()

@@ -292,7 +292,7 @@ def slowest_health(server: Any, body: dict) -> float:
     return max(times)
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_log_probabilities_are_written_beside_other_requests(server, monkeypatch, stream):
     """Their texts take more than a second here; written in the event loop, they would hold up every other answer."""
 
