@@ -8,6 +8,25 @@ import tiny_models
 
 import longdraft.models.lm
 
+WORKS = ("exact", "equal")
+# Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs everything.
+EVERY_KIND_OF_LAYER = ["gpt2", "opt", "phi", "deepseek_v3", "deepseek_v32", "falcon", "bloom"]
+FEW = {name: coverage.METHODS[name] for name in ("recycle", "vegas-tree")}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND_OF_LAYER)
+def test_every_kind_of_layer_runs(kind):
+    record = coverage.examined(kind, FEW)
+    assert record["class"] in WORKS, record
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", tiny_models.KINDS)
+def test_every_model_type_runs_or_is_refused(kind):
+    record = coverage.examined(kind, coverage.METHODS)
+    assert record["class"] in (*WORKS, "refused"), record
+    assert kind not in EVERY_KIND_OF_LAYER or record["class"] in WORKS
+
 
 @pytest.mark.parametrize(
     ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("mamba", {"refused"})]
