@@ -21,6 +21,8 @@ from longdraft.models.support import probe
 
 QUICK = {name: coverage.METHODS[name] for name in ("vegas-tree", "longspec")}
 
+REFUSED = {"biases": {"longspec"}, "shared": {"mtp"}, "shared-by-many": {"mtp"}, "gemma3n": {"mtp"}}
+
 
 def own_copies(monkeypatch) -> None:
     """Every layer stores what it attends to, as layers with keys of their own do."""
@@ -38,7 +40,7 @@ def test_methods(name):
 def test_all_methods(name):
     record = coverage.decoded(layers.stock(name), coverage.METHODS)
     refused = {m for m, why in record["methods"].items() if why.startswith(coverage.REFUSED)}
-    assert record["class"] == "equal" and refused == ({"longspec"} if name == "biases" else set()), record
+    assert record["class"] == "equal" and refused == REFUSED.get(name, set()), record
 
 
 def test_layers_without_keys_store_nothing(monkeypatch):

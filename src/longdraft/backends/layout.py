@@ -103,7 +103,10 @@ def _below_head(hf: Any, path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _final_norm(module: nn.Module) -> nn.Module | None:
-    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their name and follows."""
+    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their name and follows.
+
+    Gemma 4 defines that of its layers' further inputs last, and the final one as `norm`.
+    """
     norms = {name: m for name, m in module.named_children() if "norm" in type(m).__name__.lower()}
     later = [m for name, m in norms.items() if "emb" not in name] or list(norms.values())
-    return later[-1] if later else None
+    return norms.get("norm", later[-1] if later else None)

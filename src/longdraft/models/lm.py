@@ -102,6 +102,11 @@ class LM:
         """The config of its first layer, from which fields can be read that differ by layer."""
         return layer_configs(self.config)[0]
 
+    def layer_config_of(self, kind: str) -> Any:
+        """The config of its last layer of this type, or of its last one where no layer has it."""
+        types, configs = getattr(self.config, "layer_types", None) or [], layer_configs(self.config)
+        return configs[max((i for i, name in enumerate(types) if name == kind), default=len(configs) - 1)]
+
     @property
     def exact(self) -> bool:
         """Whether a node's numbers are the same bits whatever is computed beside it."""
