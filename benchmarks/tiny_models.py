@@ -52,7 +52,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "bailing_hybrid": {"num_expert_group": 1},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0, "kv_n_heads": 2}},
     "granitemoehybrid": {
         "mamba_n_heads": 8,
         "mamba_d_head": 16,
@@ -117,7 +117,7 @@ def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     lists = {k: v for k, v in fields.items() if isinstance(v, list) and layers and len(v) == layers}
     if lists:
         chosen = one_of_each(list(zip(*(map(repr, values) for values in lists.values()), strict=True)))
-        small |= {name: [value[i] for i in chosen] for name, value in lists.items()}
+        small |= {name: [small[name][i] for i in chosen] for name in lists}
         small["num_hidden_layers"] = len(chosen)
         if by_layer := fields.get("per_layer_config"):
             kept = {new: by_layer.get(old, by_layer.get(str(old))) for new, old in enumerate(chosen)}
@@ -149,9 +149,11 @@ def build(small: Any, seed: int = 0) -> Any:
     """A random model of this configuration in float32 whose next tokens are neither constant nor uniform."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(small).eval()
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight  # large ones would repeat a token
     for name, p in model.named_parameters():
-        if p.dim() > 1:
-            torch.nn.init.normal_(p, std=1.0 if "embed" in name else 0.25)
+        if p.dim() > 1 or not ("bias" in name or p.any()):  # zeros would hide what is computed from them
+            torch.nn.init.normal_(p, std=0.25 if "embed" not in name else 0.1 if tied else 1.0)
     return model.float()
 
 

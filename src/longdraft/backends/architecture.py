@@ -13,12 +13,15 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from longdraft.backends.attention_pass import AttentionPass
+from longdraft.backends.biased_keys import has_biases, unbiased_length, with_biases
 from longdraft.backends.compressed import LAYERS as COMPRESSED
 from longdraft.backends.compressed import Path, compress_rates
+from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
 from longdraft.backends.past import LatentPass, Past
+from longdraft.backends.shared_keys import sources_of
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -35,7 +38,7 @@ HARMLESS = {
     "is_causal",
     "position_embeddings",
 }
-ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
+ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
 RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"}  # kinds of layers with a state
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
@@ -57,7 +60,7 @@ def attention(
     longdraft: AttentionPass | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [B,H,W,D], key, value [B,K,W,D] of the new nodes -> [B,W,H,Dv].
+    """query [B,H,T,D] of the last T new nodes, key, value [B,K,W,D] of all -> [B,T,H,Dv].
 
     Windows come from the config (windows_of). indices [B,W,k]: the slots that an indexer chose; block_indices
     [B,K,W,k]: the blocks. Raises InputError for arguments that would change the result and that no backend knows.
@@ -69,6 +72,9 @@ def attention(
         )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if attention_mask is not None and has_biases(module):
+        query, key = with_biases(query, key, attention_mask, scale)
+        attention_mask = None
     if isinstance(longdraft, Path) and attention_mask is not None and not odd:
         longdraft.calls += 1
         return longdraft.attend_masked(query, key, value, attention_mask, scale, softcap, s_aux).contiguous(), None
@@ -95,7 +101,9 @@ AttentionInterface.register(NAME, attention)
 class Architecture:
     """A Transformers model whose layers call longdraft's attention function.
 
-    windows {layer: window}: layers that see only the latest tokens. positions: how many the model was trained on.
+    windows {layer: window}: layers that see only the latest tokens. sources {layer: layer}: layers without keys of
+    their own, and the layer whose keys they read. calls: of attention in a pass, two for each layer if it is
+    differential. longest: the most tokens of a text, None: no limit. positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
     latents {layer: Latent}: layers whose cache holds latents, as keys without values.
     indexed: layers that read only what an indexer chooses. rates {layer: how many positions it compresses to one}.
@@ -109,11 +117,13 @@ class Architecture:
         self.use(self.implementation)
         self.layout = layout_of(hf)
         self._requested = hook_hidden_states(self.layout)
-        self.windows = windows_of(hf.config)
+        self.windows, self.sources = windows_of(hf.config), sources_of(hf)
         self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
         self.rates = compress_rates(hf.config)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
+        self.longest, self.differential = unbiased_length(hf), is_differential(hf)
+        self.calls = self.config.num_hidden_layers * (2 if self.differential else 1)
         counts = (getattr(self.config, name, None) for name in EXPERTS)
         self.experts = next(filter(None, counts), 0)
 
@@ -132,6 +142,13 @@ class Architecture:
 
         Raises InputError where not every layer calls attention.
         """
+        if self.longest is not None and int(position.max()) >= self.longest:
+            fault = f"drops keys from {self.longest} tokens on, which longdraft does not"
+            raise InputError(f"{self.config.model_type} {fault}: give a shorter prompt, or ask for fewer tokens")
+        keep: Any = logits
+        if logits and self.sources and (captured.spec.hidden or captured.spec.rows is not None):
+            # of a number, Transformers computes the layers without keys for the last nodes only
+            keep = torch.arange(tokens.shape[1] - logits, tokens.shape[1], device=tokens.device)
         more, intercepting = dict[str, Any](), nullcontext()
         choice: Choice | None = getattr(attention, "choice", None)
         if isinstance(attention, Path):
@@ -147,12 +164,12 @@ class Architecture:
                 input_ids=tokens,
                 position_ids=position,
                 use_cache=False,
-                logits_to_keep=logits,
+                logits_to_keep=keep,
                 longdraft=attention,
                 **more,
             )
-        if attention.calls != self.config.num_hidden_layers:
-            used = f"{attention.calls} of {self.config.num_hidden_layers} layers use the attention interface"
+        if attention.calls != self.calls:
+            used = f"{attention.calls} of {self.calls} layers use the attention interface"
             raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
         return out.logits
 
@@ -170,19 +187,20 @@ class Architecture:
 def hook_hidden_states(layout: Layout) -> threading.local:
     """Hooks that store what enters each layer and what leaves the last in the `captured` of the calling thread, if set.
 
-    Of several streams it is what the final norm would read of them. The hooks stay registered, so that no thread
-    changes the modules while another one runs them.
+    Of several streams it is what `join` makes of them, and what the final norm reads after the last layer. The hooks
+    stay registered, so that no thread changes the modules while another one runs them.
     """
     requested = threading.local()
 
     def store(n: int, state: Tensor) -> None:
         captured = getattr(requested, "captured", None)
         if captured is not None and n in captured.spec.hidden:
-            captured.states[n] = state if layout.join is None else layout.join(state)
+            captured.states[n] = state
 
     def before(n: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            store(n, args[0] if args else kwargs["hidden_states"])
+            state = args[0] if args else kwargs["hidden_states"]
+            store(n, state if layout.join is None or n == len(layout.layers) else layout.join(state))
 
         return hook
 
@@ -191,7 +209,10 @@ def hook_hidden_states(layout: Layout) -> threading.local:
 
     for n, layer in enumerate(layout.layers):
         layer.register_forward_pre_hook(before(n), with_kwargs=True)
-    layout.layers[-1].register_forward_hook(after)
+    if layout.join is None:
+        layout.layers[-1].register_forward_hook(after)
+    else:  # streams become one between the last layer and the norm
+        layout.norm.register_forward_pre_hook(before(len(layout.layers)), with_kwargs=True)
     return requested
 
 

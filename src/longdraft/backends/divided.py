@@ -8,6 +8,7 @@ from longdraft.backends.architecture import Architecture
 from longdraft.backends.eager import Eager
 from longdraft.core import Captures, KVCache, KVView, Tree
 from longdraft.core.processes import Team
+from longdraft.errors import InputError
 
 
 class Divided(Eager):
@@ -20,6 +21,9 @@ class Divided(Eager):
 
     def __init__(self, architecture: Architecture, team: Team):
         super().__init__(architecture)
+        if architecture.differential:
+            kind = architecture.config.model_type
+            raise InputError(f"{kind}'s layers pair heads that processes would divide: start it without torchrun")
         self.team = team
 
     def forward(

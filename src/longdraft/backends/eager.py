@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from longdraft import ops
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.by_path import forward_by_path
+from longdraft.backends.differential import Halves
 from longdraft.backends.indexers import Choice, attend_in_groups
 from longdraft.backends.latent import Latent
 from longdraft.core import Captures, KVCache, KVView, Tree
@@ -39,16 +41,21 @@ class Eager(Backend):
             return forward_by_path(model, tree, cache, start, captured, logits)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
-        begin, layers = cache.length.tolist(), model.config.num_hidden_layers
-        indexed = model.indexed
-        choice = Choice(cache, begin, start, tree.depth, visible, layers, indexed) if indexed else None
-        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, model.windows, model.latents, choice)
+        begin, layers = cache.length.tolist(), (model.windows, model.latents, model.sources)
+        indexed, count = model.indexed, model.config.num_hidden_layers
+        choice = Choice(cache, begin, start, tree.depth, visible, count, indexed) if indexed else None
+        halves = Halves() if model.differential else None
+        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, *layers, choice, halves)
         return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
 
 
 @dataclass
 class Pass:
-    """What attention needs to know of one forward pass over nodes [start, size) of a tree."""
+    """What attention needs to know of one forward pass over nodes [start, size) of a tree.
+
+    A layer of `sources` attends to the slots of its source, under that layer's view, and its queries count as further
+    heads of it: the scores of a source are means over the layers that read its keys.
+    """
 
     cache: KVCache
     begin: list[int]  # committed length of each row
@@ -60,15 +67,21 @@ class Pass:
     captured: Captures
     windows: dict[int, int]
     latents: dict[int, Latent]
+    sources: dict[int, int]  # of layers without keys of their own, the layer whose keys they read
     choice: Choice | None = None
+    halves: Halves | None = None  # of the values, where each layer attends twice
     calls: int = 0
+    readers: Counter[tuple[int, int]] = field(default_factory=Counter)  # by layer and row, how often it was scored
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *options: *Options) -> Tensor:
-        """q [B,H,W,D], k, v [B,K,W,D] of the new nodes, scale, soft cap, sink -> [B,W,H,Dv].
+        """q [B,H,T,D] of the last T new nodes, k, v [B,K,W,D] of all, scale, soft cap, sink -> [B,T,H,Dv].
 
         Of a layer with latents k is [latent | rotated] and v has no numbers.
         """
-        self.cache.write(layer, k, v, [n + self.start for n in self.begin])
+        v = v if self.halves is None else self.halves.stored(layer, v)
+        if layer not in self.sources:
+            self.cache.write(layer, k, v, [n + self.start for n in self.begin])
+        layer = self.sources.get(layer, layer)
         latent = None if v.shape[3] else self.latents[layer]
         if latent is None:
             return self._by_row(layer, q, options, ops.attend)
@@ -77,11 +90,11 @@ class Pass:
         return latent.output(self._by_row(layer, latent.query(q), options, latent.attend_cached))
 
     def _by_row(self, layer: int, q: Tensor, options: Options, attend: Callable[..., ops.Attended]) -> Tensor:
-        """Each row's queries q [H,W,D] over what it may read -> [B,W,H,Dv]; attend: as ops.attend."""
-        size, rows, scored = self.start + q.shape[2], list[Tensor](), self._is_scored(layer)
+        """Each row's queries q [H,T,D] over what it may read -> [B,T,H,Dv]; attend: as ops.attend."""
+        rows, scored = list[Tensor](), self._is_scored(layer)
         for b in range(len(q)):
             keep = self.kept[b] if scored else None
-            attended = attend_in_groups(attend, q[b], self.groups(layer, b, size, q[b]), *options, keep)
+            attended = attend_in_groups(attend, q[b], self.groups(layer, b, q[b]), *options, keep)
             if scored:
                 self.capture(layer, b, attended)
             rows.append(attended.out)
@@ -91,31 +104,34 @@ class Pass:
         spec = self.captured.spec
         return spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
 
-    def groups(self, layer: int, b: int, size: int, q: Tensor) -> list[list[ops.Segment]]:
-        """The keys that row b's queries q [H,W,D] may read in this layer; a list per key head where these differ."""
-        if self.choice is None or not self.choice.narrows(layer):
-            return [self.segments(layer, b, size, q)]
-        k, v = self.cache.read(layer, b)
-        return self.choice.groups(layer, b, k, v, self.view, q, self._is_scored(layer))
+    def groups(self, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
+        """The keys that row b's queries q [H,T,D] may read in this layer; a list per key head where these differ."""
+        if self.choice is not None and self.choice.narrows(layer):
+            k, v = self.cache.read(layer, b)
+            return self.choice.groups(layer, b, k, v, self.view, q, self._is_scored(layer))
+        segments = self.segments(layer, b, q)
+        return [segments if self.halves is None else [self.halves.read(s) for s in segments]]
 
-    def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
-        """The keys that row b's queries q [H,W,D] may read in this layer."""
-        (k, v), n, end = self.cache.read(layer, b), self.begin[b], self.begin[b] + size
+    def segments(self, layer: int, b: int, q: Tensor) -> list[ops.Segment]:
+        """The keys that row b's queries q [H,T,D] may read in this layer."""
+        (k, v), n, count = self.cache.read(layer, b), self.begin[b], q.shape[1]
+        end, visible = n + self.depth.shape[1], self.visible[b]
+        visible = None if visible is None else visible[-count:]
         window = self.windows.get(layer)
         if window is not None:
             low = max(0, n - window + 1)  # the first key that any node may see
-            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, size, window))]
+            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, window, count))]
         if self.view is not None:
-            return self.view.segments(layer, b, k, v, end, self.visible[b], q)
-        return [ops.Segment(k[:, :end], v[:, :end], self.visible[b])]
+            return self.view.segments(layer, b, k, v, end, visible, q)
+        return [ops.Segment(k[:, :end], v[:, :end], visible)]
 
-    def _near(self, b: int, low: int, size: int, window: int) -> Tensor:
-        """[W,end-low] keys within a window of each node's own position."""
+    def _near(self, b: int, low: int, window: int, count: int) -> Tensor:
+        """[T,end-low] keys within a window of each of the last T = count nodes' own position."""
         n, depth = self.begin[b], self.depth[b]
         position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
-        near = (n + depth[self.start :])[:, None] - position < window
+        near = (n + depth[-count:])[:, None] - position < window
         if (mask := self.visible[b]) is not None:
-            near[:, n - low :] &= mask
+            near[:, n - low :] &= mask[-count:]
         return near
 
     def capture(self, layer: int, b: int, attended: ops.Attended) -> None:
@@ -129,4 +145,8 @@ class Pass:
         mean = mean.mean(0, keepdim=True) if spec.rows == "mean" else mean
         if layer not in scores:
             scores[layer] = mean.new_full((len(self.begin), *mean.shape[:2], most), float("-inf"))
+        self.readers[layer, b] += 1
+        if (count := self.readers[layer, b]) > 1:
+            before = scores[layer][b, ..., :end]
+            mean = before + (mean - before) / count
         scores[layer][b, ..., :end] = mean

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +18,8 @@ class Layout:
 
     below_head: the names that lead to the outermost module that contains body and not the head. norm: the module of the
     tail that normalises, if it has one (a decoder that normalises after each layer has none). join: what makes one
-    state [B,W,d] of the several streams [B,W,N,d] between layers (hyper-connections), or None.
+    state [B,W,d] of the several streams between layers, or None: of [B,W,N,d] (hyper-connections) a weighted sum, of
+    [N,B,W,d] (AltUp, Gemma 3n) the one that attention and MLP read.
     """
 
     body: nn.Module
@@ -24,7 +27,7 @@ class Layout:
     layers: nn.ModuleList
     norm: Any  # a module, or None
     tail: tuple[nn.Module, ...]
-    join: nn.Module | None = None
+    join: Callable[[Tensor], Tensor] | None = None
 
     def finish(self, hidden: Tensor) -> Tensor:
         """What body returns [..,d] for the residual stream after the last layer [..,d]."""
@@ -49,7 +52,12 @@ def layout_of(hf: Any) -> Layout:
     norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
     project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings
     tail = tuple(module for module in (norm, project) if isinstance(module, nn.Module))
-    return Layout(body, _below_head(hf, path), layers, norm, tail, getattr(owner, "hc_head", None))
+    return Layout(body, _below_head(hf, path), layers, norm, tail, _join(owner))
+
+
+def _join(owner: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    active = getattr(getattr(owner, "config", None), "altup_active_idx", None)
+    return getattr(owner, "hc_head", None) if active is None else itemgetter(active)
 
 
 def _layers(hf: Any, count: int) -> tuple[tuple[str, ...], nn.Module, nn.ModuleList]:
@@ -95,7 +103,10 @@ def _below_head(hf: Any, path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _final_norm(module: nn.Module) -> nn.Module | None:
-    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their name and follows."""
+    """Of several norms, that of the embeddings comes before the layers; LFM2's only one has their name and follows.
+
+    Gemma 4 defines that of its layers' further inputs last, and the final one as `norm`.
+    """
     norms = {name: m for name, m in module.named_children() if "norm" in type(m).__name__.lower()}
     later = [m for name, m in norms.items() if "emb" not in name] or list(norms.values())
-    return later[-1] if later else None
+    return norms.get("norm", later[-1] if later else None)

@@ -10,6 +10,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from longdraft.backends.decoder_layer import LINEARS, NORMS, Sizes
+from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.errors import InputError
 
@@ -22,14 +23,16 @@ SILU = {nn.SiLU, type(ACT2FN["silu"])}
 def refuse(hf: Any, windows: Mapping[int, object]) -> None:
     """Raises InputError for a model whose shapes contradict each other (in stock models, those of weights too)."""
     c = hf.config.get_text_config()
-    kind, heads, keys = c.model_type, c.num_attention_heads, getattr(c, "num_key_value_heads", None)
+    kind = c.model_type
     if c.vocab_size < 1:
         raise InputError(f"this {kind} has no vocabulary: its config.json is not that of a language model")
-    if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
-        raise InputError(
-            f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json must be"
-            " a multiple of num_key_value_heads"
-        )
+    for layer in layer_configs(c):
+        heads, keys = layer.num_attention_heads, getattr(layer, "num_key_value_heads", None)
+        if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
+            raise InputError(
+                f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json"
+                " must be a multiple of num_key_value_heads"
+            )
     for layer, window in windows.items():
         if isinstance(window, int) and window < 1:
             raise InputError(f"this {kind} has a sliding_window of {window} in layer {layer}: it must be 1 or more")

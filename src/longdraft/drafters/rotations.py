@@ -11,8 +11,13 @@ ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depe
 
 
 def ropes_of(config: Any) -> dict[str, Any]:
-    """The RoPE parameters of a target's or a drafter's config; only theta where drafters do not support the type."""
+    """The RoPE parameters of a target's or a drafter's config; only theta where drafters do not support the type.
+
+    Of a target that has them by the layers' type, those of full attention if these rotate.
+    """
     parameters = getattr(config, "rope_parameters", None) or {}
+    by_type = [p for p in (parameters.get("full_attention"), *parameters.values()) if isinstance(p, dict)]
+    parameters = by_type[0] if by_type else parameters
     theta = float(parameters.get("rope_theta") or 10000.0)
     kind = parameters.get("rope_type", "default")
     if kind == "default" or kind not in ROPES:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from longdraft.backends.layer_configs import values_of
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.models.lm import LM
 from longdraft.ops.packed import Packed
@@ -26,7 +27,8 @@ def fingerprint(target: LM) -> dict[str, Any]:
     `stored`, by which drafters know it; and the kinds of its keys and of its layers' inputs, if these are quantised.
     """
     c = target.config
-    sizes = {"model_type": c.model_type} | {k: getattr(c, k, None) for k in SIZES}
+    values = {k: values_of(c, k) for k in SIZES}  # more than one of what differs by layer
+    sizes = {"model_type": c.model_type} | {k: v[0] if len(v) == 1 else v for k, v in values.items()}
     chosen = {"rope": target.rope, "weights": target.weights, "stored": target.stored, "kv": target.kv}
     chosen |= {"activations": target.activations}
     return sizes | {"digest": target.digest or digest(target.hf)} | {k: v for k, v in chosen.items() if v is not None}

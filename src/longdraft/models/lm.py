@@ -14,6 +14,7 @@ from longdraft.backends import choose, reference
 from longdraft.backends.architecture import without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
+from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
 from longdraft.core import Captures, CaptureSpec, KVCache, KVView, PromptSpec, Sampling, Sequences, Tree
@@ -74,7 +75,7 @@ class LM:
         self.lock, self._process = threading.RLock(), os.getpid()
         self.eager = reference(hf, team)
         a = self.architecture = self.eager.architecture
-        self.config, self.windows, self.experts = a.config, a.windows, a.experts
+        self.config, self.windows, self.sources, self.experts = a.config, a.windows, a.sources, a.experts
         self.positions, self.reach = a.positions, a.reach
         self.team = team
         self.backend: Backend = backend(self.eager) if team.size == 1 else self.eager
@@ -97,6 +98,16 @@ class LM:
         return len(self.architecture.layout.layers)
 
     @property
+    def layer_config(self) -> Any:
+        """The config of its first layer, from which fields can be read that differ by layer."""
+        return layer_configs(self.config)[0]
+
+    def layer_config_of(self, kind: str) -> Any:
+        """The config of its last layer of this type, or of its last one where no layer has it."""
+        types, configs = getattr(self.config, "layer_types", None) or [], layer_configs(self.config)
+        return configs[max((i for i, name in enumerate(types) if name == kind), default=len(configs) - 1)]
+
+    @property
     def exact(self) -> bool:
         """Whether a node's numbers are the same bits whatever is computed beside it."""
         return self.backend.exact
@@ -112,10 +123,12 @@ class LM:
         return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
 
     def nbytes(self) -> int:
-        """Bytes of weights that one decoding step reads: all except the embedding table, of which it reads one row."""
-        table, head = self.hf.get_input_embeddings().weight, self.hf.get_output_embeddings()
-        tied = head is not None and any(p is table for p in head.parameters())
-        return sum(p.nbytes for p in self.hf.parameters()) - (0 if tied else table.nbytes)
+        """Bytes of weights that one decoding step reads: all except embedding tables, of which it reads one row."""
+        head = self.hf.get_output_embeddings()
+        read = set() if head is None else {id(p) for p in head.parameters()}
+        tables = {id(p): p for m in self.hf.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()}
+        unread = sum(p.nbytes for n, p in tables.items() if n not in read)
+        return sum(p.nbytes for p in self.hf.parameters()) - unread
 
     def quantised(self, kind: str) -> LM:
         """A copy of this model in "int8" or "int4", made once, whose passes can use this model's caches."""
@@ -247,8 +260,9 @@ class LM:
         state, head = normed.to(self.dtype).reshape(1, -1, normed.shape[-1]), self.hf.get_output_embeddings()
         if isinstance(head, PackedLinear):
             head.unpack(self.dtype)
+        ids = torch.zeros(state.shape[:2], dtype=torch.long, device=state.device)  # some models ask for their shape
         model = without_layers(self.hf, self.architecture.layout, state)
-        logits = model(input_ids=None, use_cache=False).logits
+        logits = model(input_ids=ids, use_cache=False).logits
         return logits.view(*normed.shape[:-1], -1)
 
     def head_rows(self, tokens: Tensor) -> Any:

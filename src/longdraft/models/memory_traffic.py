@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from longdraft.core.cache import KVCache
 from longdraft.models.lm import LM
 from longdraft.ops import coded
 
+PER_TOKEN = ("num_experts_per_tok", "top_k_experts")  # names of the experts of a token in configs
 Seen = Callable[[list[int]], list[int]]  # committed slots of each row -> how many of them a pass reads
 
 
@@ -37,7 +39,7 @@ def weights_of(model: LM) -> Weights:
         count = model.experts
         experts = [p for name, p in model.hf.named_parameters() if ".experts." in name] if count else []
         size = sum(p.nbytes for p in experts)
-        each = getattr(model.config, "num_experts_per_tok", None) or 1
+        each = next(filter(None, (getattr(model.config, name, None) for name in PER_TOKEN)), 1)
         _WEIGHTS[model] = Weights(model.nbytes() - size, size, min(each / count, 1.0) if count else 0.0)
     return _WEIGHTS[model]
 
@@ -60,18 +62,19 @@ def keys_read(
     """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a view.
 
     codes: of the slots that are seen, those that are read as codes. A sliding-window layer reads its window under any
-    view, and an indexer all its keys.
+    view, an indexer all its keys, and layers that share keys read them once each.
     """
-    lengths, total = cache.length.tolist(), 0
+    lengths, total, readers_of_shared = cache.length.tolist(), 0, Counter(model.sources.values())
     shown = sum(lengths if seen is None else seen(lengths))
     in_codes = 0 if codes is None or not codes.bits else sum(codes.slots(lengths))
     for layer in cache.layers if layers is None else layers:
         window = model.windows.get(layer)
         of_indexer = layer >= model.config.num_hidden_layers
         full = shown - in_codes if window is None else sum(min(n, window) for n in lengths)
-        total += (sum(lengths) if of_indexer else full) * cache.slot_bytes(layer)
+        readers = 1 + readers_of_shared[layer]
+        total += readers * (sum(lengths) if of_indexer else full) * cache.slot_bytes(layer)
         if in_codes and codes is not None and window is None and not of_indexer:
-            total += in_codes * cache.slot_bytes(layer, codes.bits)
+            total += readers * in_codes * cache.slot_bytes(layer, codes.bits)
     return total
 
 

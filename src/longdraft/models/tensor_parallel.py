@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from longdraft.backends.layer_configs import values_of
 from longdraft.core.processes import Team
 from longdraft.errors import InputError
 
@@ -32,10 +33,11 @@ def options_for(config: Any, team: Team) -> dict[str, Any]:
         raise InputError(f"Transformers has no plan to divide the attention of {c.model_type}: {ALONE_TOO}")
     sizes = {"num_attention_heads": "query heads", "num_key_value_heads": "key heads", "intermediate_size": "features"}
     sizes |= {"moe_intermediate_size": "features of an expert"}
-    counts = {part: n for name, part in sizes.items() if isinstance(n := getattr(c, name, None), int)}
-    for part, n in counts.items():
+    counts = [(part, n) for name, part in sizes.items() for n in values_of(c, name) if isinstance(n, int)]
+    for part, n in counts:
         if n % team.size:
-            raise InputError(f"{team.size} processes cannot share {n} {part}: {_instead(gcd(*counts.values()))}")
+            common = gcd(*(n for _, n in counts))
+            raise InputError(f"{team.size} processes cannot share {n} {part}: {_instead(common)}")
     if find_spec("accelerate") is None:
         raise InputError("dividing a model needs accelerate: `pip install accelerate`, or start without torchrun")
     try:

@@ -11,6 +11,7 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.cuda.static_pass import Shape, StaticPass, head_dim
+from longdraft.backends.layer_configs import differs
 from longdraft.core import Captures, IndexView, KVCache, KVView, Tree, is_indexable
 from longdraft.ops.triton import self_check
 
@@ -24,7 +25,10 @@ def fits(model: Architecture) -> bool:
 
 
 def is_plain(model: Architecture) -> bool:
-    """Whether all layers have heads of one width, positions are rotations, and there are no experts."""
+    """Whether all layers have heads of one width, positions are rotations, there are no experts,
+    and every layer has keys of its own and attends to them once, without biases."""
+    if differs(model.config) or model.sources or model.differential or model.longest is not None:
+        return False
     c, dim = model.config, head_dim(model.config)
     modules = [getattr(layer, "self_attn", None) for layer in model.layout.layers]
     return (

@@ -33,7 +33,7 @@ def shape_of(
     target: LM, layers: int = 2, features: int = 3, slots: int = 8, window: int = 512, causal: bool = False
 ) -> dict[str, Any]:
     """What a block for this target is built from, as JSON. The names are those of a Transformers config."""
-    c = target.config
+    c = target.layer_config
     heads = c.num_attention_heads
     return {
         "hidden_size": c.hidden_size,

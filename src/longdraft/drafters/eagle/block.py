@@ -204,12 +204,12 @@ class Eagle3Block(EagleBlock):
 
 def random_eagle2(target: LM, seed: int) -> Eagle2Block:
     """An untrained EAGLE-2 layer."""
-    return _filled(Eagle2Block(target.config), target, seed)
+    return _filled(Eagle2Block(target.layer_config), target, seed)
 
 
 def random_eagle3(target: LM, seed: int, vocab: int = 32000) -> Eagle3Block:
     """An untrained EAGLE-3 layer; if the target has more than `vocab` tokens, it can draft a random subset of them."""
-    block = Eagle3Block(target.config, vocab)
+    block = Eagle3Block(target.layer_config, vocab)
     tokens = torch.randperm(target.vocab, generator=torch.Generator().manual_seed(seed))[: block.known].sort().values
     block.d2t.copy_(tokens - torch.arange(block.known))
     return _filled(block, target, seed)

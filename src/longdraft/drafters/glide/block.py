@@ -25,21 +25,23 @@ Cross = Callable[[Tensor], Tensor]  # q [B,H,W,D] -> [B,W,H,Dv]
 class Host:
     """What a block shares with its target: embeddings, head, rotation, and the layer whose keys it reads.
 
-    layer: the target's last layer with full attention, or its last layer if all have windows. keys, dim, value_dim: the
-    number of its KV heads, and the width of a cached key and of a value. Raises InputError if the target rotates keys
-    in a way that cannot be repeated.
+    layer: of the target's layers with keys of their own, the last with full attention, or the last if all have
+    windows. keys, dim, value_dim: the number of its KV heads, and the width of a cached key and of a value. Raises
+    InputError if the target rotates keys in a way that cannot be repeated.
     """
 
     def __init__(self, target: LM):
         self.target = target
-        count = target.config.num_hidden_layers
-        self.layer = max(set(range(count)) - set(target.windows), default=count - 1)
+        own = set(range(target.config.num_hidden_layers)) - set(target.sources)
+        self.layer = max(own - set(target.windows), default=max(own))
         self.window = target.windows.get(self.layer)
         module, body = sys.modules[type(target.hf).__module__], target.architecture.layout.body
         self._rotary: Any = getattr(body, "rotary_emb", None)
         self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
-        self._kind = (target.config.layer_types[self.layer],) if by_type else ()
+        self._kind = (self._rotated_type(target.config.layer_types[self.layer]),) if by_type else ()
+        # most models' function rotates queries and keys, some models' a single tensor
+        self._alone = self._apply is not None and list(inspect.signature(self._apply).parameters)[1] == "cos"
         start, later = (self._key(position) for position in (0, 11))
         if not self.value_dim:
             kind = target.config.model_type
@@ -48,6 +50,11 @@ class Host:
         if not self._rotates(start, later if self.rotated else start, 11 * self.rotated):
             kind = target.config.model_type
             raise InputError(f"{kind} rotates keys in a way that longspec does not support: use another method")
+
+    def _rotated_type(self, kind: str) -> str:
+        """The type of layers whose rotation the block has: this one, or another if its layers do not rotate."""
+        rotated = getattr(self._rotary, "rope_type", None)
+        return kind if not isinstance(rotated, dict) or kind in rotated else next(iter(rotated))
 
     @torch.no_grad()
     def _key(self, position: int) -> Tensor:
@@ -75,7 +82,7 @@ class Host:
 
     def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
         """x [B,H,W,D] -> x rotated as the target rotates its queries and keys."""
-        return self._apply(x, x[:, :1], *rotation)[0]
+        return self._apply(x, *rotation) if self._alone else self._apply(x, x[:, :1], *rotation)[0]
 
 
 class Glide(nn.Module):
@@ -90,7 +97,7 @@ class Glide(nn.Module):
 
     def __init__(self, target: LM, window: int = 512, with_norm: bool = False, vocab: int = 0):
         super().__init__()
-        host, c = Host(target), target.config
+        host, c = Host(target), target.layer_config
         self.host, self.window, self.with_norm = host, window, with_norm
         self.vocabulary = draft_vocabulary(target, vocab)
         d, mlp, eps = c.hidden_size, mlp_width(c), float(getattr(c, "rms_norm_eps", None) or 1e-6)

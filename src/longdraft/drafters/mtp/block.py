@@ -60,11 +60,14 @@ class MtpLayers(nn.Module):
     ):
         super().__init__()
         self.options = {"count": count, "sparse": sparse, "sliding": sliding, "hidden_first": hidden_first, "raw": raw}
-        kind = SLIDING if sliding else FULL
         if not target.architecture.by_interface:
             fault = f"{target.config.model_type}'s layers do not use the attention interface of Transformers"
             raise InputError(f"{fault}: use another method than mtp")
-        config = layer_config(target.config, sparse, kind)
+        if target.sources or getattr(target.config, "hidden_size_per_layer_input", None):
+            fault = "layers read more than a state, which MTP layers do not have"
+            raise InputError(f"{target.config.model_type}'s {fault}: use another method than mtp")
+        kind = SLIDING if sliding else FULL
+        config = layer_config(target.layer_config_of(kind), sparse, kind)
         self.window: int | None = config.sliding_window if sliding else None
         try:
             self.layers = nn.ModuleList(MtpLayer(target, config, hidden_first) for _ in range(count))
