@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -18,7 +18,10 @@ from longdraft.backends.compressed import Path, compress_rates
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
+from longdraft.backends.span import CHUNKED, spans_of
+from longdraft.backends.temperature import at_positions, take_over, tempered
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -34,6 +37,7 @@ HARMLESS = {
     "return_dict",
     "is_causal",
     "position_embeddings",
+    "logits_to_keep",
 }
 ROPES = {"default", "linear", "llama3", "yarn"}  # rotations that do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
@@ -69,6 +73,7 @@ def attention(
         )
     odd = sorted(k for k in others if k not in HARMLESS and others[k] is not None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query = tempered(module, query)
     if isinstance(longdraft, Path) and attention_mask is not None and not odd:
         longdraft.calls += 1
         return longdraft.attend_masked(query, key, value, attention_mask, scale, softcap, s_aux).contiguous(), None
@@ -95,7 +100,9 @@ AttentionInterface.register(NAME, attention)
 class Architecture:
     """A Transformers model whose layers call longdraft's attention function.
 
-    windows {layer: window}: layers that see only the latest tokens. positions: how many the model was trained on.
+    windows {layer: size}: layers without full attention, and the most keys that a node sees there; spans {layer: Span}:
+    which ones. longrope: how rows choose rotations that depend on the text's length, if the model has such. tempered:
+    whether queries are scaled by position (temperature.py). positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
     latents {layer: Latent}: layers whose cache holds latents, as keys without values.
     indexed: layers that read only what an indexer chooses. rates {layer: how many positions it compresses to one}.
@@ -112,6 +119,8 @@ class Architecture:
         self.windows = windows_of(hf.config)
         self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
         self.rates = compress_rates(hf.config)
+        self.spans = spans_of(hf.config, self.windows)
+        self.longrope, self.tempered = LongRope.of(self.layout.body), take_over(hf)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         counts = (getattr(self.config, name, None) for name in EXPERTS)
@@ -123,7 +132,12 @@ class Architecture:
 
     def position(self, tree: Tree, start: int, cache: KVCache) -> Tensor:
         """[B,W] positions of nodes [start, size)."""
-        return (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
+        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
+        return position if self.longrope is None else self.longrope.clamp(position, cache)
+
+    def rotating(self, cache: KVCache) -> AbstractContextManager[None]:
+        """A pass over this cache's rows, with the rotations of each."""
+        return nullcontext() if self.longrope is None else self.longrope.rotating(self.longrope.long(cache))
 
     def run(
         self, attention: AttentionPass | Path, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
@@ -142,7 +156,7 @@ class Architecture:
         if choice is not None:
             more |= choice.arguments(self.config.layer_types)
             intercepting = Intercepting(choice.replaced)
-        with self.capturing(captured), intercepting:
+        with self.capturing(captured), at_positions(position), intercepting:
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
@@ -241,7 +255,7 @@ def _shallow(module: Any) -> Any:
 
 
 def windows_of(config: Any) -> dict[int, int]:
-    """{layer: window} of the layers that see only the latest tokens, read from the config.
+    """{layer: size} of the layers that see a window or a chunk of this size (span.py), read from the config.
 
     The attention argument is not enough: some architectures put the window in their mask alone. Raises InputError for
     layer types that are not attention over keys and values.
@@ -252,13 +266,16 @@ def windows_of(config: Any) -> dict[int, int]:
     if types is None:
         used = getattr(c, "use_sliding_window", True)
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
-    odd = sorted(set(types) - {"full_attention", "sliding_attention"} - LAYERS - COMPRESSED)
+    chunk: int | None = getattr(c, "attention_chunk_size", None)
+    sizes = {CHUNKED: chunk, **dict.fromkeys(NEAR, window)}
+    odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS)
     if odd:
         why = "cannot be rolled back" if odd[0] in RECURRENT else "longdraft does not support yet"
-        raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which {why}: use a model of full, sliding or indexed attention"
-        )
-    return {i: window for i, kind in enumerate(types) if kind in NEAR and window is not None}
+        usable = "use a model of full, sliding, chunked or indexed attention"
+        raise InputError(f"{c.model_type} has {odd[0]} layers, which {why}: {usable}")
+    if CHUNKED in types and not chunk:
+        raise InputError(f"this {c.model_type} has chunked layers and no attention_chunk_size: give it one")
+    return {i: size for i, kind in enumerate(types) if (size := sizes.get(kind)) is not None}
 
 
 def rotates(hf: Any) -> bool:

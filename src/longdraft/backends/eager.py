@@ -15,6 +15,7 @@ from longdraft.backends.base import Backend
 from longdraft.backends.by_path import forward_by_path
 from longdraft.backends.indexers import Choice, attend_in_groups
 from longdraft.backends.latent import Latent
+from longdraft.backends.span import Span
 from longdraft.core import Captures, KVCache, KVView, Tree
 
 Options = tuple[float, float | None, Tensor | None]  # scale, soft cap, sink
@@ -42,8 +43,9 @@ class Eager(Backend):
         begin, layers = cache.length.tolist(), model.config.num_hidden_layers
         indexed = model.indexed
         choice = Choice(cache, begin, start, tree.depth, visible, layers, indexed) if indexed else None
-        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, model.windows, model.latents, choice)
-        return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
+        p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, model.spans, model.latents, choice)
+        with model.rotating(cache):
+            return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Pass:
     kept: list[list[int]]  # per row, the query nodes whose scores are captured
     view: KVView | None
     captured: Captures
-    windows: dict[int, int]
+    spans: dict[int, Span]  # of the layers without full attention
     latents: dict[int, Latent]
     choice: Choice | None = None
     calls: int = 0
@@ -101,19 +103,19 @@ class Pass:
     def segments(self, layer: int, b: int, size: int, q: Tensor) -> list[ops.Segment]:
         """The keys that row b's queries q [H,W,D] may read in this layer."""
         (k, v), n, end = self.cache.read(layer, b), self.begin[b], self.begin[b] + size
-        window = self.windows.get(layer)
-        if window is not None:
-            low = max(0, n - window + 1)  # the first key that any node may see
-            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, size, window))]
+        span = self.spans.get(layer)
+        if span is not None:
+            low = max(0, span.low(n))  # the first key that any node may see
+            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, span))]
         if self.view is not None:
             return self.view.segments(layer, b, k, v, end, self.visible[b], q)
         return [ops.Segment(k[:, :end], v[:, :end], self.visible[b])]
 
-    def _near(self, b: int, low: int, size: int, window: int) -> Tensor:
-        """[W,end-low] keys within a window of each node's own position."""
+    def _near(self, b: int, low: int, span: Span) -> Tensor:
+        """[W,end-low] keys that each node's own position lets it see."""
         n, depth = self.begin[b], self.depth[b]
         position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
-        near = (n + depth[self.start :])[:, None] - position < window
+        near = position >= span.low(n + depth[self.start :])[:, None]
         if (mask := self.visible[b]) is not None:
             near[:, n - low :] &= mask
         return near

@@ -138,6 +138,13 @@ class LM:
         self.check_process()
         return KVCache(batch, slots, self.device, self.kv_bits)
 
+    def rotation(self, planned: int) -> str:
+        """Names the rotations of a row's keys, whose text may fill this many slots: rows with the same name may share
+        keys. "": they do not depend on it.
+        """
+        longrope = self.architecture.longrope
+        return "" if longrope is None else "long" if planned > longrope.border else "short"
+
     def sequences(
         self,
         prompts: list[list[int]],

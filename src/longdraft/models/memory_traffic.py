@@ -59,18 +59,18 @@ def keys_read(
 ) -> int:
     """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a view.
 
-    codes: of the slots that are seen, those that are read as codes. A sliding-window layer reads its window under any
-    view, and an indexer all its keys.
+    codes: of the slots that are seen, those that are read as codes. A layer with a window or chunks reads these under
+    any view, and an indexer all its keys.
     """
     lengths, total = cache.length.tolist(), 0
     shown = sum(lengths if seen is None else seen(lengths))
     in_codes = 0 if codes is None or not codes.bits else sum(codes.slots(lengths))
     for layer in cache.layers if layers is None else layers:
-        window = model.windows.get(layer)
+        span = model.architecture.spans.get(layer)
         of_indexer = layer >= model.config.num_hidden_layers
-        full = shown - in_codes if window is None else sum(min(n, window) for n in lengths)
+        full = shown - in_codes if span is None else sum(n - max(0, span.low(n - 1)) for n in lengths)
         total += (sum(lengths) if of_indexer else full) * cache.slot_bytes(layer)
-        if in_codes and codes is not None and window is None and not of_indexer:
+        if in_codes and codes is not None and span is None and not of_indexer:
             total += in_codes * cache.slot_bytes(layer, codes.bits)
     return total
 
