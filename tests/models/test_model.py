@@ -11,7 +11,7 @@ import torch
 from support import tiny
 from support.structure import branching, check_tree_pass, close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import longdraft
 from longdraft import InputError, Sampler, build, generate
@@ -143,14 +143,6 @@ def test_what_is_no_causal_language_model_is_refused(kind):
 @pytest.mark.parametrize("kind", sorted(support.TESTED))
 def test_what_is_tried_is_not_refused(kind):
     support.refuse(AutoConfig.for_model(kind))
-
-
-def test_a_rotation_that_changes_with_the_length_is_refused():
-    """Keys are cached at the rotation of their day: a branch across the border would not be plain decoding."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    config = Phi3Config(**tiny.BASE, original_max_position_embeddings=64, rope_parameters=rope)
-    with pytest.raises(InputError, match="longrope"):
-        support.refuse(config)
 
 
 @pytest.mark.parametrize(

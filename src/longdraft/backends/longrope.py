@@ -46,15 +46,16 @@ class LongRope:
         """Of each row, whether it has the long factors."""
         return (cache.planned > self.border).tolist()
 
-    def clamp(self, position: Tensor, cache: KVCache) -> Tensor:
-        """position [B,W] of nodes, those of short rows below the border: nodes beyond it cannot be committed.
-
-        Raises InputError for a short row that has crossed it.
-        """
-        long = cache.planned > self.border
-        if bool((cache.length > self.border).logical_and(~long).any()):
+    def check(self, cache: KVCache, new: int) -> None:
+        """Raises InputError if `new` more tokens of its rows would take a short one across the border."""
+        if bool(((cache.length + new > self.border) & (cache.planned <= self.border)).any()):
             text = f"this cache was made for texts of up to {self.border} tokens"
             raise InputError(f"{text}, where the model's rotation changes: make one with room for the whole text")
+
+    def clamp(self, position: Tensor, cache: KVCache) -> Tensor:
+        """position [B,W] of nodes, those of short rows below the border: a node beyond it cannot be committed."""
+        self.check(cache, 0)
+        long = cache.planned > self.border
         return torch.where(long[:, None], position, position.clamp(max=self.border - 1))
 
     @contextmanager

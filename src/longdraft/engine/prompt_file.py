@@ -98,7 +98,8 @@ class PromptFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_drafts(self.path.parent)
-            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), About(len(tokens), 0, "", seconds, now()))
+            about = About(len(tokens), 0, "", seconds, now())
+            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), about)
         except OSError as error:
             self.note = f"cannot keep the prompt in {self.path} ({error.strerror or error})"
         else:

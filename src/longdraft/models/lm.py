@@ -236,6 +236,8 @@ class LM:
         return self.backend if self.backend.supports(view, logits) else self.eager
 
     def _commit(self, tokens: Tensor, cache: KVCache, captured: Captures, logits: int) -> Captures:
+        if self.architecture.longrope is not None:
+            self.architecture.longrope.check(cache, tokens.shape[1])
         self(Tree.chain(tokens), cache, captured=captured, logits=logits)
         cache.length += tokens.shape[1]
         return captured

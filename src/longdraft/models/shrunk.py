@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-WINDOWS = ("sliding_window", "attention_chunk_size")
+WINDOWS = {"sliding_window": 6, "attention_chunk_size": 4}  # how many of them the tokens of a probe fill
 BORDER, BETA = "original_max_position_embeddings", "llama_4_scaling_beta"
 
 
@@ -29,9 +29,9 @@ def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
 
     config = hf.config.get_text_config()
     try:
-        for name in WINDOWS:
+        for name, count in WINDOWS.items():
             if getattr(config, name, None):
-                change(config, name, tokens // 3)
+                change(config, name, tokens // count)
         for module in hf.modules():
             if hasattr(module, "floor_scale") and hasattr(module, "attn_scale"):
                 change(module, "floor_scale", tokens // 4)
