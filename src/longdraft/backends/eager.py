@@ -91,7 +91,7 @@ class Pass:
 
     def _is_scored(self, layer: int) -> bool:
         spec = self.captured.spec
-        return spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
+        return spec.rows is not None and layer not in self.spans and spec.only in (None, layer)
 
     def groups(self, layer: int, b: int, size: int, q: Tensor) -> list[list[ops.Segment]]:
         """The keys that row b's queries q [H,W,D] may read in this layer; a list per key head where these differ."""
