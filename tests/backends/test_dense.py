@@ -122,7 +122,7 @@ def test_a_bias_by_slot_instead_of_position_is_noticed(kind, monkeypatch):
 
 @pytest.mark.full
 def test_a_local_layer_that_reads_everything_is_noticed(monkeypatch):
-    monkeypatch.setattr(target("gpt_neo").architecture, "windows", {})
+    monkeypatch.setattr(target("gpt_neo").architecture, "spans", {})
     assert error("gpt_neo") > 1e-2
 
 
@@ -143,7 +143,7 @@ def view_error(kind: str) -> float:
 
     def hide(self: DensePass, layer: int, selected: Any) -> torch.Tensor:
         mask = masked(self, layer, selected)
-        if layer in self.windows:
+        if layer in self.spans:
             return mask
         hidden = torch.ones(heads, self.end, dtype=torch.bool).scatter(1, view.indices[layer, self.b], False)
         hidden[:, view.starts[self.b] :] = False

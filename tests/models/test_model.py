@@ -11,7 +11,7 @@ import torch
 from support import tiny
 from support.structure import branching, check_tree_pass, close
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import longdraft
 from longdraft import InputError, Sampler, build, generate
@@ -145,14 +145,6 @@ def test_what_is_tried_is_not_refused(kind):
     support.refuse(AutoConfig.for_model(kind))
 
 
-def test_a_rotation_that_changes_with_the_length_is_refused():
-    """Keys are cached at the rotation of their day: a branch across the border would not be plain decoding."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    config = Phi3Config(**tiny.BASE, original_max_position_embeddings=64, rope_parameters=rope)
-    with pytest.raises(InputError, match="longrope"):
-        support.refuse(config)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -178,7 +170,7 @@ def test_a_model_that_skips_the_interface_is_refused():
     lm = LM(model)
     model.model.layers[1].self_attn.config._attn_implementation = "eager"
     lm.backend = lm.eager
-    with pytest.raises(InputError, match="2 of 3 layers"):
+    with pytest.raises(InputError, match=r"attends 2 times .* needs 3"):
         lm(Tree.root(torch.tensor([5])), lm.new_cache(1, 8))
 
 

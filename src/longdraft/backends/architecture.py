@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
-from copy import copy
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +19,11 @@ from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
 from longdraft.backends.shared_keys import sources_of
+from longdraft.backends.span import CHUNKED, spans_of
+from longdraft.backends.temperature import at_positions, take_over, tempered
 from longdraft.core import Captures, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -37,6 +39,7 @@ HARMLESS = {
     "return_dict",
     "is_causal",
     "position_embeddings",
+    "logits_to_keep",
 }
 ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
@@ -66,6 +69,7 @@ def attention(
     [B,K,W,k]: the blocks. Raises InputError for arguments that would change the result and that no backend knows.
     """
     name = type(module).__name__
+    longdraft = getattr(_running, "attention", None) if longdraft is None else longdraft
     if longdraft is None:
         raise InputError(
             f"{name} does not pass its arguments on to attention, so longdraft cannot run this architecture"
@@ -75,6 +79,7 @@ def attention(
     if attention_mask is not None and has_biases(module):
         query, key = with_biases(query, key, attention_mask, scale)
         attention_mask = None
+    query = tempered(module, query)
     if isinstance(longdraft, Path) and attention_mask is not None and not odd:
         longdraft.calls += 1
         return longdraft.attend_masked(query, key, value, attention_mask, scale, softcap, s_aux).contiguous(), None
@@ -96,14 +101,27 @@ def attention(
 
 
 AttentionInterface.register(NAME, attention)
+_running = threading.local()  # its attention: the pass that the thread runs
+
+
+@contextmanager
+def _passing(attention: AttentionPass | Path) -> Generator[None]:
+    """Inside, the thread's pass is known to layers that do not pass arguments on to their attention (Nemotron's)."""
+    _running.attention = attention
+    try:
+        yield
+    finally:
+        _running.attention = None
 
 
 class Architecture:
     """A Transformers model whose layers call longdraft's attention function.
 
-    windows {layer: window}: layers that see only the latest tokens. sources {layer: layer}: layers without keys of
-    their own, and the layer whose keys they read. calls: of attention in a pass, two for each layer if it is
-    differential. longest: the most tokens of a text, None: no limit. positions: how many the model was trained on.
+    windows {layer: size}: layers without full attention, and the most keys that a node sees there; spans {layer: Span}:
+    which ones. sources {layer: layer}: layers without keys of their own, and the layer whose keys they read. calls: of
+    attention in a pass, two for each layer if it is differential. longest: the most tokens of a text, None: no limit.
+    longrope: how rows choose rotations that depend on the text's length, if the model has such. tempered: whether
+    queries are scaled by position (temperature.py). positions: how many the model was trained on.
     reach: how many it can be given; later ones are clamped. experts: how many a layer selects from; 0: it has none.
     latents {layer: Latent}: layers whose cache holds latents, as keys without values.
     indexed: layers that read only what an indexer chooses. rates {layer: how many positions it compresses to one}.
@@ -120,6 +138,8 @@ class Architecture:
         self.windows, self.sources = windows_of(hf.config), sources_of(hf)
         self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
         self.rates = compress_rates(hf.config)
+        self.spans = spans_of(hf.config, self.windows)
+        self.longrope, self.tempered = LongRope.of(self.layout.body), take_over(hf)
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         self.longest, self.differential = unbiased_length(hf), is_differential(hf)
@@ -133,7 +153,12 @@ class Architecture:
 
     def position(self, tree: Tree, start: int, cache: KVCache) -> Tensor:
         """[B,W] positions of nodes [start, size)."""
-        return (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
+        position = (cache.length[:, None] + tree.depth[:, start:]).clamp(max=self.reach - 1)
+        return position if self.longrope is None else self.longrope.clamp(position, cache)
+
+    def rotating(self, cache: KVCache) -> AbstractContextManager[None]:
+        """A pass over this cache's rows, with the rotations of each."""
+        return nullcontext() if self.longrope is None else self.longrope.rotating(self.longrope.long(cache))
 
     def run(
         self, attention: AttentionPass | Path, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
@@ -159,7 +184,7 @@ class Architecture:
         if choice is not None:
             more |= choice.arguments(self.config.layer_types)
             intercepting = Intercepting(choice.replaced)
-        with self.capturing(captured), intercepting:
+        with self.capturing(captured), at_positions(position), intercepting, _passing(attention):
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
@@ -169,8 +194,8 @@ class Architecture:
                 **more,
             )
         if attention.calls != self.calls:
-            used = f"{attention.calls} of {self.calls} layers use the attention interface"
-            raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
+            used = f"attends {attention.calls} times in a pass by the attention interface of Transformers"
+            raise InputError(f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers")
         return out.logits
 
     @contextmanager
@@ -216,53 +241,8 @@ def hook_hidden_states(layout: Layout) -> threading.local:
     return requested
 
 
-class _Finished:
-    """What a decoder returns: its last hidden state, and none of the rest."""
-
-    def __init__(self, state: Tensor):
-        self.last_hidden_state = state
-
-    def __getitem__(self, index: Any) -> Any:
-        return (self.last_hidden_state,)[index]
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-class _NoLayers(torch.nn.Module):
-    """Takes the place of a decoder, or of what contains it, and returns `state` [1,N,d]."""
-
-    def __init__(self, state: Tensor):
-        super().__init__()
-        self.state = state
-
-    def __getattr__(self, name: str) -> _NoLayers:
-        return self  # OPT's head calls model.decoder
-
-    def forward(self, *args: Any, **kwargs: Any) -> _Finished:
-        return _Finished(self.state)
-
-
-def without_layers(hf: Any, layout: Layout, state: Tensor) -> Any:
-    """A model that shares hf's modules except those below its head, which return `state`. hf is not changed."""
-    top = parent = _shallow(hf)
-    for name in layout.below_head[:-1]:
-        below = _shallow(parent._modules[name])
-        parent._modules[name] = below
-        parent = below
-    parent._modules[layout.below_head[-1]] = _NoLayers(state)
-    return top
-
-
-def _shallow(module: Any) -> Any:
-    """A copy of the module with its own table of the same submodules."""
-    twin = copy(module)
-    twin._modules = dict(module._modules)
-    return twin
-
-
 def windows_of(config: Any) -> dict[int, int]:
-    """{layer: window} of the layers that see only the latest tokens, read from the config.
+    """{layer: size} of the layers that see a window or a chunk of this size (span.py), read from the config.
 
     The attention argument is not enough: some architectures put the window in their mask alone. Raises InputError for
     layer types that are not attention over keys and values.
@@ -273,13 +253,16 @@ def windows_of(config: Any) -> dict[int, int]:
     if types is None:
         used = getattr(c, "use_sliding_window", True)
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
-    odd = sorted(set(types) - {"full_attention", "sliding_attention"} - LAYERS - COMPRESSED)
+    chunk: int | None = getattr(c, "attention_chunk_size", None)
+    sizes = {CHUNKED: chunk, **dict.fromkeys(NEAR, window)}
+    odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS)
     if odd:
         why = "cannot be rolled back" if odd[0] in RECURRENT else "longdraft does not support yet"
-        raise InputError(
-            f"{c.model_type} has {odd[0]} layers, which {why}: use a model of full, sliding or indexed attention"
-        )
-    return {i: window for i, kind in enumerate(types) if kind in NEAR and window is not None}
+        usable = "use a model of full, sliding, chunked or indexed attention"
+        raise InputError(f"{c.model_type} has {odd[0]} layers, which {why}: {usable}")
+    if CHUNKED in types and not chunk:
+        raise InputError(f"this {c.model_type} has chunked layers and no attention_chunk_size: give it one")
+    return {i: size for i, kind in enumerate(types) if (size := sizes.get(kind)) is not None}
 
 
 def rotates(hf: Any) -> bool:

@@ -23,7 +23,8 @@ def forward_by_path(
             path = Path(cache.row(b), ancestors, nodes, window, layers, model.rates, model.hf.dtype)
             part, local = Captures(CaptureSpec(hidden=spec.hidden)), [n - start for n in nodes]
             few = logits if len(nodes) == W else 0
-            out = model.run(path, tree.tokens[b : b + 1, nodes], position[b : b + 1, local], part, few)[0]
+            with model.rotating(cache.row(b)):
+                out = model.run(path, tree.tokens[b : b + 1, nodes], position[b : b + 1, local], part, few)[0]
             outputs |= {(b, n): x for n, x in zip(local[-len(out) :], out, strict=True)}
             states |= {(b, n): {layer: s[0, i] for layer, s in part.states.items()} for i, n in enumerate(local)}
     places = [[(b, n) for n in range(W)] for b in range(len(tree.tokens))]

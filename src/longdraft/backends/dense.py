@@ -20,6 +20,7 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.dense_pass import DensePass
 from longdraft.backends.eager import Eager
+from longdraft.backends.span import Window
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
 
@@ -56,7 +57,9 @@ class DenseArchitecture(Architecture):
         super().__init__(hf)
         c = self.config
         local = [n for n, kind in enumerate(getattr(c, "attention_layers", ())) if kind == "local"]
-        self.windows |= dict.fromkeys(local, getattr(c, "window_size", 0))
+        size = getattr(c, "window_size", 0)
+        self.windows |= dict.fromkeys(local, size)
+        self.spans |= dict.fromkeys(local, Window(size))
         trained = [n for name in LIMITS if isinstance(n := getattr(c, name, None), int)]
         self.positions = min([self.positions, *trained])
         self.reach = min(self.reach, getattr(c, "max_seq_len", self.reach))  # MPT's biases end there
@@ -170,8 +173,9 @@ class Dense(Eager):
         states = {n: list[Tensor]() for n in spec.hidden}
         for b in range(len(tree.tokens)):
             own, span = Captures(spec), slice(b, b + 1)
-            row = DensePass(cache, b, tree, start, view, captured, model.windows, model.reach, model.hf.dtype)
-            rows.append(model.run_row(row, tree.tokens[span, start:], position[span], own, logits))
+            row = DensePass(cache, b, tree, start, view, captured, model.spans, model.reach, model.hf.dtype)
+            with model.rotating(cache.row(b)):
+                rows.append(model.run_row(row, tree.tokens[span, start:], position[span], own, logits))
             for n, state in own.states.items():
                 states[n].append(state)
         captured.states |= {n: torch.cat(parts) for n, parts in states.items() if parts}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdraft.backends.span import Span
 from longdraft.core import Captures, IndexView, KVCache, Tree
 from longdraft.errors import InputError
 
@@ -31,11 +32,11 @@ class DensePass:
         start: int,
         view: IndexView | None,
         captured: Captures,
-        windows: dict[int, int],
+        spans: dict[int, Span],
         reach: int,
         dtype: torch.dtype,
     ):
-        self.cache, self.b, self.view, self.captured, self.windows = cache, b, view, captured, windows
+        self.cache, self.b, self.view, self.captured, self.spans = cache, b, view, captured, spans
         self.dtype = dtype
         self.lengths, self.start, self.tree = cache.length.tolist(), start, tree
         self.n = self.lengths[b]
@@ -45,7 +46,7 @@ class DensePass:
         self.reach = reach
         self.updated = set[int]()
         self._columns = max(min(int(self.position.max()) + 1, reach), self.count)
-        self._masks = dict[tuple[int, int, int | None], Tensor]()
+        self._masks = dict[tuple[int, int, Span | None], Tensor]()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self.count
@@ -63,7 +64,7 @@ class DensePass:
         keys, values = self.cache.read(layer_idx, self.b)
         low = self._low(layer_idx)
         pair = keys[:, low : self.end], values[:, low : self.end]
-        if self.view is not None and layer_idx not in self.windows:
+        if self.view is not None and layer_idx not in self.spans:
             selected = self.view.compact(layer_idx, self.b, keys, values)
             if selected is not None:
                 pair = torch.cat([selected[0], pair[0]], 1), torch.cat([selected[1], pair[1]], 1)
@@ -83,7 +84,7 @@ class DensePass:
     def see(self, layer: int, outputs: tuple[Any, ...]) -> None:
         """Keep the scores that are requested of the attention weights [1,H,W,S] among a module's further outputs."""
         spec = self.captured.spec
-        if spec.rows is None or layer in self.windows or spec.only not in (None, layer):
+        if spec.rows is None or layer in self.spans or spec.only not in (None, layer):
             return
         for weights in outputs:
             if isinstance(weights, Tensor) and weights.dim() == 4 and weights.shape[2] == self.count:
@@ -105,26 +106,26 @@ class DensePass:
 
     def _low(self, layer: int) -> int:
         """The first of the slots that are read side by side up to the last."""
-        if (window := self.windows.get(layer)) is not None:
-            return max(0, self.n - window + 1)
+        if (span := self.spans.get(layer)) is not None:
+            return max(0, span.low(self.n))
         return 0 if self.view is None else int(self.view.tail_start[self.b])
 
     def _selected(self, layer: int) -> Tensor | None:
         """[K|1,P] the slots below `_low` that are read; None for none."""
-        if self.view is None or layer in self.windows:
+        if self.view is None or layer in self.spans:
             return None
         slots = self.view.slots(layer, self.b)
         return None if not slots.shape[-1] else slots if slots.dim() == 2 else slots[None]
 
     def _mask(self, layer: int, selected: Tensor | None) -> Tensor:
         """[1,1,W,S] that is added to logits."""
-        low, window = self._low(layer), self.windows.get(layer)
-        key = low, 0 if selected is None else selected.shape[1], window
+        low, span = self._low(layer), self.spans.get(layer)
+        key = low, 0 if selected is None else selected.shape[1], span
         if key not in self._masks:
             seen = torch.ones(self.count, self.end - low, dtype=torch.bool, device=self.position.device)
             seen[:, self.n - low :] = self.tree.mask[self.b, self.start :]
-            if window is not None:
-                seen &= self.position[self.n + self.start :, None] - self.position[low:] < window
+            if span is not None:
+                seen &= self.position[low:] >= span.low(self.position[self.n + self.start :])[:, None]
             seen = torch.cat([seen.new_ones(self.count, key[1]), seen], 1)
             lowest = torch.finfo(self.dtype).min
             self._masks[key] = torch.zeros_like(seen, dtype=self.dtype).masked_fill(~seen, lowest)[None, None]

@@ -17,6 +17,7 @@ from longdraft.backends.by_path import forward_by_path
 from longdraft.backends.differential import Halves
 from longdraft.backends.indexers import Choice, attend_in_groups
 from longdraft.backends.latent import Latent
+from longdraft.backends.span import Span
 from longdraft.core import Captures, KVCache, KVView, Tree
 
 Options = tuple[float, float | None, Tensor | None]  # scale, soft cap, sink
@@ -41,12 +42,13 @@ class Eager(Backend):
             return forward_by_path(model, tree, cache, start, captured, logits)
         visible = [None if bool(m.all()) else m for m in tree.mask[:, start:]]
         kept = captured.spec.kept(tree).tolist() if captured.spec.rows else []
-        begin, layers = cache.length.tolist(), (model.windows, model.latents, model.sources)
+        begin, layers = cache.length.tolist(), (model.spans, model.latents, model.sources)
         indexed, count = model.indexed, model.config.num_hidden_layers
         choice = Choice(cache, begin, start, tree.depth, visible, count, indexed) if indexed else None
         halves = Halves() if model.differential else None
         p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, *layers, choice, halves)
-        return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
+        with model.rotating(cache):
+            return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Pass:
     kept: list[list[int]]  # per row, the query nodes whose scores are captured
     view: KVView | None
     captured: Captures
-    windows: dict[int, int]
+    spans: dict[int, Span]  # of the layers without full attention
     latents: dict[int, Latent]
     sources: dict[int, int]  # of layers without keys of their own, the layer whose keys they read
     choice: Choice | None = None
@@ -102,7 +104,7 @@ class Pass:
 
     def _is_scored(self, layer: int) -> bool:
         spec = self.captured.spec
-        return spec.rows is not None and layer not in self.windows and spec.only in (None, layer)
+        return spec.rows is not None and layer not in self.spans and spec.only in (None, layer)
 
     def groups(self, layer: int, b: int, q: Tensor) -> list[list[ops.Segment]]:
         """The keys that row b's queries q [H,T,D] may read in this layer; a list per key head where these differ."""
@@ -117,19 +119,19 @@ class Pass:
         (k, v), n, count = self.cache.read(layer, b), self.begin[b], q.shape[1]
         end, visible = n + self.depth.shape[1], self.visible[b]
         visible = None if visible is None else visible[-count:]
-        window = self.windows.get(layer)
-        if window is not None:
-            low = max(0, n - window + 1)  # the first key that any node may see
-            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, window, count))]
+        span = self.spans.get(layer)
+        if span is not None:
+            low = max(0, span.low(n))  # the first key that any node may see
+            return [ops.Segment(k[:, low:end], v[:, low:end], self._near(b, low, span, count))]
         if self.view is not None:
             return self.view.segments(layer, b, k, v, end, visible, q)
         return [ops.Segment(k[:, :end], v[:, :end], visible)]
 
-    def _near(self, b: int, low: int, window: int, count: int) -> Tensor:
-        """[T,end-low] keys within a window of each of the last T = count nodes' own position."""
+    def _near(self, b: int, low: int, span: Span, count: int) -> Tensor:
+        """[T,end-low] keys that the position of each of the last T = count nodes lets it see."""
         n, depth = self.begin[b], self.depth[b]
         position = torch.cat([torch.arange(low, n, device=depth.device), n + depth])
-        near = (n + depth[-count:])[:, None] - position < window
+        near = position >= span.low(n + depth[-count:])[:, None]
         if (mask := self.visible[b]) is not None:
             near[:, n - low :] &= mask[-count:]
         return near

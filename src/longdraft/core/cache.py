@@ -62,7 +62,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 class KVCache:
     """Slots [0, length) of a row are committed; later slots are scratch: drafts write there, verification overwrites.
 
-    A committed slot's index is its token's position in the sequence. length [B].
+    A committed slot's index is its token's position in the sequence. length [B]. planned [B]: how many slots the row's
+    text may fill, by which some models choose its rotations; it stays while the row holds keys.
     bits: 8 if keys and values are stored as codes (ops/coded.py); 0: as they are. Scratch is encoded too, so a node
     reads the same numbers of its ancestors whether they are committed or not.
     """
@@ -72,6 +73,7 @@ class KVCache:
 
     def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu", bits: int = 0):
         self.length = torch.zeros(batch, dtype=torch.long, device=device)
+        self.planned = torch.full_like(self.length, slots)
         self._store, self._first = _Store(batch, slots, bits), 0
 
     @property
@@ -89,7 +91,8 @@ class KVCache:
     def rows(self, span: slice) -> KVCache:
         """The rows of a span, over the same memory and lengths."""
         view = object.__new__(KVCache)
-        view.length, view._store, view._first = self.length[span], self._store, self._first + (span.start or 0)
+        view.length, view.planned = self.length[span], self.planned[span]
+        view._store, view._first = self._store, self._first + (span.start or 0)
         return view
 
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
@@ -190,7 +193,7 @@ class KVCache:
 
     def move(self, source: int, to: int) -> None:
         """Copy row `source` over row `to`."""
-        self.length[to] = self.length[source]
+        self.length[to], self.planned[to] = self.length[source], self.planned[source]
         n = int(self.length[to])
         for buffers in self._store.layers.values():
             for x in buffers:

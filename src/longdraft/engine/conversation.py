@@ -10,7 +10,7 @@ import torch
 from longdraft.core import Sampler, Sampling, match
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import clock
-from longdraft.engine.generate import Stats, Step, check, decode
+from longdraft.engine.generate import Stats, Step, check, decode, planned
 from longdraft.engine.prompt_file import stored
 from longdraft.engine.prompt_origin import origin_of
 from longdraft.engine.saved_prompt import SavedPrompt, write
@@ -40,6 +40,13 @@ class Conversation:
         """Of so many tokens of a prompt, those in whole blocks."""
         return count - count % self._block
 
+    def _plan(self, slots: int) -> None:
+        """Let the cache's text fill so many slots; keys with other rotations than its new length has are forgotten."""
+        if self.target.rotation(int(self.cache.planned[0])) != self.target.rotation(slots):
+            self.tokens = []
+        with torch.inference_mode():
+            self.cache.planned.fill_(slots)
+
     def save(self, path: str | Path) -> None:
         """Keep what the cache holds in a file, which is there as a whole or not at all. Raises OSError, and InputError
         if it holds nothing, or if the target is not exact: keys that were decoded are not those of a prompt there.
@@ -55,7 +62,8 @@ class Conversation:
         """Hold what a file has, of a conversation or a prompt. Raises FileNotFoundError, and InputError for a file
         that this target would not have written.
         """
-        with SavedPrompt.open(Path(path).expanduser(), origin_of(self.target)) as saved:
+        origin = origin_of(self.target).under(self.target.rotation(int(self.cache.planned[0])))
+        with SavedPrompt.open(Path(path).expanduser(), origin) as saved:
             saved.check_whole()
             self.tokens = []
             saved.read(self.cache, saved.about.count)
@@ -75,6 +83,7 @@ class Conversation:
         """
         drafter, stats = drafter or Drafter(), stats if stats is not None else Stats()
         check(self.target, [prompt], max_new_tokens, drafter, match)
+        self._plan(planned(len(prompt), max_new_tokens))
         begin, kept = clock(self.target.device), self.known(prompt)
         self.tokens = self.tokens[:kept]
         with torch.inference_mode():

@@ -124,6 +124,11 @@ def check_pair(drafter: Drafter, verify: Verifier) -> None:
         )
 
 
+def planned(prompt: int, new: int) -> int:
+    """How many slots a text fills: the last of its new tokens is never run."""
+    return prompt + new - 1
+
+
 @torch.inference_mode()
 def prefill(
     target: LM,
@@ -144,6 +149,8 @@ def prefill(
     """
     reads = [] if reads is None else reads
     cache = target.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens + 128)
+    for b, prompt in enumerate(prompts):
+        cache.planned[b] = planned(len(prompt), max_new_tokens)
     seqs = target.sequences(prompts, max_new_tokens, cache, sampler, seed, eos)
     for b, prompt in enumerate(prompts):
         if (same := prompts.index(prompt)) < b:

@@ -62,13 +62,14 @@ class PromptFile:
     def __init__(self, path: str | Path, target: LM, origin: Origin | None = None, whole: bool = False):
         self.path, self.whole, self.note = Path(path), whole, ""
         self.origin = origin_of(target) if origin is None else origin
+        self._target = target
         self._held = list[int]()  # the tokens that the file had when it was last read or written
 
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """As Keeper.load."""
         row.length.zero_()
         try:
-            with SavedPrompt.open(self.path, self.origin) as saved:
+            with SavedPrompt.open(self.path, self._origin_of(row)) as saved:
                 saved.check_whole()
                 complete = saved.tokens == tokens
                 if self.whole and not (complete and saved.about.seconds is not None):
@@ -82,6 +83,9 @@ class PromptFile:
         row.length.fill_(count)
         return Loaded(count, saved.about.seconds if complete else None)
 
+    def _origin_of(self, row: KVCache) -> Origin:
+        return self.origin.under(self._target.rotation(int(row.planned[0])))
+
     def _usable(self, shared: int, complete: bool, most: int) -> int:
         """Of so many shared tokens, those whose keys have the bits of a prompt that is read whole."""
         count = max(min(shared, most), 0)
@@ -94,7 +98,8 @@ class PromptFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_drafts(self.path.parent)
-            write(self.path, self.origin, tokens, stored(row, len(tokens)), About(len(tokens), 0, "", seconds, now()))
+            about = About(len(tokens), 0, "", seconds, now())
+            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), about)
         except OSError as error:
             self.note = f"cannot keep the prompt in {self.path} ({error.strerror or error})"
         else:
@@ -117,16 +122,18 @@ class PromptFiles:
 
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """As Keeper.load."""
-        return self._file(tokens).load(tokens, row, keep)
+        return self._file(tokens, row).load(tokens, row, keep)
 
     def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
         """As Keeper.store."""
-        file = self._file(tokens)
+        file = self._file(tokens, row)
         file.store(tokens, row, seconds)
         self.note = file.note or self.note
 
-    def _file(self, tokens: list[int]) -> PromptFile:
-        name = sha256(json.dumps([self._place, tokens]).encode()).hexdigest()
+    def _file(self, tokens: list[int], row: KVCache) -> PromptFile:
+        rotation = self.target.rotation(int(row.planned[0]))
+        place = [self._place, rotation] if rotation else [self._place]
+        name = sha256(json.dumps([*place, tokens]).encode()).hexdigest()
         path = self.folder / f"{name}.safetensors"
         return self._files.setdefault(name, PromptFile(path, self.target, self.origin, whole=True))
 

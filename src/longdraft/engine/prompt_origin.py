@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
@@ -38,6 +38,10 @@ class Origin:
     bits: int
     positions: int
     block: int
+
+    def under(self, rotation: str) -> Origin:
+        """Of keys with these rotations (LM.rotation)."""
+        return replace(self, facts=self.facts | {"rotation": f"of {rotation} texts"}) if rotation else self
 
     @property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import KVCache, PromptSpec, RowSamplers, Sampler, Sequences, Tree, without
+from longdraft.engine.generate import planned
 from longdraft.engine.prefix_cache import Prefixes
 from longdraft.engine.requests import PromptRead, Request
 from longdraft.engine.token_logprobs import TokenLogprobs, token_logprobs
@@ -73,9 +74,10 @@ class RowPool:
         """Begin to read a prompt into the next free row, after what is known of it."""
         row = self._next_row()
         row.length.zero_()
+        row.planned.fill_(planned(len(request.prompt), request.max_new_tokens))
         known = 0
         if self.prefixes is not None and not request.prompt_logprobs:
-            known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block, request.owner)
+            known = self.prefixes.load(request.prompt[:-1], row, self.target.prompt_block, self._owner(request))
         self.reading = Reading(request, known, known)
 
     def read(self, most: int, keep: PromptSpec) -> int:
@@ -106,7 +108,7 @@ class RowPool:
         """Free row b -> its request. What it said is kept for later prompts."""
         s, last, request = self.whole, len(self.requests) - 1, self.requests[b]
         if self.target.prompt_block == 1:  # elsewhere keys that were decoded are not those of a prompt
-            self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b, request.owner)
+            self._keep(s.tokens[b, : int(s.cache.length[b])].tolist(), b, self._owner(request))
         if b != last:
             for rows in (s.tokens, s.length, s.limit, s.seed, s.prompt, s.done):
                 rows[b] = rows[last]
@@ -117,6 +119,11 @@ class RowPool:
         self.requests = without(self.requests, b)
         self.seqs = s.first(last)
         return request
+
+    def _owner(self, request: Request) -> str:
+        """Whose earlier prompts it may use: of those, the ones with the same rotations."""
+        rotation = self.target.rotation(planned(len(request.prompt), request.max_new_tokens))
+        return f"{rotation} {request.owner}" if rotation else request.owner
 
     def _next_row(self) -> KVCache:
         return self.whole.cache.row(len(self.requests))
@@ -132,7 +139,7 @@ class RowPool:
         s.eos[b] = request.eos
         s.done[b] = False
         self.samplers[b] = request.sampler
-        self._keep(prompt[:-1], b, request.owner)
+        self._keep(prompt[:-1], b, self._owner(request))
         logprobs = reading.logprobs if request.prompt_logprobs else None
         self.reads[request.id] = PromptRead(reading.known, logprobs)
         self.requests.append(request)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from longdraft.backends import choose, reference
-from longdraft.backends.architecture import without_layers
 from longdraft.backends.base import Backend
 from longdraft.backends.eager import Eager
+from longdraft.backends.head import without_layers
 from longdraft.backends.layer_configs import layer_configs
 from longdraft.backends.packed_linear import PackedLinear, bytes_saved, quantised_copy, round_inputs, rows_of
 from longdraft.backends.partition import in_parts
@@ -151,6 +151,13 @@ class LM:
         self.check_process()
         return KVCache(batch, slots, self.device, self.kv_bits)
 
+    def rotation(self, planned: int) -> str:
+        """Names the rotations of a row's keys, whose text may fill this many slots: rows with the same name may share
+        keys. "": they do not depend on it.
+        """
+        longrope = self.architecture.longrope
+        return "" if longrope is None else "long" if planned > longrope.border else "short"
+
     def sequences(
         self,
         prompts: list[list[int]],
@@ -242,6 +249,8 @@ class LM:
         return self.backend if self.backend.supports(view, logits) else self.eager
 
     def _commit(self, tokens: Tensor, cache: KVCache, captured: Captures, logits: int) -> Captures:
+        if self.architecture.longrope is not None:
+            self.architecture.longrope.check(cache, tokens.shape[1])
         self(Tree.chain(tokens), cache, captured=captured, logits=logits)
         cache.length += tokens.shape[1]
         return captured

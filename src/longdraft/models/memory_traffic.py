@@ -61,19 +61,19 @@ def keys_read(
 ) -> int:
     """Bytes of keys and values that a pass reads in these layers (default: all); seen: under a view.
 
-    codes: of the slots that are seen, those that are read as codes. A sliding-window layer reads its window under any
-    view, an indexer all its keys, and layers that share keys read them once each.
+    codes: of the slots that are seen, those that are read as codes. A layer with a window or chunks reads these under
+    any view, an indexer all its keys, and layers that share keys read them once each.
     """
     lengths, total, readers_of_shared = cache.length.tolist(), 0, Counter(model.sources.values())
     shown = sum(lengths if seen is None else seen(lengths))
     in_codes = 0 if codes is None or not codes.bits else sum(codes.slots(lengths))
     for layer in cache.layers if layers is None else layers:
-        window = model.windows.get(layer)
+        span = model.architecture.spans.get(layer)
         of_indexer = layer >= model.config.num_hidden_layers
-        full = shown - in_codes if window is None else sum(min(n, window) for n in lengths)
+        full = shown - in_codes if span is None else sum(n - max(0, span.low(n - 1)) for n in lengths)
         readers = 1 + readers_of_shared[layer]
         total += readers * (sum(lengths) if of_indexer else full) * cache.slot_bytes(layer)
-        if in_codes and codes is not None and window is None and not of_indexer:
+        if in_codes and codes is not None and span is None and not of_indexer:
             total += readers * in_codes * cache.slot_bytes(layer, codes.bits)
     return total
 

@@ -9,14 +9,16 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
-from longdraft.backends.compressed import compress_rates
 from longdraft.backends.dense import lacks_interface, obstacle
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.models.shrunk import changes_rotation, shrunk
 
 # Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
+
+ROUNDING, COARSE = 0.01, 0.05  # of the largest logit: by how much passes in float32 and in other dtypes may differ
 
 
 def refuse(config: Any) -> None:
@@ -28,11 +30,8 @@ def refuse(config: Any) -> None:
         raise InputError(f"{kind} is not a causal language model of Transformers: use one that is") from None
     windows_of(config)
     c = config.get_text_config()
-    ropes = getattr(c, "rope_parameters", None) or {}
-    if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
-        why = "longrope changes its rotation for long texts, which makes cached keys wrong"
-        raise InputError(f"{kind}'s {why}: use a model with another rope type")
-    stateful = getattr(cls, "_is_stateful", False) and not compress_rates(config)
+    # The flag is that of the class; of a model whose layers are listed, windows_of has seen that all are attention.
+    stateful = getattr(cls, "_is_stateful", False) and getattr(c, "layer_types", None) is None
     why = "keeps a state that cannot be rolled back" if stateful else None
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
@@ -42,46 +41,45 @@ def refuse(config: Any) -> None:
 
 @torch.inference_mode()
 def probe(hf: Any, tokens: int = 12) -> None:
-    """Raises InputError if one pass differs from Transformers' own, for architectures that the tests do not cover."""
-    if lacks_interface(hf):
-        return probe_branches(hf)
-    config = hf.config.get_text_config()
-    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % config.vocab_size
-    window = getattr(config, "sliding_window", None)
-    if window:
-        config.sliding_window = tokens // 3  # short enough for these tokens to show which layers have it
-    try:
-        hf.set_attn_implementation("eager")
-        stock = hf(input_ids=ids, use_cache=False).logits.float()
-        lm = LM(hf)
-        cache = lm.new_cache(1, 2 * tokens)
-        lm.prefill(ids[0, : tokens // 2].tolist(), cache)
-        ours = lm(Tree.chain(ids[:, tokens // 2 :]), cache).float()
-    finally:
-        if window:
-            config.sliding_window = window
-    check(hf, ours, stock[:, tokens // 2 :])
+    """Raises InputError if a pass differs from Transformers' own, for architectures that the tests do not cover.
+
+    The windows, chunks and borders of its config are shrunk to these few tokens, because a difference that begins later
+    would not show; rotations that change with the length are compared on both sides of their border.
+    """
+    compare = compare_branches if lacks_interface(hf) else compare_chain
+    for long in (True, False) if changes_rotation(hf.config) else (True,):
+        with shrunk(hf, tokens, long):
+            error = compare(hf, tokens)
+        if not error < (ROUNDING if hf.dtype == torch.float32 else COARSE):
+            raise InputError(
+                f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {error:.1%}"
+                " of the largest logit, so its output would be wrong: use another architecture"
+            )
 
 
-def probe_branches(hf: Any) -> None:
-    """As probe, for models that attend by themselves: each path of a tree of two branches beside Transformers' own."""
-    size, vocab = 9, hf.config.get_text_config().vocab_size
-    ids = torch.arange(3, 3 + size, device=hf.device) % vocab
-    paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
-    stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits.float()[:, -3:]
+def compare_chain(hf: Any, tokens: int) -> float:
+    """The error (as `difference`) of the logits of the second half of so many tokens, read in two passes."""
+    ids = torch.arange(3, 3 + tokens, device=hf.device)[None] % hf.config.get_text_config().vocab_size
+    hf.set_attn_implementation("eager")
+    stock = hf(input_ids=ids, use_cache=False).logits
     lm = LM(hf)
-    cache = lm.new_cache(1, 2 * size)
+    cache = lm.new_cache(1, tokens)
+    lm.prefill(ids[0, : tokens // 2].tolist(), cache)
+    return difference(lm(Tree.chain(ids[:, tokens // 2 :]), cache), stock[:, tokens // 2 :])
+
+
+def compare_branches(hf: Any, tokens: int) -> float:
+    """As compare_chain, for models that attend by themselves: a tree of two branches beside each path as one text."""
+    ids = torch.arange(3, 3 + tokens, device=hf.device) % hf.config.get_text_config().vocab_size
+    paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
+    stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits[:, -3:]
+    lm = LM(hf)
+    cache = lm.new_cache(1, tokens + 2)
     lm.prefill(ids[:-3].tolist(), cache)
     tree = Tree.root(ids[-3:-2]).add_paths(torch.zeros_like(paths[None, :, 0]), paths[None, :, -2:])
-    ours = lm(tree, cache).float()[0]
-    check(hf, ours[torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)], stock)
+    return difference(lm(tree, cache)[0][torch.tensor([[0, 1, 3], [0, 2, 4]], device=hf.device)], stock)
 
 
-def check(hf: Any, ours: Tensor, stock: Tensor) -> None:
-    """Raises InputError where logits differ by more than rounding."""
-    error = (ours - stock).abs().max() / stock.abs().max()
-    if not error < 0.05:
-        raise InputError(
-            f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {float(error):.1%}"
-            " of the largest logit, so its output would be wrong: use another architecture"
-        )
+def difference(ours: Tensor, stock: Tensor) -> float:
+    """The largest difference of logits, as a share of the largest of Transformers' own."""
+    return float((ours.float() - stock.float()).abs().max() / stock.float().abs().max())

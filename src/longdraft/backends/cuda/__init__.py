@@ -12,6 +12,7 @@ from longdraft.backends.architecture import Architecture
 from longdraft.backends.base import Backend
 from longdraft.backends.cuda.static_pass import Shape, StaticPass, head_dim
 from longdraft.backends.layer_configs import differs
+from longdraft.backends.span import Window
 from longdraft.core import Captures, IndexView, KVCache, KVView, Tree, is_indexable
 from longdraft.ops.triton import self_check
 
@@ -37,6 +38,8 @@ def is_plain(model: Architecture) -> bool:
         and getattr(c, "v_head_dim", None) in (None, dim)
         and all(getattr(m, "head_dim", None) == dim for m in modules)
         and model.reach > model.positions
+        and not model.tempered
+        and all(isinstance(span, Window) for span in model.spans.values())
     )
 
 

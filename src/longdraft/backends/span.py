@@ -1,0 +1,49 @@
+"""Which keys a layer sees that does not have full attention: those from a first position up to the node's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+Position = TypeVar("Position", int, Tensor)
+CHUNKED = "chunked_attention"
+
+
+class Span(Protocol):
+    """A node at position p sees the keys of its ancestors at positions [low(p), p]; `low` never decreases.
+
+    size: the most keys that a node sees.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    def low(self, position: Position) -> Position: ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """The latest `size` positions."""
+
+    size: int
+
+    def low(self, position: Position) -> Position:
+        return position - self.size + 1
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Of the positions in chunks of `size`, those of the node's own chunk."""
+
+    size: int
+
+    def low(self, position: Position) -> Position:
+        return position - position % self.size
+
+
+def spans_of(config: Any, windows: dict[int, int]) -> dict[int, Span]:
+    """{layer: span} of the layers without full attention. windows: the size of each one's."""
+    types = getattr(config.get_text_config(), "layer_types", None) or {}
+    return {i: Chunk(size) if types and types[i] == CHUNKED else Window(size) for i, size in windows.items()}

@@ -1,0 +1,56 @@
+"""Attention temperatures that depend on a node's position, of modules that count positions by a cache of their own.
+
+Llama 4 multiplies the queries of layers without rotations by a scale that grows with the position. Its modules read the
+position from Transformers' cache; a pass has none, so they would count from 0 in each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FIELDS = ("attn_temperature_tuning", "floor_scale", "attn_scale", "use_rope")
+_inside = threading.local()  # position [B,W] of the nodes of the pass that the thread runs
+
+
+class OutsidePasses:
+    """Takes the place of a module's flag: true, except in a thread that runs a pass, whose queries `tempered` scales.
+
+    So Transformers' own passes of the same module stay right.
+    """
+
+    def __bool__(self) -> bool:
+        return getattr(_inside, "position", None) is None
+
+
+def take_over(hf: nn.Module) -> bool:
+    """Let passes scale the queries of these modules -> whether there are any."""
+    modules: list[Any] = [m for m in hf.modules() if all(hasattr(m, name) for name in FIELDS)]
+    tuned = [m for m in modules if m.attn_temperature_tuning and not m.use_rope]
+    for module in tuned:
+        module.attn_temperature_tuning = OutsidePasses()
+    return bool(tuned)
+
+
+@contextmanager
+def at_positions(position: Tensor) -> Generator[None]:
+    """A pass over nodes at position [B,W], by this thread."""
+    _inside.position = position
+    try:
+        yield
+    finally:
+        _inside.position = None
+
+
+def tempered(module: Any, query: Tensor) -> Tensor:
+    """query [B,H,W,D] of a layer, scaled by its nodes' positions if the layer's module would do so."""
+    if not isinstance(getattr(module, "attn_temperature_tuning", None), OutsidePasses):
+        return query
+    position: Tensor = _inside.position
+    scale = torch.log1p(torch.floor((position.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+    return (query * scale[:, None, :, None]).to(query.dtype)

@@ -1,0 +1,64 @@
+"""Small models of long behaviour: the numbers at which a model's attention begins to change, made small for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+WINDOWS = {"sliding_window": 6, "attention_chunk_size": 4}  # how many of them the tokens of a probe fill
+BORDER, BETA = "original_max_position_embeddings", "llama_4_scaling_beta"
+
+
+def changes_rotation(config: Any) -> bool:
+    """Whether its rotations have other factors for long texts than for short ones."""
+    return any(r.get("rope_type") == "longrope" for r in _ropes(config))
+
+
+@contextmanager
+def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
+    """Inside, so many tokens reach beyond every window, chunk and border of the model that its passes read.
+
+    Scales that grow with the position grow fast enough to show. long False: borders of rotations stay where they are.
+    """
+    changed: list[tuple[Any, str, Any]] = []  # what has the number, the number's name, and the number
+
+    def change(owner: Any, name: str, value: Any) -> None:
+        changed.append((owner, name, _get(owner, name)))
+        _set(owner, name, value)
+
+    config = hf.config.get_text_config()
+    try:
+        for name, count in WINDOWS.items():
+            if getattr(config, name, None):
+                change(config, name, tokens // count)
+        for module in hf.modules():
+            if hasattr(module, "floor_scale") and hasattr(module, "attn_scale"):
+                change(module, "floor_scale", tokens // 4)
+                change(module, "attn_scale", 1.0)
+        for rope in _ropes(config):
+            if rope.get(BETA):
+                change(rope, BETA, 1.0)
+            if rope.get(BETA) or (long and rope.get("rope_type") == "longrope"):
+                change(rope, BORDER, tokens // 4)
+        yield
+    finally:
+        for owner, name, value in reversed(changed):
+            _set(owner, name, value)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The parameters of its rotations, one for all layers or one for each kind."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return [r for r in (parameters, *parameters.values()) if isinstance(r, dict) and r.get("rope_type")]
+
+
+def _get(owner: Any, name: str) -> Any:
+    return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
