@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import coverage
 import pytest
+import torch
 from support import borders
 from support.borders import BORDER
 from transformers import LlamaConfig
@@ -17,6 +18,7 @@ from longdraft.engine.row_pool import RowPool
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
+from longdraft.models.shrunk import shrunk
 from longdraft.models.support import probe, refuse
 
 NEW = coverage.NEW
@@ -130,6 +132,18 @@ def test_a_conversation_that_grows_beyond_the_border_is_read_again(monkeypatch, 
         text = text + tokens
     monkeypatch.setattr(Conversation, "_plan", lambda self, slots: self.cache.planned.fill_(slots))
     assert say(Conversation(lm)) != first
+
+
+@pytest.mark.parametrize("kind", ["phi3", "phimoe"])
+def test_the_probe_compares_both_sides_and_leaves_them_alone(kind):
+    """Transformers computes the long factors in the first long pass, which is the probe's, and may keep them."""
+    hf, ids = borders.longrope(kind), torch.arange(3, 15)[None]
+    with torch.inference_mode():
+        with shrunk(hf, ids.shape[1]):
+            long = hf(ids, use_cache=False).logits
+        assert not torch.allclose(hf(ids, use_cache=False).logits, long)
+    expected = borders.by_transformers(borders.longrope(kind), BORDER + 1)
+    assert borders.by_transformers(hf, BORDER + 1) == borders.plain(LM(hf), BORDER + 1) == expected
 
 
 def test_the_probe_at_load_sees_the_wrong_side(monkeypatch):

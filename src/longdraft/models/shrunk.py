@@ -41,6 +41,8 @@ def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
                 change(rope, BETA, 1.0)
             if rope.get(BETA) or (long and rope.get("rope_type") == "longrope"):
                 change(rope, BORDER, tokens // 4)
+                if getattr(config, BORDER, None):
+                    change(config, BORDER, tokens // 4)  # Transformers copies it to the rotations' parameters
         yield
     finally:
         for owner, name, value in reversed(changed):
