@@ -24,7 +24,7 @@ from longdraft.models.support import probe, refuse
 NEW = coverage.NEW
 EDGE = BORDER + 1 - NEW  # the longest prompt whose text stays short: its last new token is never run
 SIDES = {"short": (EDGE, 9), "long": (BORDER + 1, 60), "both": (BORDER + 8, EDGE)}
-FAST = ("lookup", "vegas-tree", "quantspec")
+FAST = {("lookup", "both"), ("vegas-tree", "both")}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def test_plain_decoding_is_transformers_on_both_sides(kind, side):
     assert borders.plain(LM(borders.longrope(kind)), *SIDES[side]) == expected
 
 
-@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
-    "method", [m if m in FAST else pytest.param(m, marks=pytest.mark.full) for m in coverage.METHODS]
+    ("method", "side"),
+    [pytest.param(m, s, marks=() if (m, s) in FAST else pytest.mark.full) for m in coverage.METHODS for s in SIDES],
 )
 def test_methods_are_plain_decoding_on_both_sides(lm, method, side):
     assert not borders.fault(lm, method, *SIDES[side])
@@ -134,7 +134,7 @@ def test_a_conversation_that_grows_beyond_the_border_is_read_again(monkeypatch, 
     assert say(Conversation(lm)) != first
 
 
-@pytest.mark.parametrize("kind", ["phi3", "phimoe"])
+@pytest.mark.parametrize("kind", ["phi3", pytest.param("phimoe", marks=pytest.mark.full)])
 def test_the_probe_compares_both_sides_and_leaves_them_alone(kind):
     """Transformers computes the long factors in the first long pass, which is the probe's, and may keep them."""
     hf, ids = borders.longrope(kind), torch.arange(3, 15)[None]
@@ -155,6 +155,7 @@ def test_the_probe_at_load_sees_the_wrong_side(monkeypatch):
         probe(hf)
 
 
+@pytest.mark.full
 def test_dynamic_rotations_run_up_to_the_models_positions():
     """They change beyond these only, where a request is refused."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
