@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
 from longdraft.errors import InputError
+from longdraft.models import support
 
 # Settings of a GenerationConfig that ask for something else, with the values at which they do not, and what to do.
 CACHE = "leave it out, longdraft keeps keys and values in a cache of its own"
@@ -58,8 +59,7 @@ def kept_back() -> dict[str, Any]:
 
 def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any]) -> None:
     """Raises InputError for whatever longdraft would have to ignore."""
-    if model.config.is_encoder_decoder:
-        raise InputError(f"{type(model).__name__} has an encoder: longdraft continues texts with decoder-only models")
+    support.refuse(model.config, type(model))
     if given.get("inputs_embeds") is not None:
         raise InputError("inputs_embeds cannot be continued, since drafts need tokens: give input_ids")
     for name, (neutral, instead) in REFUSED.items():

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.support import TESTED, probe, refuse
+from longdraft.models.support import verify
 
 
 @dataclass
@@ -45,15 +45,13 @@ def lm_of(model: Any) -> LM:
 
 
 def _wrap(model: Any) -> LM:
-    refuse(model.config)
     devices = sorted({str(t.device) for t in model.parameters()})
     if len(devices) != 1:
         raise InputError(f"the model is on {', '.join(devices)}, and longdraft uses one device: load it on one")
     with torch.inference_mode(False):
         twin = deepcopy(model, {id(t): t for t in _tensors(model)})
         twin.generation_config = GenerationConfig()  # each call of `generate` has its own
-        if model.config.model_type not in TESTED:
-            probe(twin)
+        verify(twin)
         return LM(twin, model.name_or_path)
 
 

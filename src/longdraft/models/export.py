@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.places import new_folder
 from longdraft.errors import InputError
+from longdraft.models.classes import class_of
 from longdraft.models.lm import LM
 
 SHARD = "4GB"
@@ -52,7 +52,7 @@ def _plain(lm: LM) -> Any:
             weights[f"{name}.weight"] = module.weight.to(lm.dtype)
     config = type(lm.hf.config).from_dict(lm.hf.config.to_dict())
     config.tie_word_embeddings = _tied(lm.hf, weights)
-    cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    cls: Any = class_of(config)
     with torch.device("meta"):
         made: nn.Module = cls._from_config(config, dtype=lm.dtype)
     made.load_state_dict(weights, strict=True, assign=True)

@@ -6,38 +6,66 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.compressed import compress_rates
 from longdraft.backends.dense import lacks_interface, obstacle
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
 from longdraft.models.lm import LM
 
 # Architectures that the tests compare with Transformers' attention; any other is compared once, when it is loaded.
 TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 
 
-def refuse(config: Any) -> None:
-    """Raises InputError for models that are no causal LM, lack the attention interface, or have layers without keys."""
+def refuse(config: Any, cls: Any = None) -> None:
+    """Raises InputError for models that are no causal LM, lack what a backend needs, or have layers without keys.
+
+    cls: the class of the model (None: the one that `load` would choose).
+    """
     kind = getattr(config, "model_type", "?")
-    try:
-        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    except KeyError:
-        raise InputError(f"{kind} is not a causal language model of Transformers: use one that is") from None
-    windows_of(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{kind} has an encoder, and longdraft continues texts: use a decoder-only model")
+    cls = cls or class_of(config)
+    if cls is None:
+        raise InputError(f"{kind} is not a causal language model of Transformers: use one that is")
+    if reads_both_sides(config, cls):
+        raise InputError(
+            f"{kind} reads the tokens on both sides, as its config.json does not say is_decoder=true: use a decoder-only"
+            " model"
+        )
     c = config.get_text_config()
+    if getattr(c, "cross_attention_layers", None):
+        raise InputError(f"{kind} has layers that attend to images, which longdraft does not read: use a text model")
+    windows_of(config)
     ropes = getattr(c, "rope_parameters", None) or {}
     if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
         why = "longrope changes its rotation for long texts, which makes cached keys wrong"
         raise InputError(f"{kind}'s {why}: use a model with another rope type")
+    cls = (is_multimodal(config) and causal_class(c)) or cls
     stateful = getattr(cls, "_is_stateful", False) and not compress_rates(config)
     why = "keeps a state that cannot be rolled back" if stateful else None
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
     if why:
         raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
+
+
+def verify(hf: Any) -> None:
+    """As probe, where the tests do not cover the architecture. Whatever goes wrong in it is an InputError."""
+    kind = hf.config.model_type
+    if kind in TESTED:
+        return
+    try:
+        probe(hf)
+    except InputError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(
+            f"{kind} cannot be run: {reason[:300].rstrip('.')}; use a Llama, Qwen or Mistral model, for example"
+        ) from error
 
 
 @torch.inference_mode()
