@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from longdraft.errors import InputError
+from longdraft.models.classes import is_multimodal
 from longdraft.models.lm import LM
+from longdraft.models.multimodal import text_model
 from longdraft.models.support import verify
 
 
@@ -51,6 +53,8 @@ def _wrap(model: Any) -> LM:
     with torch.inference_mode(False):
         twin = deepcopy(model, {id(t): t for t in _tensors(model)})
         twin.generation_config = GenerationConfig()  # each call of `generate` has its own
+        if is_multimodal(model.config):
+            twin = text_model(twin)
         verify(twin)
         return LM(twin, model.name_or_path)
 

@@ -11,6 +11,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the names of causal language models end
+SENSES = ("vision_config", "audio_config", "vq_config")  # beside the fields of a language model
 MULTIMODAL: tuple[Any, ...] = (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     getattr(modeling_auto, "MODEL_FOR_MULTIMODAL_LM_MAPPING", {}),
@@ -49,8 +50,10 @@ def _computes(cls: Any, kind: type) -> bool:
 
 
 def is_multimodal(config: Any) -> bool:
-    """Whether the config contains that of a language model, beside those of what reads images or sound."""
-    return not getattr(config, "is_encoder_decoder", False) and config.get_text_config() is not config
+    """Whether the model reads images or sound too: beside its language model's config it has those of other parts."""
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    return config.get_text_config() is not config or any(getattr(config, name, None) is not None for name in SENSES)
 
 
 def reads_both_sides(config: Any, cls: Any) -> bool:

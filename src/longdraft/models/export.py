@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.places import new_folder
 from longdraft.errors import InputError
-from longdraft.models.classes import class_of
+from longdraft.models.classes import class_of, is_multimodal
 from longdraft.models.lm import LM
 
 SHARD = "4GB"
@@ -25,6 +25,11 @@ def export(lm: LM, tokenizer: Any, out: Path) -> int:
     The folder appears once it is complete. An output matrix that equals the embedding is written once, as tied.
     Raises InputError.
     """
+    if is_multimodal(lm.hf.config):
+        raise InputError(
+            f"Transformers has no class for the text part of {lm.hf.config.model_type} alone, so it cannot be exported:"
+            " use the original folder"
+        )
     out = new_folder(out)
     part = out.with_name(out.name + ".part")
     try:

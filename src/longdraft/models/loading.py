@@ -212,6 +212,11 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
     if scaling is not None:
         scaling.extend(config)
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
+    if team.size > 1 and is_multimodal(config):
+        raise InputError(
+            f"{config.model_type} is multimodal, and its text cannot be divided among processes yet: write it to a folder"
+            " with `longdraft export` first, or start without torchrun"
+        )
     options |= options_for(config, team)
     cls = without_towers(class_of(config)) if (multimodal := is_multimodal(config)) else class_of(config)
     packed = eight_bits.is_packed(Path(where) / eight_bits.WEIGHTS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from longdraft.backends.layout import layout_of
 from longdraft.errors import InputError
@@ -30,44 +31,65 @@ def without_towers(cls: Any) -> Any:
     """
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        cls.__init__(self, config, *args, **kwargs)
+        with _towers_are_optional():
+            cls.__init__(self, config, *args, **kwargs)
         leave_out(self)
 
     return type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
 
 
+@contextmanager
+def _towers_are_optional() -> Generator[None]:
+    """Modules that need a package which is not installed (timm, for instance) are LeftOut from the beginning."""
+    made = AutoModel.__dict__["from_config"]
+
+    def from_config(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return made.__func__(cls, *args, **kwargs)
+        except ImportError:
+            return LeftOut()
+
+    setattr(AutoModel, "from_config", classmethod(from_config))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(AutoModel, "from_config", made)  # noqa: B010
+
+
 def leave_out(hf: Any) -> None:
     """Replace what stands beside a decoder and its head by LeftOut. Raises InputError if there is no decoder."""
-    gone = {f"{path}.{name}".lstrip(".") for path, module in _around(hf) for name in _beside(hf, module)}
+    gone = list(_beside_decoder(hf))
     for name in gone:
         owner, _, leaf = name.rpartition(".")
         setattr(hf.get_submodule(owner), leaf, LeftOut())
-    tied: dict[str, str] = hf.all_tied_weights_keys
     inside = tuple(f"{name}." for name in gone)
+    tied: dict[str, str] = hf.all_tied_weights_keys
     hf.all_tied_weights_keys = {k: v for k, v in tied.items() if not k.startswith(inside) and not v.startswith(inside)}
 
 
-def _around(hf: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that contain the decoder's layers, with their paths, from the outermost on."""
-    layers = layout_of(hf).layers
-    names = next(name for name, m in hf.named_modules() if m is layers).split(".")
-    for n in range(len(names)):
-        path = ".".join(names[:n])
-        yield path, hf.get_submodule(path)
+def _beside_decoder(hf: Any) -> Iterator[str]:
+    """The outermost modules with weights that are neither around nor in the decoder, its embeddings and its head.
 
-
-def _beside(hf: Any, module: nn.Module) -> list[str]:
-    """Children of a module around the layers that are not of the decoder. Those of the decoder itself are, except
-    models of their own, such as what makes tokens of images."""
+    In the decoder these are models of their own, such as what makes tokens of images.
+    """
     layout = layout_of(hf)
     kept = (layout.layers, hf.get_input_embeddings(), hf.get_output_embeddings())
-    outside = module is not layout.body and all(m is not module for m in layout.body.modules())
-    others = {name: m for name, m in module.named_children() if all(k is not p for k in kept for p in m.modules())}
-    return [
-        name
-        for name, m in others.items()
-        if (outside or isinstance(m, PreTrainedModel)) and next(m.parameters(), None) is not None
-    ]
+    parts = {id(m) for part in kept if part is not None for m in part.modules()}
+    decoder = {id(m) for m in layout.body.modules()}
+    done: tuple[str, ...] = ()
+    for name, module in hf.named_modules():
+        if not name.startswith(done) and parts.isdisjoint(map(id, module.modules())):
+            own = isinstance(module, PreTrainedModel) if id(module) in decoder else True
+            if own and next(module.parameters(), None) is not None:
+                done += (f"{name}.",)
+                yield name
+
+
+def _around(hf: Any) -> list[Any]:
+    """The modules that contain the decoder's layers, below the model itself, from the outermost on."""
+    layers = layout_of(hf).layers
+    names = next(name for name, m in hf.named_modules() if m is layers).split(".")
+    return [hf.get_submodule(".".join(names[:n])) for n in range(1, len(names))]
 
 
 def text_model(hf: Any) -> Any:
@@ -76,7 +98,7 @@ def text_model(hf: Any) -> Any:
     It is the multimodal model itself where Transformers has no class for it, or where the class computes something
     else, which is seen by one pass.
     """
-    inside = next((m for _, m in list(_around(hf))[1:] if type(m).__name__.endswith(CAUSAL)), None)
+    inside = next((m for m in _around(hf) if type(m).__name__.endswith(CAUSAL)), None)
     text = inside or _assembled(hf)
     if text is None or not _same(hf, text):
         return hf
@@ -87,13 +109,14 @@ def text_model(hf: Any) -> Any:
 
 def _assembled(hf: Any) -> Any:
     """A model of the text config's own class with the decoder and the head of hf; None if they do not fit it."""
-    cls = causal_class(hf.config.get_text_config())
-    if cls is None:
+    config = hf.config.get_text_config()
+    cls = causal_class(config)
+    if cls is None or config is hf.config:
         return None
     with torch.device("meta"):
-        text = cls(hf.config.get_text_config())
+        text = cls(config)
     prefix = text.base_model_prefix
-    decoder = next((m for _, m in _around(hf) if type(m) is type(getattr(text, prefix, None))), None)
+    decoder = next((m for m in _around(hf) if type(m) is type(getattr(text, prefix, None))), None)
     head = hf.get_output_embeddings()
     if decoder is None or head is None:
         return None
