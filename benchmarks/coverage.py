@@ -106,7 +106,7 @@ def decoded(hf: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def by_transformers(hf: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
-    out = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    out = hf.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
     return out[0, len(prompt) :].tolist()
 
 

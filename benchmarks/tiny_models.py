@@ -1,4 +1,4 @@
-"""Tiny random models of every causal language model in Transformers, from their own default configurations.
+"""Tiny random models of every causal and multimodal language model in Transformers, from their own default configurations.
 
 A configuration keeps its architecture's flags and shape of layers; numbers that are sizes become small. Each kind of
 layer that the default pattern has occurs at least once.
@@ -9,10 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
-KINDS = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+from longdraft.models.classes import class_of
+from longdraft.models.multimodal import without_towers
+
+CAUSAL = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+MULTIMODAL = tuple(kind for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if kind not in CAUSAL)
+KINDS = CAUSAL + MULTIMODAL
 LAYERS, HEADS, KV_HEADS, HEAD, WIDTH, VOCAB, POSITIONS = 4, 4, 2, 16, 64, 96, 512
 SIZES: tuple[tuple[int, str], ...] = (  # a small size, and the names of configurations' fields that get it
     (VOCAB, "vocab_size decoder_vocab_size vocab_size_per_layer_input"),
@@ -48,11 +56,15 @@ SMALL = {name: size for size, names in SIZES for name in names.split()}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # What a family needs beyond small sizes: numbers that must fit each other, and defaults that do not run.
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
+SECTIONS = {"text_config": {"rope_parameters": ROTARY | {"mrope_section": [2, 3, 3]}}}  # they add up to HEAD / 2
+HALF = {"text_config": {"rope_parameters": ROTARY | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}}
+BY_KIND = {"full_attention": ROTARY, "sliding_attention": ROTARY}
+IMAGES = {"vocabulary_map": {"<image>": VOCAB - 1, "<|extra_200|>": VOCAB - 2}}
 CHANGES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "bailing_hybrid": {"num_expert_group": 1},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "granitemoehybrid": {
         "mamba_n_heads": 8,
         "mamba_d_head": 16,
@@ -74,7 +86,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": HEAD},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
-    "reformer": {"is_decoder": True},
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "attn_layers": ["local", "lsh"] * 2},
     "roc_bert": {
         "pronunciation_vocab_size": 20,
         "shape_vocab_size": 20,
@@ -90,8 +102,42 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "nemotron": {"num_key_value_heads": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},
+    "cohere_compass_text": {"rope_parameters": BY_KIND},
+    "cohere_compass": {"text_config": {"rope_parameters": BY_KIND}},
+    "qwen2_vl": SECTIONS,
+    "qwen2_5_vl": SECTIONS,
+    "qwen2_5_omni_thinker": SECTIONS | {"vision_start_token_id": 90},
+    "qwen3_omni_moe_thinker": SECTIONS | {"vision_start_token_id": 90},
+    "paddleocr_vl": SECTIONS,
+    "cosmos3_edge": SECTIONS,
+    "glm4v": SECTIONS,
+    "glm46v": SECTIONS,
+    "glmga": SECTIONS,
+    "glm_ocr": SECTIONS,
+    "glm4v_moe": HALF,
+    "chameleon": IMAGES,
+    "emu3": IMAGES,
+    "mistral4": {"qk_rope_head_dim": 8, "head_dim": HEAD},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"] * 2, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    },
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
+    "ernie4_5_vl_moe": {
+        "text_config": {"rope_parameters": ROTARY | {"mrope_section": [3, 3, 2]}, "moe_num_shared_experts": 1}
+    },
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0]},
+    "granite_docling": {"vision_config": {"out_hidden_size": WIDTH}},
+    "hunyuan_vl": {"text_config": {"head_dim": HEAD}},
+    "inkling2": {"vision_config": {"text_hidden_size": WIDTH}},
+    "muse_spark": {"out_hidden_size": WIDTH, "audio_config": {"out_hidden_size": WIDTH}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2], "text_hidden_size": WIDTH}},
+    "step3p7": {"text_config": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}},
+    "qwen4_exp": {"text_config": {"index_compress_ratio": 4, "index_token_budget": 16}},
 }
+BOTH_SIDES = (  # BERT and its like, which are decoders if their configuration says so
+    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta"
+    " roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
+).split()
 
 
 def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +181,8 @@ def one_of_each(layers: list[Any]) -> list[int]:
 def config(kind: str) -> Any:
     """A tiny configuration of this model_type."""
     cls = CONFIG_MAPPING[kind]
-    return cls.from_dict(shrunk(cls().to_dict(), CHANGES.get(kind, {})))
+    changes = CHANGES.get(kind, {}) | ({"is_decoder": True} if kind in BOTH_SIDES else {})
+    return cls.from_dict(shrunk(cls().to_dict(), changes))
 
 
 def prompt(length: int) -> list[int]:
@@ -148,7 +195,11 @@ def prompt(length: int) -> list[int]:
 def build(small: Any, seed: int = 0) -> Any:
     """A random model of this configuration in float32 whose next tokens are neither constant nor uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small).eval()
+    cls = class_of(small)
+    try:
+        model = cls(small).eval()
+    except ImportError:  # of what its vision tower needs
+        model = without_towers(cls)(small).eval()
     for name, p in model.named_parameters():
         if p.dim() > 1:
             torch.nn.init.normal_(p, std=1.0 if "embed" in name else 0.25)
