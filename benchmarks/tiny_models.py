@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from longdraft.models.classes import class_of
-from longdraft.models.multimodal import without_towers
+from longdraft.models.multimodal import towers_are_optional
 
 CAUSAL = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 MULTIMODAL = tuple(kind for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if kind not in CAUSAL)
@@ -58,6 +58,14 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 SECTIONS = {"text_config": {"rope_parameters": ROTARY | {"mrope_section": [2, 3, 3]}}}  # they add up to HEAD / 2
 HALF = {"text_config": {"rope_parameters": ROTARY | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}}
+SHARED = {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
+INDEXER = {
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+    "indexer_head_dim": HEAD,
+    "indexer_kv_heads": 1,
+    "indexer_n_heads": 16,
+}
 BY_KIND = {"full_attention": ROTARY, "sliding_attention": ROTARY}
 IMAGES = {"vocabulary_map": {"<image>": VOCAB - 1, "<|extra_200|>": VOCAB - 2}}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -80,7 +88,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "audio_config": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
     },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma3n_text": SHARED,
     "hunyuan_v1_dense": {"head_dim": HEAD},
     "hunyuan_v1_moe": {"head_dim": HEAD},
     "ministral": {"head_dim": HEAD},
@@ -125,15 +133,31 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe": {
         "text_config": {"rope_parameters": ROTARY | {"mrope_section": [3, 3, 2]}, "moe_num_shared_experts": 1}
     },
-    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0]},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0], "downsample_rate": "4/8"},
     "granite_docling": {"vision_config": {"out_hidden_size": WIDTH}},
-    "hunyuan_vl": {"text_config": {"head_dim": HEAD}},
+    "hunyuan_vl": {"text_config": {"head_dim": HEAD, "rope_parameters": ROTARY | {"mrope_section": [2, 2, 2, 2]}}},
     "inkling2": {"vision_config": {"text_hidden_size": WIDTH}},
     "muse_spark": {"out_hidden_size": WIDTH, "audio_config": {"out_hidden_size": WIDTH}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2], "text_hidden_size": WIDTH}},
     "step3p7": {"text_config": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}},
-    "qwen4_exp": {"text_config": {"index_compress_ratio": 4, "index_token_budget": 16}},
+    "qwen4_exp": {"text_config": INDEXER},
+    "qwen4_exp_text": INDEXER,
+    "perception_lm": {"vision_config": {"model_args": {"embed_dim": WIDTH}}},
+    "gemma3n": {"text_config": SHARED},
+    "gemma4_unified_assistant": {"text_config": SHARED},
+    "gemma4_assistant": {"text_config": SHARED | {"num_kv_shared_layers": LAYERS}},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 5,
+        "mamba_dt_rank": 4,
+        "attention_hidden_size": 2 * WIDTH,
+        "attention_head_dim": 2 * HEAD,
+        "num_key_value_heads": HEADS,
+    },
 }
+# Arguments without which a default configuration is refused by its own class.
+PLAIN = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+GIVEN: dict[str, dict[str, Any]] = {"gemma4_assistant": {"text_config": PLAIN | {"num_kv_shared_layers": 30}}}
 BOTH_SIDES = (  # BERT and its like, which are decoders if their configuration says so
     "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta"
     " roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
@@ -182,7 +206,7 @@ def config(kind: str) -> Any:
     """A tiny configuration of this model_type."""
     cls = CONFIG_MAPPING[kind]
     changes = CHANGES.get(kind, {}) | ({"is_decoder": True} if kind in BOTH_SIDES else {})
-    return cls.from_dict(shrunk(cls().to_dict(), changes))
+    return cls.from_dict(shrunk(default(kind).to_dict(), changes))
 
 
 def prompt(length: int) -> list[int]:
@@ -195,11 +219,8 @@ def prompt(length: int) -> list[int]:
 def build(small: Any, seed: int = 0) -> Any:
     """A random model of this configuration in float32 whose next tokens are neither constant nor uniform."""
     torch.manual_seed(seed)
-    cls = class_of(small)
-    try:
-        model = cls(small).eval()
-    except ImportError:  # of what its vision tower needs
-        model = without_towers(cls)(small).eval()
+    with towers_are_optional():
+        model = class_of(small)(small).eval()
     for name, p in model.named_parameters():
         if p.dim() > 1:
             torch.nn.init.normal_(p, std=1.0 if "embed" in name else 0.25)
@@ -208,4 +229,4 @@ def build(small: Any, seed: int = 0) -> Any:
 
 def default(kind: str) -> Any:
     """The configuration of this model_type as its class has it, in full size."""
-    return CONFIG_MAPPING[kind]()
+    return CONFIG_MAPPING[kind](**GIVEN.get(kind, {}))

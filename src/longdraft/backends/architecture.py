@@ -32,6 +32,7 @@ HARMLESS = {
     "output_hidden_states",
     "output_router_logits",
     "return_dict",
+    "logits_to_keep",
     "is_causal",
     "position_embeddings",
 }
@@ -154,7 +155,7 @@ class Architecture:
         if attention.calls != self.config.num_hidden_layers:
             used = f"{attention.calls} of {self.config.num_hidden_layers} layers use the attention interface"
             raise InputError(f"{type(self.hf).__name__}: {used}; longdraft needs all of them")
-        return out.logits
+        return out.logits[:, -logits:]  # some classes do not know logits_to_keep
 
     @contextmanager
     def capturing(self, captured: Captures) -> Generator[None]:

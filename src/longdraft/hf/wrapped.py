@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from longdraft.errors import InputError
 from longdraft.models.classes import is_multimodal
 from longdraft.models.lm import LM
 from longdraft.models.multimodal import text_model
-from longdraft.models.support import verify
+from longdraft.models.support import in_one_line, verify
 
 
 @dataclass
@@ -54,7 +55,7 @@ def _wrap(model: Any) -> LM:
         twin = deepcopy(model, {id(t): t for t in _tensors(model)})
         twin.generation_config = GenerationConfig()  # each call of `generate` has its own
         if is_multimodal(model.config):
-            twin = text_model(twin)
+            twin = in_one_line(model.config.model_type, partial(text_model, twin))
         verify(twin)
         return LM(twin, model.name_or_path)
 

@@ -29,7 +29,7 @@ from longdraft.models.identity import digest
 from longdraft.models.lm import LM
 from longdraft.models.multimodal import text_model, without_towers
 from longdraft.models.rope import Rope
-from longdraft.models.support import refuse, verify
+from longdraft.models.support import in_one_line, refuse, verify
 from longdraft.models.tensor_parallel import options_for, settle
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 from longdraft.ops import native
@@ -226,7 +226,7 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
-    return _try(name, lambda: text_model(hf)) if multimodal else hf
+    return in_one_line(config.model_type, lambda: text_model(hf)) if multimodal else hf
 
 
 def quiet(threads: int | None) -> None:

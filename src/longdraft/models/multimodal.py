@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,19 @@ from longdraft.backends.layout import layout_of
 from longdraft.errors import InputError
 from longdraft.models.classes import CAUSAL, causal_class
 
+PLACEHOLDER = re.compile(r"(image|video|audio)_token_(?:id|index)")  # names in configs
 TOKENS = 12  # of the pass by which two classes are compared
+
+
+class Absent(AttributeError):
+    """A pass asked for a part of what was left out."""
 
 
 class LeftOut(nn.Module):
     """In place of a module that texts do not need; it has no weights."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Absent(f"{name} belongs to a part of the model that reads no texts, and was left out")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise InputError("only the text part of this model was loaded: leave out images, video and sound")
@@ -31,7 +40,7 @@ def without_towers(cls: Any) -> Any:
     """
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        with _towers_are_optional():
+        with towers_are_optional():
             cls.__init__(self, config, *args, **kwargs)
         leave_out(self)
 
@@ -39,7 +48,7 @@ def without_towers(cls: Any) -> Any:
 
 
 @contextmanager
-def _towers_are_optional() -> Generator[None]:
+def towers_are_optional() -> Generator[None]:
     """Modules that need a package which is not installed (timm, for instance) are LeftOut from the beginning."""
     made = AutoModel.__dict__["from_config"]
 
@@ -96,15 +105,22 @@ def text_model(hf: Any) -> Any:
     """The causal language model within a multimodal one, over the same weights.
 
     It is the multimodal model itself where Transformers has no class for it, or where the class computes something
-    else, which is seen by one pass.
+    else, which is seen by one pass. Its `placeholders` are those of the config.
     """
     inside = next((m for m in _around(hf) if type(m).__name__.endswith(CAUSAL)), None)
     text = inside or _assembled(hf)
     if text is None or not _same(hf, text):
-        return hf
+        text = hf
+    text.placeholders = placeholders_of(hf.config)
     text.generation_config = hf.generation_config
     text.config.name_or_path = text.name_or_path = hf.name_or_path
     return text.eval()
+
+
+def placeholders_of(config: Any) -> dict[int, str]:
+    """{token: what it stands for} of the tokens in whose place a prompt has images, video or sound."""
+    matches = ((PLACEHOLDER.fullmatch(name), value) for name, value in vars(config).items())
+    return {value: match[1] for match, value in matches if match and isinstance(value, int)}
 
 
 def _assembled(hf: Any) -> Any:
@@ -128,7 +144,11 @@ def _assembled(hf: Any) -> Any:
 
 @torch.inference_mode()
 def _same(hf: Any, text: Any) -> bool:
-    """Whether both give the same logits for a text, up to rounding."""
+    """Whether both give the same logits for a text, up to rounding, or hf needs what was left out to say so."""
     ids = torch.arange(3, 3 + TOKENS, device=hf.device)[None] % hf.config.get_text_config().vocab_size
-    wanted, got = (m.eval()(input_ids=ids, use_cache=False).logits.float() for m in (hf, text))
+    try:
+        wanted = hf.eval()(input_ids=ids, use_cache=False).logits.float()
+    except (InputError, Absent):
+        return True
+    got = text.eval()(input_ids=ids, use_cache=False).logits.float()
     return wanted.shape == got.shape and bool((wanted - got).abs().max() <= 0.01 * wanted.abs().max())

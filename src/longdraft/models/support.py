@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ def refuse(config: Any, cls: Any = None) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{kind} has an encoder, and longdraft continues texts: use a decoder-only model")
     cls = cls or class_of(config)
-    if cls is None:
+    if cls is None or not cls.can_generate():
         raise InputError(f"{kind} is not a causal language model of Transformers: use one that is")
     if reads_both_sides(config, cls):
         raise InputError(
@@ -36,8 +38,8 @@ def refuse(config: Any, cls: Any = None) -> None:
             " model"
         )
     c = config.get_text_config()
-    if getattr(c, "cross_attention_layers", None):
-        raise InputError(f"{kind} has layers that attend to images, which longdraft does not read: use a text model")
+    if more := needs_beside_text(cls, c):
+        raise InputError(f"{kind} {more}: use a model that continues texts alone")
     windows_of(config)
     ropes = getattr(c, "rope_parameters", None) or {}
     if any(r.get("rope_type") == "longrope" for r in (ropes, *ropes.values()) if isinstance(r, dict)):
@@ -52,13 +54,29 @@ def refuse(config: Any, cls: Any = None) -> None:
         raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
 
 
+def needs_beside_text(cls: Any, config: Any) -> str | None:
+    """Why a prompt of tokens is not enough for this class; None: it is."""
+    accepted = inspect.signature(cls.forward).parameters
+    if getattr(config, "cross_attention_layers", None):
+        return "has layers that attend to images, which longdraft does not read"
+    if "pixel_values" in accepted and accepted["pixel_values"].default is inspect.Parameter.empty:
+        return "needs an image with every prompt, which longdraft does not read"
+    if "shared_kv_states" in accepted:
+        return "reads the keys of another model, for which it drafts"
+    return "writes blocks of tokens by diffusion" if "Diffusion" in cls.__name__ else None
+
+
 def verify(hf: Any) -> None:
     """As probe, where the tests do not cover the architecture. Whatever goes wrong in it is an InputError."""
     kind = hf.config.model_type
-    if kind in TESTED:
-        return
+    if kind not in TESTED:
+        in_one_line(kind, lambda: probe(hf))
+
+
+def in_one_line(kind: str, action: Callable[[], Any]) -> Any:
+    """What action returns. Raises InputError, with the first line of the reason, where a model's modules fail."""
     try:
-        probe(hf)
+        return action()
     except InputError:
         raise
     except Exception as error:
