@@ -1,4 +1,4 @@
-"""Tiny random models of every causal and multimodal language model in Transformers, from their own default configurations.
+"""Tiny random models of every causal and multimodal language model in Transformers, from their default configurations.
 
 A configuration keeps its architecture's flags and shape of layers; numbers that are sizes become small. Each kind of
 layer that the default pattern has occurs at least once.
@@ -158,10 +158,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 # Arguments without which a default configuration is refused by its own class.
 PLAIN = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 GIVEN: dict[str, dict[str, Any]] = {"gemma4_assistant": {"text_config": PLAIN | {"num_kv_shared_layers": 30}}}
-BOTH_SIDES = (  # BERT and its like, which are decoders if their configuration says so
-    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta"
-    " roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
-).split()
+BOTH_SIDES = {  # BERT and its like, which are decoders if their configuration says so
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+}
 
 
 def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

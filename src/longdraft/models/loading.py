@@ -214,8 +214,8 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
     if team.size > 1 and is_multimodal(config):
         raise InputError(
-            f"{config.model_type} is multimodal, and its text cannot be divided among processes yet: write it to a folder"
-            " with `longdraft export` first, or start without torchrun"
+            f"{config.model_type} is multimodal, and cannot be divided among processes: write its text to a folder with"
+            " `longdraft export` first, or start without torchrun"
         )
     options |= options_for(config, team)
     cls = without_towers(class_of(config)) if (multimodal := is_multimodal(config)) else class_of(config)

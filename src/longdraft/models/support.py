@@ -34,8 +34,8 @@ def refuse(config: Any, cls: Any = None) -> None:
         raise InputError(f"{kind} is not a causal language model of Transformers: use one that is")
     if reads_both_sides(config, cls):
         raise InputError(
-            f"{kind} reads the tokens on both sides, as its config.json does not say is_decoder=true: use a decoder-only"
-            " model"
+            f"{kind} reads the tokens on both sides, since its config.json does not say is_decoder=true: use a"
+            " decoder-only model"
         )
     c = config.get_text_config()
     if more := needs_beside_text(cls, c):
