@@ -144,10 +144,11 @@ def test_inside_transformers_generate(tmp_path):
     given |= {"custom_generate": longdraft.hf_generate, "method": "lookup"}
     plain = {name: value for name, value in given.items() if name not in ("custom_generate", "method")}
     assert torch.equal(hf.generate(**given), hf.generate(**plain))
-    with pytest.raises(InputError, match="pixel_values"):
-        hf.generate(**given, pixel_values=torch.zeros(4, 1176), image_grid_thw=torch.tensor([[1, 2, 2]]))
     image = {"input_ids": torch.tensor([[5, hf.config.image_token_id, 7]])}
-    with pytest.raises(InputError, match=r"stands for image.*text only"):
+    with pytest.raises(InputError, match="reads text only: leave out image"):
+        seen = {"pixel_values": torch.zeros(4, 1536), "image_grid_thw": torch.tensor([[1, 2, 2]])}
+        hf.generate(**given | image, **seen, mm_token_type_ids=torch.tensor([[0, 1, 0]]))
+    with pytest.raises(InputError, match=r"stands for \w+, and longdraft reads text only"):
         hf.generate(**given | image)
 
 
@@ -188,7 +189,7 @@ NO_DECODERS = {
     "has an encoder": T5Config(vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),
     "needs an image": "blip-2",
     "is_decoder=true": BertConfig(**SIZES),
-    "rolled back": RwkvConfig(vocab_size=96, hidden_size=16, num_hidden_layers=1, attention_hidden_size=16),
+    "rolled back": RwkvConfig(vocab_size=96, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16),
     "attend to images": "mllama",
     "for which it drafts": "gemma4_unified_assistant",
     "diffusion": "diffusion_gemma",
