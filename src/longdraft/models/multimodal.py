@@ -109,7 +109,7 @@ def text_model(hf: Any) -> Any:
     """
     inside = next((m for m in _around(hf) if type(m).__name__.endswith(CAUSAL)), None)
     text = inside or _assembled(hf)
-    if text is None or not _same(hf, text):
+    if text is None or not probe(hf, text):
         text = hf
     text.placeholders = placeholders_of(hf.config)
     text.generation_config = hf.generation_config
@@ -143,7 +143,7 @@ def _assembled(hf: Any) -> Any:
 
 
 @torch.inference_mode()
-def _same(hf: Any, text: Any) -> bool:
+def probe(hf: Any, text: Any) -> bool:
     """Whether both give the same logits for a text, up to rounding, or hf needs what was left out to say so."""
     ids = torch.arange(3, 3 + TOKENS, device=hf.device)[None] % hf.config.get_text_config().vocab_size
     try:
