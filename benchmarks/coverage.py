@@ -1,4 +1,4 @@
-"""Which of Transformers' causal language models longdraft runs, and which methods on them.
+"""Which of Transformers' causal and multimodal language models longdraft runs, and which methods on them.
 
     python benchmarks/coverage.py
     python benchmarks/coverage.py --kind gpt2 --kind falcon
@@ -6,7 +6,8 @@
 A tiny random model of every model_type is decoded in its own process: greedily beside Transformers' own `generate`,
 and by every method of METHODS beside plain decoding, greedy and at T=1, two prompts of unequal lengths. Classes:
 "exact", where a node's numbers are the same bits whatever is computed beside it; "equal" in float32; "refused" with
-the line that a user sees; "failed"; "unbuilt", where the tiny configuration does not make a model.
+the line that a user sees; "failed"; "unbuilt", where the tiny configuration does not make a model. A multimodal model
+is written to a folder and loaded from it, and its text compared with what the whole model says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import tiny_models
@@ -31,8 +33,10 @@ from longdraft.drafters.kinds import KINDS
 from longdraft.engine.record_file import RecordFile
 from longdraft.errors import InputError
 from longdraft.methods import find
+from longdraft.models.classes import is_multimodal
 from longdraft.models.lm import LM
-from longdraft.models.loading import quiet
+from longdraft.models.loading import load_lm, quiet
+from longdraft.models.multimodal import placeholders_of
 from longdraft.models.support import probe, refuse
 
 NEW, LENGTHS = 12, (40, 17)
@@ -63,7 +67,8 @@ METHODS: dict[str, dict[str, Any]] = {  # options that suit prompts of 40 tokens
 
 def examined(kind: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What became of one kind: its class, and why."""
-    record: dict[str, Any] = {"kind": kind, "layers": []}
+    group = "causal" if kind in tiny_models.CAUSAL else "multimodal"
+    record: dict[str, Any] = {"kind": kind, "group": group, "layers": []}
     try:
         config, unbuilt = tiny_models.config(kind), ""
         record["layers"] = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"]))
@@ -77,7 +82,8 @@ def examined(kind: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
             hf = tiny_models.build(config)
         except Exception as error:
             return record | {"class": "unbuilt", "why": line(error)}
-        probe(hf)
+        if not is_multimodal(config):
+            probe(hf)
         return record | decoded(hf, methods)
     except InputError as error:
         return record | {"class": "refused", "why": line(error)}
@@ -87,11 +93,13 @@ def examined(kind: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def decoded(hf: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Plain decoding beside Transformers' own, and every method beside plain decoding."""
-    prompts = [tiny_models.prompt(n) for n in LENGTHS]
+    images = placeholders_of(hf.config)
+    prompts = [[3 if token in images else token for token in tiny_models.prompt(n)] for n in LENGTHS]
     hf.generation_config.eos_token_id = None
+    text = stored_and_loaded(hf) if is_multimodal(hf.config) else None
     hf.set_attn_implementation("eager")
     expected = [by_transformers(hf, prompt) for prompt in prompts]
-    lm = LM(hf, "tiny")
+    lm = text or LM(hf, "tiny")
     samplers = {"greedy": Sampler(), "T=1": Sampler(temperature=1.0)}
     plain = {name: generate(lm, prompts, max_new_tokens=NEW, sampler=s, eos=()) for name, s in samplers.items()}
     if plain["greedy"] != expected:
@@ -104,9 +112,18 @@ def decoded(hf: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return record | ({"class": "failed", "why": listed[:300]} if listed else {})
 
 
+def stored_and_loaded(hf: Any) -> LM:
+    """The text model of a multimodal one, as `load` takes it out of a folder."""
+    with TemporaryDirectory() as folder:
+        hf.save_pretrained(folder)
+        return load_lm(folder, "float32", "cpu")
+
+
 def by_transformers(hf: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
-    out = hf.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    out = hf.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0
+    )
     return out[0, len(prompt) :].tolist()
 
 

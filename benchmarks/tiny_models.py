@@ -1,4 +1,4 @@
-"""Tiny random models of every causal language model in Transformers, from their own default configurations.
+"""Tiny random models of every causal and multimodal language model in Transformers, from their default configurations.
 
 A configuration keeps its architecture's flags and shape of layers; numbers that are sizes become small. Each kind of
 layer that the default pattern has occurs at least once.
@@ -9,10 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
-KINDS = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+from longdraft.models.classes import class_of
+from longdraft.models.multimodal import towers_are_optional
+
+CAUSAL = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+MULTIMODAL = tuple(kind for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if kind not in CAUSAL)
+KINDS = CAUSAL + MULTIMODAL
 LAYERS, HEADS, KV_HEADS, HEAD, WIDTH, VOCAB, POSITIONS = 4, 4, 2, 16, 64, 96, 512
 SIZES: tuple[tuple[int, str], ...] = (  # a small size, and the names of configurations' fields that get it
     (VOCAB, "vocab_size decoder_vocab_size vocab_size_per_layer_input"),
@@ -48,6 +56,18 @@ SMALL = {name: size for size, names in SIZES for name in names.split()}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # What a family needs beyond small sizes: numbers that must fit each other, and defaults that do not run.
 ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
+SECTIONS = {"text_config": {"rope_parameters": ROTARY | {"mrope_section": [2, 3, 3]}}}  # they add up to HEAD / 2
+HALF = {"text_config": {"rope_parameters": ROTARY | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}}}
+SHARED = {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2}
+INDEXER = {
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+    "indexer_head_dim": HEAD,
+    "indexer_kv_heads": 1,
+    "indexer_n_heads": 16,
+}
+BY_KIND = {"full_attention": ROTARY, "sliding_attention": ROTARY}
+IMAGES = {"vocabulary_map": {"<image>": VOCAB - 1, "<|extra_200|>": VOCAB - 2}}
 CHANGES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "bailing_hybrid": {"num_expert_group": 1},
@@ -68,13 +88,13 @@ CHANGES: dict[str, dict[str, Any]] = {
         "audio_config": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
     },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma3n_text": SHARED,
     "hunyuan_v1_dense": {"head_dim": HEAD},
     "hunyuan_v1_moe": {"head_dim": HEAD},
     "ministral": {"head_dim": HEAD},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
-    "reformer": {"is_decoder": True},
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "attn_layers": ["local", "lsh"] * 2},
     "roc_bert": {
         "pronunciation_vocab_size": 20,
         "shape_vocab_size": 20,
@@ -90,7 +110,57 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "nemotron": {"num_key_value_heads": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": ROTARY, "sliding_attention": ROTARY}},
+    "cohere_compass_text": {"rope_parameters": BY_KIND},
+    "cohere_compass": {"text_config": {"rope_parameters": BY_KIND}},
+    "qwen2_vl": SECTIONS,
+    "qwen2_5_vl": SECTIONS,
+    "qwen2_5_omni_thinker": SECTIONS | {"vision_start_token_id": 90},
+    "qwen3_omni_moe_thinker": SECTIONS | {"vision_start_token_id": 90},
+    "paddleocr_vl": SECTIONS,
+    "cosmos3_edge": SECTIONS,
+    "glm4v": SECTIONS,
+    "glm46v": SECTIONS,
+    "glmga": SECTIONS,
+    "glm_ocr": SECTIONS,
+    "glm4v_moe": HALF,
+    "chameleon": IMAGES,
+    "emu3": IMAGES,
+    "mistral4": {"qk_rope_head_dim": 8, "head_dim": HEAD},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"] * 2, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    },
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
+    "ernie4_5_vl_moe": {
+        "text_config": {"rope_parameters": ROTARY | {"mrope_section": [3, 3, 2]}, "moe_num_shared_experts": 1}
+    },
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0], "downsample_rate": "4/8"},
+    "granite_docling": {"vision_config": {"out_hidden_size": WIDTH}},
+    "hunyuan_vl": {"text_config": {"head_dim": HEAD, "rope_parameters": ROTARY | {"mrope_section": [2, 2, 2, 2]}}},
+    "inkling2": {"vision_config": {"text_hidden_size": WIDTH}},
+    "muse_spark": {"out_hidden_size": WIDTH, "audio_config": {"out_hidden_size": WIDTH}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2], "text_hidden_size": WIDTH}},
+    "step3p7": {"text_config": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2}},
+    "qwen4_exp": {"text_config": INDEXER},
+    "qwen4_exp_text": INDEXER,
+    "perception_lm": {"vision_config": {"model_args": {"embed_dim": WIDTH}}},
+    "gemma3n": {"text_config": SHARED},
+    "gemma4_unified_assistant": {"text_config": SHARED},
+    "gemma4_assistant": {"text_config": SHARED | {"num_kv_shared_layers": LAYERS}},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 5,
+        "mamba_dt_rank": 4,
+        "attention_hidden_size": 2 * WIDTH,
+        "attention_head_dim": 2 * HEAD,
+        "num_key_value_heads": HEADS,
+    },
+}
+# Arguments without which a default configuration is refused by its own class.
+PLAIN = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+GIVEN: dict[str, dict[str, Any]] = {"gemma4_assistant": {"text_config": PLAIN | {"num_kv_shared_layers": 30}}}
+BOTH_SIDES = {  # BERT and its like, which are decoders if their configuration says so
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 
 
@@ -135,7 +205,8 @@ def one_of_each(layers: list[Any]) -> list[int]:
 def config(kind: str) -> Any:
     """A tiny configuration of this model_type."""
     cls = CONFIG_MAPPING[kind]
-    return cls.from_dict(shrunk(cls().to_dict(), CHANGES.get(kind, {})))
+    changes = CHANGES.get(kind, {}) | ({"is_decoder": True} if kind in BOTH_SIDES else {})
+    return cls.from_dict(shrunk(default(kind).to_dict(), changes))
 
 
 def prompt(length: int) -> list[int]:
@@ -148,7 +219,8 @@ def prompt(length: int) -> list[int]:
 def build(small: Any, seed: int = 0) -> Any:
     """A random model of this configuration in float32 whose next tokens are neither constant nor uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small).eval()
+    with towers_are_optional():
+        model = class_of(small)(small).eval()
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight  # large ones would repeat a token
     for name, p in model.named_parameters():
@@ -159,4 +231,4 @@ def build(small: Any, seed: int = 0) -> Any:
 
 def default(kind: str) -> Any:
     """The configuration of this model_type as its class has it, in full size."""
-    return CONFIG_MAPPING[kind]()
+    return CONFIG_MAPPING[kind](**GIVEN.get(kind, {}))

@@ -196,7 +196,7 @@ class Architecture:
         if attention.calls != self.calls:
             used = f"attends {attention.calls} times in a pass by the attention interface of Transformers"
             raise InputError(f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers")
-        return out.logits
+        return out.logits[:, -logits:]  # some classes do not know logits_to_keep
 
     @contextmanager
     def capturing(self, captured: Captures) -> Generator[None]:

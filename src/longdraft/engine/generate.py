@@ -112,6 +112,10 @@ def check(target: LM, prompts: list[list[int]], max_new_tokens: int, drafter: Dr
         raise InputError(
             f"prompt token {odd} is not in the model's vocabulary of {target.vocab}: use the model's own tokenizer"
         )
+    other = next((t for p in prompts for t in p if t in target.placeholders), None)
+    if other is not None:
+        kind = target.placeholders[other]
+        raise InputError(f"prompt token {other} stands for {kind}, and longdraft reads text only: leave the {kind} out")
     check_pair(drafter, verify)
 
 

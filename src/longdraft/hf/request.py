@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 
 from longdraft.errors import InputError
+from longdraft.models import support
 
 # Settings of a GenerationConfig that ask for something else, with the values at which they do not, and what to do.
 CACHE = "leave it out, longdraft keeps keys and values in a cache of its own"
@@ -43,6 +44,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 # Arguments that `generate` keeps to itself when it calls a function, with what to do about them.
 KEPT_BACK = {"streamer": "", "assistant_model": "give it as drafter= with method='sd'", "synced_gpus": OTHER}
 USED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+USED |= {"mm_encoder_outputs", "mm_token_type_ids"}  # which are those of text alone
+SENSES = ("pixel_values", "image", "video", "input_features", "input_values", "audio")  # how names of inputs begin
 
 
 def kept_back() -> dict[str, Any]:
@@ -58,8 +61,7 @@ def kept_back() -> dict[str, Any]:
 
 def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any]) -> None:
     """Raises InputError for whatever longdraft would have to ignore."""
-    if model.config.is_encoder_decoder:
-        raise InputError(f"{type(model).__name__} has an encoder: longdraft continues texts with decoder-only models")
+    support.refuse(model.config, type(model))
     if given.get("inputs_embeds") is not None:
         raise InputError("inputs_embeds cannot be continued, since drafts need tokens: give input_ids")
     for name, (neutral, instead) in REFUSED.items():
@@ -72,6 +74,9 @@ def refuse(model: Any, config: Any, given: dict[str, Any], hidden: dict[str, Any
     cache = given.get("past_key_values")
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length()):
         raise InputError(f"longdraft does not support past_key_values in generate: {CACHE}")
+    seen = [name for name in given if name.startswith(SENSES) and given[name] is not None]
+    if seen := [*(given.get("mm_encoder_outputs") or ()), *seen]:  # by kind where Transformers has encoded them
+        raise InputError(f"longdraft reads text only: leave out {', '.join(seen)}, or use plain generate")
     for name, value in given.items():
         if name not in USED and value is not None and value is not False:
             raise InputError(f"longdraft does not support {name} in generate: {OTHER}")
@@ -93,8 +98,9 @@ def prompts_of(input_ids: Tensor, given: dict[str, Any]) -> tuple[list[list[int]
     if not torch.equal(real, torch.arange(size, device=device) >= torch.tensor(padding, device=device)[:, None]):
         raise InputError("attention_mask hides tokens inside or behind a prompt: pad on the left (padding_side='left')")
     positions = given.get("position_ids")
-    if positions is not None:
+    if positions is not None:  # [B,S], or [n,B,S] where texts and images have positions of several numbers
         usual = (real.long().cumsum(1) - 1)[real]
-        if not torch.equal(positions.to(device).expand_as(input_ids)[real], usual):
+        given_positions = positions.to(device).expand(*positions.shape[:-2], *input_ids.shape)[..., real]
+        if not torch.equal(given_positions, usual.expand_as(given_positions)):
             raise InputError("position_ids are not those of the tokens' places: leave them out")
     return [row[n:] for row, n in zip(input_ids.tolist(), padding, strict=True)], padding

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,8 +16,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from longdraft.errors import InputError
+from longdraft.models.classes import is_multimodal
 from longdraft.models.lm import LM
-from longdraft.models.support import TESTED, probe, refuse
+from longdraft.models.multimodal import text_model
+from longdraft.models.support import in_one_line, verify
 
 
 @dataclass
@@ -45,15 +48,15 @@ def lm_of(model: Any) -> LM:
 
 
 def _wrap(model: Any) -> LM:
-    refuse(model.config)
     devices = sorted({str(t.device) for t in model.parameters()})
     if len(devices) != 1:
         raise InputError(f"the model is on {', '.join(devices)}, and longdraft uses one device: load it on one")
     with torch.inference_mode(False):
         twin = deepcopy(model, {id(t): t for t in _tensors(model)})
         twin.generation_config = GenerationConfig()  # each call of `generate` has its own
-        if model.config.model_type not in TESTED:
-            probe(twin)
+        if is_multimodal(model.config):
+            twin = in_one_line(model.config.model_type, partial(text_model, twin))
+        verify(twin)
         return LM(twin, model.name_or_path)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import PackedLinear
 from longdraft.core.places import new_folder
 from longdraft.errors import InputError
+from longdraft.models.classes import class_of, is_multimodal
 from longdraft.models.lm import LM
 
 SHARD = "4GB"
@@ -25,6 +25,11 @@ def export(lm: LM, tokenizer: Any, out: Path) -> int:
     The folder appears once it is complete. An output matrix that equals the embedding is written once, as tied.
     Raises InputError.
     """
+    if is_multimodal(lm.hf.config):
+        raise InputError(
+            f"Transformers has no class for the text part of {lm.hf.config.model_type} alone, so it cannot be exported:"
+            " use the original folder"
+        )
     out = new_folder(out)
     part = out.with_name(out.name + ".part")
     try:
@@ -52,7 +57,7 @@ def _plain(lm: LM) -> Any:
             weights[f"{name}.weight"] = module.weight.to(lm.dtype)
     config = type(lm.hf.config).from_dict(lm.hf.config.to_dict())
     config.tie_word_embeddings = _tied(lm.hf, weights)
-    cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    cls: Any = class_of(config)
     with torch.device("meta"):
         made: nn.Module = cls._from_config(config, dtype=lm.dtype)
     made.load_state_dict(weights, strict=True, assign=True)

@@ -82,6 +82,7 @@ class LM:
         self.vocab = int(self.config.vocab_size)
         self.end_tokens = ends_of(getattr(hf, "generation_config", None)) if end_tokens is None else end_tokens
         self.note, self.stored, self.digest = note, stored, digest
+        self.placeholders: dict[int, str] = getattr(hf, "placeholders", {})  # tokens for what is no text
         self.copies: dict[str, LM] = {}  # those that `quantised` has made, by kind
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.packed_linear import BITS, quantise_linears, round_inputs
 from longdraft.core.processes import ALONE, Team
@@ -22,13 +21,15 @@ from longdraft.core.rules import end_tokens
 from longdraft.errors import InputError
 from longdraft.models import eight_bits, fetch
 from longdraft.models.alignment import align_weights
+from longdraft.models.classes import class_of, is_multimodal
 from longdraft.models.gguf import file as gguf
 from longdraft.models.gguf import model as gguf_model
 from longdraft.models.gguf import tokenizer as gguf_tokenizer
 from longdraft.models.identity import digest
 from longdraft.models.lm import LM
+from longdraft.models.multimodal import text_model, without_towers
 from longdraft.models.rope import Rope
-from longdraft.models.support import TESTED, probe, refuse
+from longdraft.models.support import in_one_line, refuse, verify
 from longdraft.models.tensor_parallel import options_for, settle
 from longdraft.models.untrusted import OURS, check_tokenizer, check_weights, neutral
 from longdraft.ops import native
@@ -130,8 +131,7 @@ def _read(
     whole = digest(hf) if team.size > 1 else None
     if team.size > 1:
         settle(hf, team)
-    if hf.config.model_type not in TESTED:
-        _try(name, lambda: probe(hf))
+    verify(hf)
     stored = None if weights is None else digest(hf)
     if weights is not None:
         quantise_linears(hf, weights)
@@ -212,17 +212,21 @@ def _from_folder(name: str, dtype: str, scaling: Rope | None, team: Team) -> Any
     if scaling is not None:
         scaling.extend(config)
     options |= {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, "output_loading_info": True}
+    if team.size > 1 and is_multimodal(config):
+        raise InputError(
+            f"{config.model_type} is multimodal, and cannot be divided among processes: write its text to a folder with"
+            " `longdraft export` first, or start without torchrun"
+        )
     options |= options_for(config, team)
-    if eight_bits.is_packed(Path(where) / eight_bits.WEIGHTS):
-        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        hf, info = _try(name, lambda: eight_bits.load_model(cls, where, **options, **OURS))
-    else:
-        hf, info = _try(name, lambda: AutoModelForCausalLM.from_pretrained(where, **options, **OURS))
+    cls = without_towers(class_of(config)) if (multimodal := is_multimodal(config)) else class_of(config)
+    packed = eight_bits.is_packed(Path(where) / eight_bits.WEIGHTS)
+    read = partial(eight_bits.load_model, cls) if packed else cls.from_pretrained
+    hf, info = _try(name, lambda: read(where, **options, **OURS))
     if info["missing_keys"]:
         raise InputError(
             f"{name} lacks weights ({sorted(info['missing_keys'])[0]} and others): its safetensors are incomplete"
         )
-    return hf
+    return in_one_line(config.model_type, lambda: text_model(hf)) if multimodal else hf
 
 
 def quiet(threads: int | None) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.dense import lacks_interface, obstacle
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
+from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
 from longdraft.models.lm import LM
 from longdraft.models.shrunk import changes_rotation, shrunk
 
@@ -21,15 +23,27 @@ TESTED = {"llama", "qwen2", "qwen3", "mistral", "gpt_oss", "qwen3_moe"}
 ROUNDING, COARSE = 0.01, 0.05  # of the largest logit: by how much passes in float32 and in other dtypes may differ
 
 
-def refuse(config: Any) -> None:
-    """Raises InputError for models that are no causal LM, lack the attention interface, or have layers without keys."""
+def refuse(config: Any, cls: Any = None) -> None:
+    """Raises InputError for models that are no causal LM, lack what a backend needs, or have layers without keys.
+
+    cls: the class of the model (None: the one that `load` would choose).
+    """
     kind = getattr(config, "model_type", "?")
-    try:
-        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    except KeyError:
-        raise InputError(f"{kind} is not a causal language model of Transformers: use one that is") from None
-    windows_of(config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"{kind} has an encoder, and longdraft continues texts: use a decoder-only model")
+    cls = cls or class_of(config)
+    if cls is None or not cls.can_generate():
+        raise InputError(f"{kind} is not a causal language model of Transformers: use one that is")
+    if reads_both_sides(config, cls):
+        raise InputError(
+            f"{kind} reads the tokens on both sides, since its config.json does not say is_decoder=true: use a"
+            " decoder-only model"
+        )
     c = config.get_text_config()
+    if more := needs_beside_text(cls, c):
+        raise InputError(f"{kind} {more}: use a model that continues texts alone")
+    windows_of(config)
+    cls = (is_multimodal(config) and causal_class(c)) or cls
     # The flag is that of the class; of a model whose layers are listed, windows_of has seen that all are attention.
     stateful = getattr(cls, "_is_stateful", False) and getattr(c, "layer_types", None) is None
     why = "keeps a state that cannot be rolled back" if stateful else None
@@ -37,6 +51,38 @@ def refuse(config: Any) -> None:
         why = f"has no attention interface in Transformers and {lacking}"
     if why:
         raise InputError(f"{kind} {why}, so longdraft cannot run it: use a Llama, Qwen or Mistral model, for example")
+
+
+def needs_beside_text(cls: Any, config: Any) -> str | None:
+    """Why a prompt of tokens is not enough for this class; None: it is."""
+    accepted = inspect.signature(cls.forward).parameters
+    if getattr(config, "cross_attention_layers", None):
+        return "has layers that attend to images, which longdraft does not read"
+    if "pixel_values" in accepted and accepted["pixel_values"].default is inspect.Parameter.empty:
+        return "needs an image with every prompt, which longdraft does not read"
+    if "shared_kv_states" in accepted:
+        return "reads the keys of another model, for which it drafts"
+    return "writes blocks of tokens by diffusion" if "Diffusion" in cls.__name__ else None
+
+
+def verify(hf: Any) -> None:
+    """As probe, where the tests do not cover the architecture. Whatever goes wrong in it is an InputError."""
+    kind = hf.config.model_type
+    if kind not in TESTED:
+        in_one_line(kind, lambda: probe(hf))
+
+
+def in_one_line(kind: str, action: Callable[[], Any]) -> Any:
+    """What action returns. Raises InputError, with the first line of the reason, where a model's modules fail."""
+    try:
+        return action()
+    except InputError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(
+            f"{kind} cannot be run: {reason[:300].rstrip('.')}; use a Llama, Qwen or Mistral model, for example"
+        ) from error
 
 
 @torch.inference_mode()

@@ -7,14 +7,14 @@ from time import time
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from longdraft.models.chat import Message
 from longdraft.server.events import sse
 from longdraft.server.fields import MaxTokens, Name, Strict, Text
 from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_MESSAGES, Sampled, joined
+from longdraft.server.schema import MOST_MESSAGES, Sampled, joined, only_text
 from longdraft.server.service import Answer, Service
 from longdraft.server.work import Work
 
@@ -33,7 +33,9 @@ class Item(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)]
+    content: Annotated[
+        Text | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)], BeforeValidator(only_text)
+    ]
     id: Name | None = None
     status: Name | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from longdraft.sampling_parameters import FREQUENCY, MAX_TOKENS, MIN_P, PENALTY, PRESENCE, TOP_K, TOP_P
 from longdraft.server.fields import (
@@ -94,6 +94,19 @@ class TextPart(Strict):
     text: Text
 
 
+SENSES = {"image": "images", "audio": "sound", "video": "video", "file": "files"}  # first words of parts' types
+
+
+def only_text(content: Any) -> Any:
+    """The content of a message. Raises ValueError for parts that are images, sound, video or files, by name."""
+    parts = content if isinstance(content, list) else []
+    kinds = [str(part.get("type")).removeprefix("input_").split("_")[0] for part in parts if isinstance(part, dict)]
+    other = next((SENSES[kind] for kind in kinds if kind in SENSES), None)
+    if other:
+        raise ValueError(f"this server reads no {other}: send parts of text only")
+    return content
+
+
 def joined(content: str | Sequence[Any]) -> str:
     """The text of a message, which may come in parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
@@ -101,7 +114,9 @@ def joined(content: str | Sequence[Any]) -> str:
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)] = ""
+    content: Annotated[
+        Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_MESSAGES)], BeforeValidator(only_text)
+    ] = ""
     name: Name | None = None
     tool_call_id: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
