@@ -112,6 +112,7 @@ lint: $(READY)
 	$(BIN)/python docs/qwen_coder.py --check
 	$(BIN)/python docs/peers.py --check
 	$(BIN)/python docs/headlines.py --check
+	$(BIN)/python docs/models.py --check
 	$(BIN)/python docs/diagram.py --check
 
 fix: $(READY)

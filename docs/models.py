@@ -1,0 +1,81 @@
+"""Write the tables of docs/models.md from the records of benchmarks/coverage.py.
+
+    python docs/models.py            # after a run, whose records are put into benchmarks/records/DATE-coverage.jsonl.gz
+    python docs/models.py --check    # exit status 1 if the page is not what the records say
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+from measured import ROOT, filled, listed, table, write_or_check
+
+PAGE = ROOT / "docs" / "models.md"
+RECORDS = max((ROOT / "benchmarks" / "records").glob("*-coverage.jsonl.gz"))
+WORKS = ("exact", "equal")
+REFUSED = "refused: "  # what benchmarks/coverage.py writes before a method's refusal
+GROUPS = {"causal": "causal language models", "multimodal": "multimodal types, for text"}
+
+
+def records() -> list[dict[str, Any]]:
+    """The latest record of each kind."""
+    with gzip.open(RECORDS, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    return sorted({r["kind"]: r for r in lines}.values(), key=lambda r: r["kind"].lower())
+
+
+def methods(record: dict[str, Any]) -> str:
+    """All, or all but those that are refused."""
+    refused = [f"`{name}`" for name, why in record["methods"].items() if why.startswith(REFUSED)]
+    return f"all but {listed(refused)}" if refused else "all"
+
+
+def words(name: str) -> str:
+    return name.replace("_attention", "").replace("_", " ")
+
+
+def works(of: list[dict[str, Any]]) -> str:
+    rows = (
+        (f"`{r['kind']}`", ", ".join(map(words, r["layers"])), r["backend"], r["class"], methods(r))
+        for r in of
+        if r["class"] in WORKS
+    )
+    return table(("model_type", "layers", "backend", "a node's numbers", "methods"), rows).replace("---:", "---")
+
+
+def refused(of: list[dict[str, Any]]) -> str:
+    rows = ((f"`{r['kind']}`", r["why"].replace("|", "\\|")) for r in of if r["class"] not in WORKS)
+    return table(("model_type", "why"), rows).replace("---:", "---")
+
+
+def summary(every: list[dict[str, Any]]) -> str:
+    """How many of each group became what, and where the numbers come from."""
+    names = ("exact", "equal", "refused", "failed", "unbuilt")
+    rows = []
+    for group, words in GROUPS.items():
+        counts = Counter(r["class"] for r in every if r.get("group", "causal") == group)
+        if counts:
+            rows.append((words, *(str(counts[name]) for name in names), str(sum(counts.values()))))
+    first = every[0]
+    origin = (
+        f"Transformers {first['versions']['transformers']}, torch {first['versions']['torch']}, float32,"
+        f" {first['time'][:10]}, revision `{first['git_sha'][:7]}`."
+    )
+    return f"{table(('', *names, 'all'), rows)}\n\n{origin}"
+
+
+def page(every: list[dict[str, Any]]) -> str:
+    text = filled(PAGE.read_text(encoding="utf-8"), "summary", summary(every))
+    for group in GROUPS:
+        of = [r for r in every if r.get("group", "causal") == group]
+        text = filled(text, f"{group} works", works(of))
+        text = filled(text, f"{group} refused", refused(of))
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check({PAGE: page(records())}, sys.argv[1:]))
