@@ -49,6 +49,8 @@ class BudgetObjective:
             raise InputError("the small model caches latents in place of keys and values: use one that does not")
         if self.small.architecture.indexed:
             raise InputError("the small model selects the keys that it reads: use one that does not")
+        if self.small.architecture.longest is not None:
+            raise InputError("the small model caches biases with its keys: use one that does not")
         self.module: nn.Module = self.small.hf
 
     @torch.no_grad()
