@@ -184,7 +184,10 @@ def shrunk(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     if fields.get("kv_lora_rank") and "num_key_value_heads" in fields:
         small["num_key_value_heads"] = small["num_attention_heads"]
     layers = fields.get("num_hidden_layers")
-    lists = {k: v for k, v in fields.items() if isinstance(v, list) and layers and len(v) == layers}
+    # A list of the layers themselves, such as Llama 4's moe_layers, makes no two of them alike.
+    lists = {
+        k: v for k, v in fields.items() if isinstance(v, list) and layers and len(v) == layers != len(set(map(repr, v)))
+    }
     if lists:
         chosen = one_of_each(list(zip(*(map(repr, values) for values in lists.values()), strict=True)))
         small |= {name: [small[name][i] for i in chosen] for name in lists}

@@ -10,8 +10,8 @@ import longdraft.models.lm
 
 WORKS = ("exact", "equal")
 # Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs everything.
-EVERY_KIND_OF_LAYER = ["gpt2", "opt", "phi", "gemma4_text", "deepseek_v3", "deepseek_v32", "mistral4", "falcon", "bloom"]
-EVERY_KIND_OF_LAYER += ["nemotron", "gemma3"]
+EVERY_KIND_OF_LAYER = ["gpt2", "opt", "phi", "gemma4_text", "llama4_text", "deepseek_v3", "deepseek_v32", "mistral4"]
+EVERY_KIND_OF_LAYER += ["falcon", "bloom", "nemotron", "gemma3"]
 FEW = {name: coverage.METHODS[name] for name in ("recycle", "vegas-tree")}
 
 
