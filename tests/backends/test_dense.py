@@ -263,7 +263,7 @@ def test_generate_of_transformers(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lacking"), [("cpmant", "position_ids"), ("openai-gpt", "past_key_values"), ("bart", "position_ids"),
+    ("kind", "lacking"), [("cpmant", "position_ids"), ("openai-gpt", "past_key_values"), ("trocr", "position_ids"),
                           ("blt", "groups of bytes")]
 )  # fmt: skip
 def test_others_are_refused_with_what_they_lack(kind, lacking):
