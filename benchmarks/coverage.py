@@ -67,8 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {  # options that suit prompts of 40 tokens
 
 def examined(kind: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What became of one kind: its class, and why."""
-    group = "causal" if kind in tiny_models.CAUSAL else "multimodal"
-    record: dict[str, Any] = {"kind": kind, "group": group, "layers": []}
+    record: dict[str, Any] = named(kind) | {"layers": []}
     try:
         config, unbuilt = tiny_models.config(kind), ""
         record["layers"] = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"]))
@@ -89,6 +88,10 @@ def examined(kind: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
         return record | {"class": "refused", "why": line(error)}
     except Exception as error:
         return record | {"class": "failed", "why": f"{type(error).__name__}: {line(error)}"}
+
+
+def named(kind: str) -> dict[str, str]:
+    return {"kind": kind, "group": "causal" if kind in tiny_models.CAUSAL else "multimodal"}
 
 
 def decoded(hf: Any, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -161,9 +164,9 @@ def in_own_process(kind: str, seconds: float) -> dict[str, Any]:
         )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"kind": kind, "class": "failed", "why": f"no answer within {seconds:.0f} s"}
+        return named(kind) | {"class": "failed", "why": f"no answer within {seconds:.0f} s"}
     except (IndexError, json.JSONDecodeError):
-        return {"kind": kind, "class": "failed", "why": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+        return named(kind) | {"class": "failed", "why": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
 
 
 def options() -> Arguments:

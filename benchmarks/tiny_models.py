@@ -134,6 +134,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "text_config": {"rope_parameters": ROTARY | {"mrope_section": [3, 3, 2]}, "moe_num_shared_experts": 1}
     },
     "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [0], "downsample_rate": "4/8"},
+    "mistral_large4": {"text_config": {"kv_source_layers": list(range(LAYERS))}},
     "granite_docling": {"vision_config": {"out_hidden_size": WIDTH}},
     "hunyuan_vl": {"text_config": {"head_dim": HEAD, "rope_parameters": ROTARY | {"mrope_section": [2, 2, 2, 2]}}},
     "inkling2": {"vision_config": {"text_hidden_size": WIDTH}},
