@@ -145,7 +145,7 @@ def test_inside_transformers_generate(tmp_path):
     plain = {name: value for name, value in given.items() if name not in ("custom_generate", "method")}
     assert torch.equal(hf.generate(**given), hf.generate(**plain))
     image = {"input_ids": torch.tensor([[5, hf.config.image_token_id, 7]])}
-    with pytest.raises(InputError, match="reads text only: leave out (image|pixel_values)"):
+    with pytest.raises(InputError, match=r"reads text only: leave out (image|pixel_values)"):
         seen = {"pixel_values": torch.zeros(4, 1536), "image_grid_thw": torch.tensor([[1, 2, 2]])}
         hf.generate(**given | image, **seen, mm_token_type_ids=torch.tensor([[0, 1, 0]]))
     with pytest.raises(InputError, match=r"stands for \w+, and longdraft reads text only"):
