@@ -1,7 +1,7 @@
 """Write the tables of docs/models.md from the records of benchmarks/coverage.py.
 
-    python docs/models.py            # after a run, whose records are put into benchmarks/records/DATE-coverage.jsonl.gz
-    python docs/models.py --check    # exit status 1 if the page is not what the records say
+python docs/models.py            # after a run, whose records are put into benchmarks/records/DATE-coverage.jsonl.gz
+python docs/models.py --check    # exit status 1 if the page is not what the records say
 """
 
 from __future__ import annotations

@@ -92,6 +92,11 @@ def probe(hf: Any, tokens: int = 12) -> None:
     The windows, chunks and borders of its config are shrunk to these few tokens, because a difference that begins later
     would not show; rotations that change with the length are compared on both sides of their border.
     """
+    if counts_from_padding(hf):
+        raise InputError(
+            f"{hf.config.model_type} counts positions from its padding token's number on, but in Transformers' generate"
+            " from 0, so its output is not defined: use another architecture"
+        )
     compare = compare_branches if lacks_interface(hf) else compare_chain
     for long in (True, False) if changes_rotation(hf.config) else (True,):
         with shrunk(hf, tokens, long):
@@ -101,6 +106,12 @@ def probe(hf: Any, tokens: int = 12) -> None:
                 f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {error:.1%}"
                 " of the largest logit, so its output would be wrong: use another architecture"
             )
+
+
+def counts_from_padding(hf: Any) -> bool:
+    """Whether positions begin behind the padding token's number, as in RoBERTa, if a pass is not given them."""
+    tables = (getattr(m, "position_embeddings", None) for m in hf.modules())
+    return any(isinstance(t, torch.nn.Embedding) and t.padding_idx is not None for t in tables)
 
 
 def compare_chain(hf: Any, tokens: int) -> float:

@@ -82,6 +82,9 @@ class MtpLayers(nn.Module):
         self._rotary: Any = getattr(target.architecture.layout.body, "rotary_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (kind,) if by_type else ()
+        rotated: Any = getattr(self._rotary, "rope_type", None)
+        if by_type and isinstance(rotated, dict) and kind not in rotated:  # layers of this type do not rotate
+            self._rotary = None
 
     def __len__(self) -> int:
         return len(self.layers)
