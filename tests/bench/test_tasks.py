@@ -33,7 +33,7 @@ from longdraft.models.text import text_of
 
 CONTEXT = 700
 BUILT = [name for name in NAMES if name != "long"]
-SLOW = {"question", "repo"}
+SLOW = {"question", "repo", "summary"}
 each_task = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in BUILT]
 )

@@ -82,7 +82,7 @@ def test_every_rule_has_a_case():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model", ["llama", LOOPS])
+@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.full), LOOPS])
 def test_greedy_text_is_that_of_generate(model, case):
     """Under the same generation_config, by plain decoding and by methods that draft chains and trees."""
     for place, prompt in enumerate(PROMPTS):
@@ -105,7 +105,11 @@ def test_the_cases_change_the_text():
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("sampler", [Sampler(temperature=1.0), Sampler(0.9, top_p=0.9, penalty=1.2, window=8)], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param(Sampler(temperature=1.0), marks=pytest.mark.full), Sampler(0.9, top_p=0.9, penalty=1.2, window=8)],
+    ids=str,
+)
 def test_methods_say_what_plain_decoding_says(case, sampler):
     """Sampled, rows of unequal length, some ended early."""
     prompts = tiny.prompts(50, 9, 31)

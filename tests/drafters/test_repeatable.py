@@ -37,7 +37,7 @@ DRAFTERS = {
     "suffix": lambda t: AdaptiveDraft(build("suffix", t, nodes=8)),
     "auto": lambda t: Auto([tried(AdaptiveDraft(build("vegas", t, **SMALL))), Lookup(1, 5)], 6),
 }
-each_sampler = pytest.mark.parametrize("sampler", ["greedy", "T=1"])
+each_sampler = pytest.mark.parametrize("sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)])
 each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built")
 
