@@ -306,7 +306,7 @@ def test_a_refused_architecture_in_a_folder(folder):
     AutoConfig.for_model("qwen3_next").save_pretrained(path)
     assert "rolled back" in failing(path)
     (path / "config.json").write_text('{"model_type": "musicgen"}')  # without its parts
-    assert "has an encoder" in failing(path)
+    assert any(words in failing(path) for words in ("has an encoder", "cannot load"))  # by Transformers' version
 
 
 @pytest.mark.parametrize("name", ["no/such/folder", "/no/such", "a file", "no-such-model"])
