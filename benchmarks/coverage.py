@@ -119,7 +119,10 @@ def stored_and_loaded(hf: Any) -> LM:
     """The text model of a multimodal one, as `load` takes it out of a folder."""
     with TemporaryDirectory() as folder:
         hf.save_pretrained(folder)
-        return load_lm(folder, "float32", "cpu")
+        try:
+            return load_lm(folder, "float32", "cpu")
+        except InputError as error:
+            raise InputError(str(error).replace(folder, "the saved model")) from error
 
 
 def by_transformers(hf: Any, prompt: list[int]) -> list[int]:
