@@ -11,6 +11,7 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
+import tiny_models
 import torch
 from support import tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -19,15 +20,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from longdraft.bench import averages, inputs, report, report_files, shapes
 from longdraft.bench import records as record
 from longdraft.bench.selection import parse
+from longdraft.bench.steps import operations
 from longdraft.bench.teacher_forced import TeacherForced, accepted_at, walk
 from longdraft.cli import main
 from longdraft.core.sampling import Sampler
 from longdraft.engine import generate as engine
+from longdraft.engine.decode_session import DecodeSession
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import relative
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.methods.spec import MethodSpec
+from longdraft.models.lm import LM
 
 KEYS = {"text", "token_ids", "method", "prompt_tokens", "new_tokens", "prefill_s", "decode_s", "tokens_per_s"}
 KEYS |= {"mean_acceptance_length", "acceptance_per_position", "verify_steps", "draft_s", "verify_s", "seed", "device"}
@@ -365,6 +369,14 @@ def test_paths_of_this_machine_stay_out(tmp_path, monkeypatch):
     assert relative(str(tmp_path / "a" / "b.txt")) == "a/b.txt"
     assert relative("/home/somebody/model") == "model"
     assert relative("--context") == "--context"
+
+
+@torch.inference_mode()
+def test_steps_of_layers_that_views_do_not_reach():
+    """DeepSeek V4's keys are not selected, so neither selecting them nor drafting with a view is timed."""
+    lm = LM(tiny_models.build(tiny_models.config("deepseek_v4")))
+    timed = operations(lm, DecodeSession(lm, [tiny_models.prompt(160)], 8, eos=()))
+    assert "plain" in timed and not {"choose and copy 7%", "draft at 7%"} & timed.keys()
 
 
 def test_steps_are_timed_and_shown(folder, tmp_path):

@@ -142,6 +142,7 @@ class Passage:
             (x[:, self.begin : self.begin + old.shape[1]], old)
             for layer, saved in self.keys.items()
             for x, old in zip(self.session.cache.stored(layer, 0), saved, strict=True)
+            if old.shape[2]  # layers that cache keys alone have values of width 0
         ]
 
     @torch.inference_mode()

@@ -99,9 +99,10 @@ def operations(target: LM, runs: DecodeSession) -> dict[str, tuple[Callable[[], 
         for layer in chosen.layers or {}:
             chosen.compact(layer, 0, *cache.stored(layer, 0))
 
-    timed["choose and copy 7%"] = choose
     calls = {name: (call, 1) for name, call in timed.items()}
-    calls["draft at 7%"] = _drafting(target, cache, policy, text[:, 0])
+    if policy.view(cache) is not None:  # else no layer has keys to choose from
+        calls["choose and copy 7%"] = choose, 1
+        calls["draft at 7%"] = _drafting(target, cache, policy, text[:, 0])
     return calls
 
 

@@ -99,7 +99,8 @@ class DecodeSession:
         for b, n in enumerate(self._start.tolist()):
             for layer in self.cache.layers:
                 for x in self.cache.stored(layer, b):
-                    weights = torch.arange(1, 2 * x.shape[0] * x.shape[2], 2, device=x.device).view(len(x), -1)
+                    count, width = len(x), x.shape[2]  # 0 for the values of layers that cache keys alone
+                    weights = (2 * torch.arange(count * width, device=x.device) + 1).view(count, width)
                     bits = x[:, :n].contiguous().view(kinds[x.element_size()])
                     sums.append(torch.stack([(h * w).sum(1) for h, w in zip(bits, weights, strict=True)]).sum(0))
         return sums
