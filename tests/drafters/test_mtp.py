@@ -13,7 +13,7 @@ from support.mtp_files import FAMILIES, plain_layer, write
 from support.mtp_ring import Watched, watch
 from support.structure import close
 from test_start import Spy
-from transformers import AutoModelForCausalLM, MellumConfig, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, MellumConfig
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -29,7 +29,6 @@ from longdraft.drafters.mtp.kind import MTP
 from longdraft.engine.generate import prefill, step
 from longdraft.methods.drafter_weights import DrafterWeights
 from longdraft.models.loading import load_lm, quiet
-from longdraft.models.support import refuse
 
 quiet(None)
 # Before MTP layers were part of Mellum's configuration, Transformers' own MTP failed on checkpoints like these.
@@ -211,9 +210,3 @@ def test_the_method_finds_the_layers_by_itself(tmp_path):
     MTP.save(other, made.folder / "mtp", lm, {})
     beside = DrafterWeights(model=str(made.folder)).of("mtp", lm)
     assert len(beside) == 2 and torch.equal(beside.layers[1].fuse.weight, other.layers[1].fuse.weight)
-
-
-def test_targets_with_linear_attention_are_refused():
-    """Qwen3-Next has MTP layers, but no state that could be rolled back."""
-    with pytest.raises(InputError, match="linear_attention layers, which cannot be rolled back"):
-        refuse(Qwen3NextConfig(num_hidden_layers=4))

@@ -30,7 +30,7 @@ def test_every_model_type_runs_or_is_refused(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("mamba", {"refused"})]
+    ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"})]
 )
 def test_what_became_of_a_kind(kind, outcome):
     record = coverage.examined(kind, {"vegas": coverage.METHODS["vegas"]})

@@ -21,6 +21,9 @@ from longdraft.backends.latent import latents_of
 from longdraft.backends.layout import Layout, layout_of
 from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
+from longdraft.backends.recurrent_layers import recurring
+from longdraft.backends.recurrent_layers import take_over as take_over_scans
+from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.backends.shared_keys import sources_of
 from longdraft.backends.span import CHUNKED, spans_of
 from longdraft.backends.temperature import at_positions, take_over, tempered
@@ -43,7 +46,9 @@ HARMLESS = {
 }
 ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
-RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"}  # kinds of layers with a state
+RECURRENT = {"linear_attention", "conv", "mamba"}  # types of layers with a state and without keys
+MIXED = {"hybrid"}  # and those with both
+WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
 
@@ -143,7 +148,10 @@ class Architecture:
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         self.longest, self.differential = unbiased_length(hf), is_differential(hf)
-        self.calls = self.config.num_hidden_layers * (2 if self.differential else 1)
+        types = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
+        self.with_keys = [i for i, kind in enumerate(types) if kind not in WITHOUT_KEYS]
+        self.calls = len(self.with_keys) * (2 if self.differential else 1)
+        self.scans = take_over_scans(hf)
         counts = (getattr(self.config, name, None) for name in EXPERTS)
         self.experts = next(filter(None, counts), 0)
 
@@ -161,11 +169,17 @@ class Architecture:
         return nullcontext() if self.longrope is None else self.longrope.rotating(self.longrope.long(cache))
 
     def run(
-        self, attention: AttentionPass | Path, tokens: Tensor, position: Tensor, captured: Captures, logits: int = 0
+        self,
+        attention: AttentionPass | Path,
+        tokens: Tensor,
+        position: Tensor,
+        captured: Captures,
+        logits: int = 0,
+        recurrent: RecurrentPass | None = None,
     ) -> Tensor:
         """Transformers' forward of tokens, position [B,W] -> logits [B,W,V] (of the last `logits` nodes, 0: all).
 
-        Raises InputError where not every layer calls attention.
+        recurrent: of a model with `scans`. Raises InputError where not every layer calls attention, or its scan.
         """
         if self.longest is not None and int(position.max()) >= self.longest:
             fault = f"drops keys from {self.longest} tokens on, which longdraft does not"
@@ -184,7 +198,7 @@ class Architecture:
         if choice is not None:
             more |= choice.arguments(self.config.layer_types)
             intercepting = Intercepting(choice.replaced)
-        with self.capturing(captured), at_positions(position), intercepting, _passing(attention):
+        with self.capturing(captured), at_positions(position), intercepting, _passing(attention), recurring(recurrent):
             out = self.hf(
                 input_ids=tokens,
                 position_ids=position,
@@ -196,6 +210,8 @@ class Architecture:
         if attention.calls != self.calls:
             used = f"attends {attention.calls} times in a pass by the attention interface of Transformers"
             raise InputError(f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers")
+        if recurrent is not None:
+            recurrent.finish()
         return out.logits[:, -logits:]  # some classes do not know logits_to_keep
 
     @contextmanager
@@ -255,11 +271,10 @@ def windows_of(config: Any) -> dict[int, int]:
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
     chunk: int | None = getattr(c, "attention_chunk_size", None)
     sizes = {CHUNKED: chunk, **dict.fromkeys(NEAR, window)}
-    odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS)
+    odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS - WITHOUT_KEYS - MIXED)
     if odd:
-        why = "cannot be rolled back" if odd[0] in RECURRENT else "longdraft does not support yet"
         usable = "use a model of full, sliding, chunked or indexed attention"
-        raise InputError(f"{c.model_type} has {odd[0]} layers, which {why}: {usable}")
+        raise InputError(f"{c.model_type} has {odd[0]} layers, which longdraft does not support yet: {usable}")
     if CHUNKED in types and not chunk:
         raise InputError(f"this {c.model_type} has chunked layers and no attention_chunk_size: give it one")
     return {i: size for i, kind in enumerate(types) if (size := sizes.get(kind)) is not None}

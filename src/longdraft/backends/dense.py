@@ -20,6 +20,7 @@ from torch import Tensor
 from longdraft.backends.architecture import Architecture
 from longdraft.backends.dense_pass import DensePass
 from longdraft.backends.eager import Eager
+from longdraft.backends.recurrent_layers import has_scans
 from longdraft.backends.span import Window
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
 from longdraft.errors import InputError
@@ -29,8 +30,17 @@ SIDE = 1 << 30  # of the mask that takes the place of a module's own
 
 
 def lacks_interface(model: Any) -> bool:
-    """Whether the model, or its class, has attention of its own instead of Transformers' attention interface."""
-    return not getattr(model, "_supports_attention_backend", False)
+    """Whether the model, or its class, has attention of its own instead of Transformers' attention interface.
+
+    Most hybrid models have the interface and do not say so; those without any attention count as having it.
+    """
+    cls = model if isinstance(model, type) else type(model)
+    return not getattr(cls, "_supports_attention_backend", False) and not uses_interface(cls)
+
+
+def uses_interface(cls: type) -> bool:
+    names = vars(sys.modules[cls.__module__])
+    return has_scans(cls) and ("ALL_ATTENTION_FUNCTIONS" in names or not any("Attention" in name for name in names))
 
 
 def obstacle(cls: type, config: Any) -> str | None:

@@ -17,6 +17,7 @@ from longdraft.backends.by_path import forward_by_path
 from longdraft.backends.differential import Halves
 from longdraft.backends.indexers import Choice, attend_in_groups
 from longdraft.backends.latent import Latent
+from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.backends.span import Span
 from longdraft.core import Captures, KVCache, KVView, Tree
 
@@ -48,7 +49,8 @@ class Eager(Backend):
         halves = Halves() if model.differential else None
         p = Pass(cache, begin, start, tree.depth, visible, kept, view, captured, *layers, choice, halves)
         with model.rotating(cache):
-            return model.run(p, tokens, model.position(tree, start, cache), captured, logits)
+            scans = RecurrentPass(tree, cache, start) if model.scans else None
+            return model.run(p, tokens, model.position(tree, start, cache), captured, logits, scans)
 
 
 @dataclass

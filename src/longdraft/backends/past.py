@@ -44,6 +44,20 @@ class Past:
             raise InputError(f"layer {layer_idx} has an indexer, which this backend does not run: use the eager one")
         return self.choice.keys(layer_idx, k)
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Recurrent layers compute every pass as if it were the first one: recurrent_pass.py knows their states."""
+
+    get_recurrent_state = get_conv_state
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int = 0) -> bool:
+        return False
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, **_: Any) -> Tensor:
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Tensor | None, layer_idx: int, **_: Any) -> None:
+        pass
+
     @property
     def layers(self) -> _Layers:
         return _Layers(self.choice)

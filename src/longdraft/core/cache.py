@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdraft.core.states import Recurrence, RowStates, resumed
 from longdraft.errors import InputError
 from longdraft.ops import coded
 
@@ -29,6 +30,11 @@ class _Store:
     allocations: int = 0
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     numbers: dict[int, tuple[int, int, int, torch.dtype]] = field(default_factory=dict)
+    recurrences: dict[int, Recurrence] = field(default_factory=dict)  # by scan of a pass, if the model has any
+    states: list[RowStates] = field(default_factory=list)  # of each row
+
+    def __post_init__(self) -> None:
+        self.states = [RowStates() for _ in range(self.batch)]
 
     def reserve(self, layer: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's buffers, with at least `end` slots; k and v give the shape and dtype of new ones."""
@@ -66,6 +72,7 @@ class KVCache:
     text may fill, by which some models choose its rotations; it stays while the row holds keys.
     bits: 8 if keys and values are stored as codes (ops/coded.py); 0: as they are. Scratch is encoded too, so a node
     reads the same numbers of its ancestors whether they are committed or not.
+    Recurrent layers have states instead (states.py), which cannot be shortened by a number alone: `truncate` does that.
     """
 
     _known_addresses: tuple[tuple[Any, ...], list[tuple[int, int, int]]] | None = None
@@ -94,6 +101,15 @@ class KVCache:
         view.length, view.planned = self.length[span], self.planned[span]
         view._store, view._first = self._store, self._first + (span.start or 0)
         return view
+
+    @property
+    def recurrences(self) -> dict[int, Recurrence]:
+        """Those of its model by scan of a pass, which the first pass adds."""
+        return self._store.recurrences
+
+    def states(self, b: int) -> RowStates:
+        """The states of row b's recurrent layers, as of the latest pass."""
+        return self._store.states[self._first + b]
 
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """k [K,S,D] and v [K,S,Dv] of one row, scratch included; codes are decoded at each call."""
@@ -189,6 +205,7 @@ class KVCache:
                 for x in buffers:
                     row = x[self._first + b]
                     row[:, start : start + n] = row[:, start + path[b, :n]]
+            self.states(b).compact(start, path[b, :n])
         self.length += count
 
     def move(self, source: int, to: int) -> None:
@@ -198,15 +215,58 @@ class KVCache:
         for buffers in self._store.layers.values():
             for x in buffers:
                 x[self._first + to, :, :n] = x[self._first + source, :, :n]
+        self._store.states[self._first + to] = self.states(source).copy()
+
+    def clear(self) -> None:
+        """Make the rows empty."""
+        self.length.zero_()
+        for b in range(len(self.length)):
+            self._store.states[self._first + b] = RowStates(every=self.states(b).every)
+
+    def resumable(self, count: int) -> int:
+        """The most slots, at most `count`, to which the first row can be truncated: without recurrent layers, count."""
+        return self.states(0).resumable(count) if self.recurrences else count
+
+    def truncate(self, lengths: Tensor | int) -> None:
+        """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row has no states of its
+        length (see resumable)."""
+        wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
+        for b, n in enumerate(wanted.tolist() if self.recurrences else []):
+            if n < self.states(b).position:
+                self._store.states[self._first + b] = self.states(b).rewound(n)
+        self.length.copy_(wanted)
+
+    def resume(self, count: int, states: dict[int, Tensor]) -> None:
+        """The first row has `count` slots, written from elsewhere, with the states that its tokens have left."""
+        self.length[0] = count
+        self._store.states[self._first] = resumed(count, states, self.states(0).every)
+
+    def keep_checkpoints(self, every: int) -> None:
+        """From now on, states are kept wherever a row's length is a multiple of this."""
+        for b in range(len(self.length)):
+            self.states(b).every = every
+
+    @contextmanager
+    def holding(self) -> Generator[None]:
+        """Inside the block, no state leaves the present lengths behind, so that rows can be shortened to them."""
+        saved = [self.states(b).floor for b in range(len(self.length))]
+        for b, (n, floor) in enumerate(zip(self.length.tolist(), saved, strict=True)):
+            self.states(b).floor = n if floor is None else min(n, floor)
+        try:
+            yield
+        finally:
+            for b, floor in enumerate(saved):
+                self.states(b).floor = floor
 
     @contextmanager
     def rollback(self) -> Generator[None]:
         """What is committed inside the block is scratch again after it."""
         saved = self.length.clone()
-        try:
-            yield
-        finally:
-            self.length.copy_(saved)
+        with self.holding():
+            try:
+                yield
+            finally:
+                self.length.copy_(saved)
 
     @contextmanager
     def reopen(self, count: int) -> Generator[None]:
@@ -214,7 +274,7 @@ class KVCache:
         ends = self.length.tolist()
         spans = [(layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)]
         saved = [[x[:, low:n].clone() for x in self.stored(layer, b)] for layer, b, low, n in spans]
-        with self.rollback():
+        with self.rollback(), self._earlier([max(n - count, 0) for n in ends]):
             self.length.sub_(count).clamp_(min=0)
             try:
                 yield
@@ -222,3 +282,15 @@ class KVCache:
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
                     for x, old in zip(self.stored(layer, b), bits, strict=True):
                         x[:, low:n] = old
+
+    @contextmanager
+    def _earlier(self, lengths: list[int]) -> Generator[None]:
+        """Inside the block the rows have the states of these lengths."""
+        rows = slice(self._first, self._first + len(lengths))
+        saved = self._store.states[rows]
+        if self.recurrences:
+            self._store.states[rows] = [row.rewound(n).copy() for row, n in zip(saved, lengths, strict=True)]
+        try:
+            yield
+        finally:
+            self._store.states[rows] = saved

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.dense import lacks_interface, obstacle
+from longdraft.backends.recurrent_layers import has_scans
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
@@ -44,8 +45,7 @@ def refuse(config: Any, cls: Any = None) -> None:
         raise InputError(f"{kind} {more}: use a model that continues texts alone")
     windows_of(config)
     cls = (is_multimodal(config) and causal_class(c)) or cls
-    # The flag is that of the class; of a model whose layers are listed, windows_of has seen that all are attention.
-    stateful = getattr(cls, "_is_stateful", False) and getattr(c, "layer_types", None) is None
+    stateful = getattr(cls, "_is_stateful", False) and not has_scans(cls)
     why = "keeps a state that cannot be rolled back" if stateful else None
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"

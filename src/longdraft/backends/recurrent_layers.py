@@ -1,0 +1,178 @@
+"""Where the recurrent layers of Transformers call a function of their module that longdraft computes in its place.
+
+The model's own projections, norms and gates stay as they are. Only the causal convolution and the scan are replaced,
+and only while a pass of longdraft runs in the thread. Final states, where they are asked for, are empty: nothing of
+Transformers keeps them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
+from longdraft.backends.recurrent_pass import RecurrentPass
+from longdraft.errors import InputError
+
+_running = threading.local()  # its recurrent: the pass that the thread runs
+
+
+def _convolution(
+    p: RecurrentPass,
+    original: Any,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **_: Any,
+) -> Tensor:
+    """hidden_states [B,C,W], weight [C,K] -> [B,C,W]."""
+    out = p.convolve(hidden_states, weight, bias)
+    return out if activation is None else ACT2FN[activation](out)
+
+
+def _delta_rule(
+    p: RecurrentPass,
+    original: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """query, key [B,W,Hk,Dk], value [B,W,H,Dv], g [B,W,H] or [B,W,H,Dk], beta [B,W,H] -> [B,W,H,Dv]."""
+    _check(original, initial_state)
+
+    def in_chunks(b: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v, d, w = (x[b : b + 1, nodes] for x in (query, key, value, g, beta))
+        before = None if state is None else state[None]
+        how = {"output_final_state": True, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        out, after = original(q, k, v, g=d, beta=w, initial_state=before, **how)
+        return out[0], after[0]
+
+    scan = DeltaRule(use_qk_l2norm_in_kernel)
+    out = p.scan(scan, (key, value, g, beta), (query,), in_chunks).to(query.dtype)
+    return out, out.new_zeros(0) if output_final_state else None
+
+
+def _mamba2(
+    p: RecurrentPass,
+    original: Any,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    **_: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """hidden_states [B,W,H,P], dt [B,W,H], A [H], B, C [B,W,G,N], D [H] -> [B,W,H,P] in float32."""
+    _check(original, initial_states, z)
+    x, dt = hidden_states.float(), time_steps(dt, dt_bias, dt_softplus, dt_limit)
+
+    def in_chunks(b: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        h, t, k, q = (y[b : b + 1, nodes] for y in (hidden_states, dt, B, C))
+        before = None if state is None else state.mT[None]
+        out, after = original(h, t, A, k, q, chunk_size=chunk_size, initial_states=before, return_final_states=True)
+        return out[0], after[0].mT.contiguous()
+
+    out = p.scan(StateSpace(A.float()), (hidden_states, dt, B), (C,), in_chunks)
+    out = out if D is None else out + D[:, None] * x
+    return (out, out.new_zeros(0)) if return_final_states else out
+
+
+def _mamba(
+    p: RecurrentPass,
+    original: Any,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **_: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """hidden_states, dt, z [B,D,W], A [D,N], B, C [B,N,W] -> [B,D,W]."""
+    x, dt = hidden_states.mT, time_steps(dt.mT, delta_bias, delta_softplus)
+    inputs, queries = (x[..., None], dt, B.mT[:, :, None]), (C.mT[:, :, None],)
+    out = p.scan(StateSpace(A.float()), inputs, queries)[..., 0].to(x.dtype)
+    out = out if D is None else out + x * D
+    out = (out if z is None else out * torch.nn.functional.silu(z.mT)).mT
+    return (out, out.new_zeros(0)) if return_last_state else out
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolution,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "chunk_kimi_delta_attention": _delta_rule,
+    "mamba2_chunk_scan": _mamba2,
+    "mamba_selective_scan": _mamba,
+}
+
+
+def _check(original: Any, *unknown: Any) -> None:
+    if any(x is not None for x in unknown):
+        raise InputError(f"{original.__name__} is given arguments that longdraft does not know: use another model")
+
+
+def has_scans(cls: type) -> bool:
+    """Whether recurrent layers of this class of models, if it has any, call FUNCTIONS."""
+    return bool(FUNCTIONS.keys() & vars(sys.modules[cls.__module__]).keys())
+
+
+def take_over(hf: Any) -> int:
+    """Let the model's recurrent layers call FUNCTIONS in passes of longdraft -> how many modules call them."""
+    count = 0
+    for module in hf.modules():
+        names = FUNCTIONS.keys() & set(inspect.unwrap(type(module).forward).__code__.co_names)
+        count += bool(names)
+        home = vars(sys.modules[type(module).__module__])
+        for name in names:
+            if not hasattr(home[name], "of_longdraft"):
+                home[name] = _replaced(home[name], FUNCTIONS[name])
+    return count
+
+
+def _replaced(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        p: RecurrentPass | None = getattr(_running, "recurrent", None)
+        return original(*args, **kwargs) if p is None else ours(p, original, *args, **kwargs)
+
+    call.of_longdraft = True  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def recurring(p: RecurrentPass | None) -> Generator[None]:
+    """Inside, recurrent layers that this thread runs belong to the pass."""
+    before = getattr(_running, "recurrent", None)
+    _running.recurrent = p
+    try:
+        yield
+    finally:
+        _running.recurrent = before

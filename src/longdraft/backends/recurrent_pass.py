@@ -1,0 +1,198 @@
+"""One forward pass through recurrent layers: every scan runs along the paths of a tree, from the committed states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longdraft.backends.recurrences import Convolution, Scan, convolved
+from longdraft.core import PAD, KVCache, Tree
+from longdraft.core.states import Inputs, RowStates
+
+LONG = 128  # nodes of a chain from which on it is computed in chunks
+CHUNK = 64  # tokens of a chunk; the inputs of the last one or two are kept
+
+InChunks = Callable[[int, slice, Tensor | None], tuple[Tensor, Tensor]]
+"""(row, nodes of a chain, state before) -> outputs [T,..] and the state after: the model's own form for prompts."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens that follow each other, after those of segment `after` (-1: after the settled states)."""
+
+    after: int
+    tokens: list[int]  # numbers of tokens: slots that are committed but not settled come first, then nodes
+
+
+class RowPlan:
+    """What a pass computes of one row: the new nodes, and before them what no state contains yet.
+
+    early: slots that are committed and not settled. known: tokens whose inputs are in the cache. whole: whether all
+    tokens follow each other. long: how many nodes of a long pass leave no inputs behind.
+    """
+
+    def __init__(self, states: RowStates, length: int, parent: list[int], start: int):
+        self.states, self.begin = states, length + start
+        self.early = early = length - states.position
+        self.known = early + start
+        self.parent = [*range(-1, early - 1), *(p if p == PAD else early + p for p in parent)]  # a root's is -1
+        self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
+        size = len(parent) - start
+        self.long = (size - CHUNK) // CHUNK * CHUNK if self.whole and not self.known and size >= LONG else 0
+        self.segments = [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
+        self.states.open(self.begin + self.long, self.begin + size)
+
+    def _branches(self) -> list[Segment]:
+        """The tokens on paths to new nodes: a segment ends where several begin, and follows the one it grows from."""
+        real = [p != PAD for p in self.parent]
+        needed = [i >= self.known and real[i] for i in range(len(real))]
+        for i in reversed(range(len(real))):
+            if needed[i] and self.parent[i] >= 0:
+                needed[self.parent[i]] = True
+        children: dict[int, list[int]] = {}
+        for i, p in enumerate(self.parent):
+            if needed[i]:
+                children.setdefault(p, []).append(i)
+        segments, open_ = list[Segment](), [(-1, i) for i in reversed(children.get(-1, []))]
+        while open_:  # depth first, so that few states are kept for later branches
+            after, i = open_.pop()
+            tokens = [i]
+            while len(below := children.get(tokens[-1], [])) == 1:
+                tokens.append(below[0])
+            segments.append(Segment(after, tokens))
+            open_ += [(len(segments) - 1, i) for i in reversed(below)]
+        return segments
+
+
+class RecurrentPass:
+    """A pass over nodes [start, size) of a tree. Its scans are numbered in the order in which the model calls them.
+
+    Nodes of padding have outputs of zero. calls: how many scans there were.
+    """
+
+    def __init__(self, tree: Tree, cache: KVCache, start: int):
+        self.cache, self.calls = cache, 0
+        lengths, self.rows = cache.length.tolist(), list[RowPlan]()
+        for b, (n, parent) in enumerate(zip(lengths, tree.parent.tolist(), strict=True)):
+            states = cache.states(b)
+            states.settle(n, cache.recurrences)
+            self.rows.append(RowPlan(states, n, parent, start))
+        self._tips: list[dict[int, Tensor]] = [{} for _ in lengths]
+        self._before: list[dict[int, Tensor]] = [{} for _ in lengths]
+
+    def _next(self) -> int:
+        self.calls += 1
+        return self.calls - 1
+
+    def scan(self, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None = None) -> Tensor:
+        """Outputs [B,W,..] in float32 of the new nodes, whose inputs and queries are [B,W,..]."""
+        number = self._next()
+        self.cache.recurrences[number] = scan
+        return torch.stack(
+            [
+                self._row(b, number, scan, tuple(x[b] for x in inputs), tuple(x[b] for x in queries), in_chunks)
+                for b in range(len(self.rows))
+            ]
+        )
+
+    def _row(
+        self, b: int, number: int, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None
+    ) -> Tensor:
+        row = self.rows[b]
+        settled = row.states.states.get(number)
+        row.states.write(number, tuple(x[row.long :] for x in inputs), row.begin + row.long)
+        if row.long:
+            return self._long(b, number, scan, inputs, queries, in_chunks)
+        everything = row.states.inputs(number, row.states.position, row.begin + len(inputs[0]))
+        outputs, stack = list[tuple[list[int], Tensor]](), list[tuple[int, Tensor | None]]()
+        for n, segment in enumerate(row.segments):
+            while stack and stack[-1][0] != segment.after:
+                stack.pop()
+            state = stack[-1][1] if stack else settled
+            old = [i for i in segment.tokens if i < row.known]
+            new = segment.tokens[len(old) :]
+            if old:
+                state = scan.replay(state, _of(everything, old))
+            if new:
+                local = [i - row.known for i in new]
+                out, state = scan.run(state, _of(everything, new), _of(queries, local))
+                outputs.append((local, out))
+            stack.append((n, state))
+        if row.whole and (end := stack[-1][1]) is not None:
+            self._tips[b][number] = end
+        if len(outputs) == 1 and len(outputs[0][0]) == len(inputs[0]):
+            return outputs[0][1]
+        out = outputs[0][1].new_zeros(len(inputs[0]), *outputs[0][1].shape[1:])
+        for local, part in outputs:
+            out[local] = part
+        return out
+
+    def _long(
+        self, b: int, number: int, scan: Scan, inputs: Inputs, queries: Inputs, in_chunks: InChunks | None
+    ) -> Tensor:
+        """A long chain in two parts; the inputs of the second are kept, so that the row can be shortened."""
+        row = self.rows[b]
+
+        def in_order(_: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
+            return scan.run(state, _of(inputs, nodes), _of(queries, nodes))
+
+        compute = in_chunks or in_order
+        first, state = compute(b, slice(0, row.long), row.states.states.get(number))
+        self._before[b][number] = state
+        second, self._tips[b][number] = compute(b, slice(row.long, None), state)
+        return torch.cat([first.float(), second.float()])
+
+    def convolve(self, x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
+        """Causal convolutions of channels x [B,C,W] with taps [C,K] along the paths -> [B,C,W] in the dtype of x."""
+        number, kind = self._next(), Convolution(taps.shape[1])
+        self.cache.recurrences[number] = kind
+        return torch.stack([self._convolved(b, number, kind, x[b].mT, taps, bias).mT for b in range(len(self.rows))])
+
+    def _convolved(
+        self, b: int, number: int, kind: Convolution, x: Tensor, taps: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        row = self.rows[b]
+        row.states.write(number, (x[row.long :],), row.begin + row.long)
+        settled = row.states.states.get(number)
+        if row.long:
+            everything = x
+            self._before[b][number] = kind.replay(settled, (x[: row.long],))
+        else:
+            (everything,) = row.states.inputs(number, row.states.position, row.begin + len(x))
+        source = torch.cat([kind.before(settled, everything), everything])
+        if row.whole:
+            windows = source[row.known :].unfold(0, kind.size, 1).mT
+            self._tips[b][number] = kind.replay(settled, (everything,))
+        else:
+            windows = source[torch.tensor(_windows(row, kind.size), device=x.device)]
+        return convolved(windows, taps, bias).to(x.dtype)
+
+    def finish(self) -> None:
+        """Keep what the latest chain ended with: it is the row's state if all of it is committed."""
+        for b, row in enumerate(self.rows):
+            end = row.begin + len(row.parent) - row.known
+            row.states.tip = (end, self._tips[b]) if row.whole else None
+            row.states.before_tip = (row.begin + row.long, self._before[b]) if row.long else None
+
+
+def _windows(row: RowPlan, size: int) -> list[list[int]]:
+    """For each new node, where the inputs that it reads lie behind size-1 inputs of settled tokens."""
+    windows = list[list[int]]()
+    for i in range(row.known, len(row.parent)):
+        path = [i] if row.parent[i] == PAD else []
+        node = i
+        while len(path) < size and row.parent[i] != PAD:
+            path.append(node)
+            node = row.parent[node] if node >= 0 else node - 1
+        path += [-size] * (size - len(path))
+        windows.append([n + size - 1 if n >= 1 - size else 0 for n in reversed(path)])
+    return windows
+
+
+def _of(tensors: Inputs, tokens: list[int] | slice) -> Inputs:
+    if isinstance(tokens, list) and tokens[-1] - tokens[0] == len(tokens) - 1:
+        tokens = slice(tokens[0], tokens[-1] + 1)
+    return tuple(x[tokens] for x in tensors)
