@@ -24,7 +24,8 @@ from longdraft.drafters import Drafter
 from longdraft.engine import prompt_file, prompt_origin, saved_prompt
 from longdraft.engine.conversation import Conversation
 from longdraft.engine.prompt_origin import Origin, origin_of
-from longdraft.engine.saved_prompt import About, SavedPrompt
+from longdraft.engine.prompt_layout import About
+from longdraft.engine.saved_prompt import SavedPrompt
 from longdraft.models.identity import fingerprint
 from longdraft.models.lm import LM
 

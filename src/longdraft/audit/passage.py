@@ -149,10 +149,15 @@ class Passage:
     def _from(self, comparison: Comparison, count: int) -> Sequences:
         """Exactly the state of plain decoding after its first `count` tokens."""
         cache = self.session.cache
+        text, left = comparison.prompt.tokens + comparison.plain[:count], len(comparison.plain) - count
+        self.session.rewind()
+        if cache.recurrences and count:  # of recurrent layers, only the prompt's states are kept
+            self.target.extend_cache(
+                torch.tensor([text[self.begin : self.begin + count]], device=self.target.device), cache
+            )
         for now, old in self._new_keys():
             now.copy_(old)
         cache.length.fill_(self.begin + count)
-        text, left = comparison.prompt.tokens + comparison.plain[:count], len(comparison.plain) - count
         seqs = self.target.sequences([text], left, cache, comparison.way.sampler, comparison.way.seed, eos=())
         seqs.prompt.fill_(len(comparison.prompt.tokens))  # some of the model's rules count new tokens
         seqs.limit.fill_(len(comparison.plain))

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.core.states import Recurrence, RowStates, resumed
+from longdraft.core.rewinding import Rewinding
+from longdraft.core.states import Recurrence, RowStates
 from longdraft.errors import InputError
 from longdraft.ops import coded
 
@@ -65,7 +66,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         raise MemoryError(f"there is no memory for {size} bytes of keys and values") from error
 
 
-class KVCache:
+class KVCache(Rewinding):
     """Slots [0, length) of a row are committed; later slots are scratch: drafts write there, verification overwrites.
 
     A committed slot's index is its token's position in the sequence. length [B]. planned [B]: how many slots the row's
@@ -79,9 +80,10 @@ class KVCache:
     _known_table: tuple[list[tuple[int, int, int]], Tensor] | None = None
 
     def __init__(self, batch: int, slots: int, device: torch.device | str = "cpu", bits: int = 0):
-        self.length = torch.zeros(batch, dtype=torch.long, device=device)
+        self._store = _Store(batch, slots, bits)
+        length = torch.zeros(batch, dtype=torch.long, device=device)
+        super().__init__(length, 0, self._store.states, self._store.recurrences)
         self.planned = torch.full_like(self.length, slots)
-        self._store, self._first = _Store(batch, slots, bits), 0
 
     @property
     def bits(self) -> int:
@@ -98,18 +100,11 @@ class KVCache:
     def rows(self, span: slice) -> KVCache:
         """The rows of a span, over the same memory and lengths."""
         view = object.__new__(KVCache)
-        view.length, view.planned = self.length[span], self.planned[span]
-        view._store, view._first = self._store, self._first + (span.start or 0)
+        view.planned, view._store = self.planned[span], self._store
+        Rewinding.__init__(
+            view, self.length[span], self._first + (span.start or 0), self._store.states, self._store.recurrences
+        )
         return view
-
-    @property
-    def recurrences(self) -> dict[int, Recurrence]:
-        """Those of its model by scan of a pass, which the first pass adds."""
-        return self._store.recurrences
-
-    def states(self, b: int) -> RowStates:
-        """The states of row b's recurrent layers, as of the latest pass."""
-        return self._store.states[self._first + b]
 
     def read(self, layer: int, b: int) -> tuple[Tensor, Tensor]:
         """k [K,S,D] and v [K,S,Dv] of one row, scratch included; codes are decoded at each call."""
@@ -215,48 +210,7 @@ class KVCache:
         for buffers in self._store.layers.values():
             for x in buffers:
                 x[self._first + to, :, :n] = x[self._first + source, :, :n]
-        self._store.states[self._first + to] = self.states(source).copy()
-
-    def clear(self) -> None:
-        """Make the rows empty."""
-        self.length.zero_()
-        for b in range(len(self.length)):
-            self._store.states[self._first + b] = RowStates(every=self.states(b).every)
-
-    def resumable(self, count: int) -> int:
-        """The most slots, at most `count`, to which the first row can be truncated: without recurrent layers, count."""
-        return self.states(0).resumable(count) if self.recurrences else count
-
-    def truncate(self, lengths: Tensor | int) -> None:
-        """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row has no states of its
-        length (see resumable)."""
-        wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
-        for b, n in enumerate(wanted.tolist() if self.recurrences else []):
-            if n < self.states(b).position:
-                self._store.states[self._first + b] = self.states(b).rewound(n)
-        self.length.copy_(wanted)
-
-    def resume(self, count: int, states: dict[int, Tensor]) -> None:
-        """The first row has `count` slots, written from elsewhere, with the states that its tokens have left."""
-        self.length[0] = count
-        self._store.states[self._first] = resumed(count, states, self.states(0).every)
-
-    def keep_checkpoints(self, every: int) -> None:
-        """From now on, states are kept wherever a row's length is a multiple of this."""
-        for b in range(len(self.length)):
-            self.states(b).every = every
-
-    @contextmanager
-    def holding(self) -> Generator[None]:
-        """Inside the block, no state leaves the present lengths behind, so that rows can be shortened to them."""
-        saved = [self.states(b).floor for b in range(len(self.length))]
-        for b, (n, floor) in enumerate(zip(self.length.tolist(), saved, strict=True)):
-            self.states(b).floor = n if floor is None else min(n, floor)
-        try:
-            yield
-        finally:
-            for b, floor in enumerate(saved):
-                self.states(b).floor = floor
+        self._states[self._first + to] = self.states(source).copy()
 
     @contextmanager
     def rollback(self) -> Generator[None]:
@@ -274,7 +228,7 @@ class KVCache:
         ends = self.length.tolist()
         spans = [(layer, b, max(n - count, 0), n) for layer in self.layers for b, n in enumerate(ends)]
         saved = [[x[:, low:n].clone() for x in self.stored(layer, b)] for layer, b, low, n in spans]
-        with self.rollback(), self._earlier([max(n - count, 0) for n in ends]):
+        with self.rollback(), self.earlier([max(n - count, 0) for n in ends]):
             self.length.sub_(count).clamp_(min=0)
             try:
                 yield
@@ -282,15 +236,3 @@ class KVCache:
                 for (layer, b, low, n), bits in zip(spans, saved, strict=True):
                     for x, old in zip(self.stored(layer, b), bits, strict=True):
                         x[:, low:n] = old
-
-    @contextmanager
-    def _earlier(self, lengths: list[int]) -> Generator[None]:
-        """Inside the block the rows have the states of these lengths."""
-        rows = slice(self._first, self._first + len(lengths))
-        saved = self._store.states[rows]
-        if self.recurrences:
-            self._store.states[rows] = [row.rewound(n).copy() for row, n in zip(saved, lengths, strict=True)]
-        try:
-            yield
-        finally:
-            self._store.states[rows] = saved

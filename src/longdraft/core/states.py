@@ -127,6 +127,11 @@ class RowStates:
         """The most tokens, at most `count`, to which the row can be shortened."""
         return max(n for n in (self._reachable(p, count) for p, _ in self._known()) if n is not None)
 
+    def earliest(self, count: int) -> int:
+        """The fewest tokens, at least `count`, to which the row can be shortened."""
+        positions = [p for p, _ in self._known()]
+        return count if self.resumable(count) == count else min(p for p in positions if p > count)
+
     def _known(self) -> list[tuple[int, ByScan]]:
         return [(0, {}), *self.checkpoints.items(), *self.recent, (self.position, self.states)]
 

@@ -29,6 +29,7 @@ class Conversation:
         self.target, self.seed = target, seed
         self.sampler = (sampler or Sampler()).under(target.rules())
         self.cache, self.tokens = target.new_cache(1, 0), list[int]()
+        self.cache.keep_checkpoints(target.checkpoints)
         self._block = target.prompt_block if target.exact else 1  # keys of whole blocks of a prompt are kept
 
     def known(self, prompt: list[int]) -> int:
@@ -55,7 +56,10 @@ class Conversation:
             why = "nothing was said yet" if self.target.exact else "decoded keys of this backend are not a prompt's"
             raise InputError(f"this conversation cannot be saved ({why}): use a PromptFile for its prompts")
         layers = stored(self.cache.row(0), len(self.tokens))
-        write(Path(path).expanduser(), origin_of(self.target), self.tokens, layers)
+        states = self.cache.states_at(len(self.tokens))
+        if states is None:
+            raise InputError("this conversation was shortened where no state was kept: save it after its next answer")
+        write(Path(path).expanduser(), origin_of(self.target), self.tokens, layers, states=states)
 
     @torch.inference_mode()
     def load(self, path: str | Path) -> None:
@@ -66,7 +70,7 @@ class Conversation:
         with SavedPrompt.open(Path(path).expanduser(), origin) as saved:
             saved.check_whole()
             self.tokens = []
-            saved.read(self.cache, saved.about.count)
+            self.cache.resume(saved.about.count, saved.read(self.cache, saved.about.count))
         self.tokens = saved.tokens[: self._whole(len(saved.tokens))]
 
     def answer(
@@ -84,10 +88,11 @@ class Conversation:
         drafter, stats = drafter or Drafter(), stats if stats is not None else Stats()
         check(self.target, [prompt], max_new_tokens, drafter, match)
         self._plan(planned(len(prompt), max_new_tokens))
-        begin, kept = clock(self.target.device), self.known(prompt)
+        begin, kept = clock(self.target.device), self.cache.resumable(self.known(prompt))
+        kept = self._whole(kept)
         self.tokens = self.tokens[:kept]
         with torch.inference_mode():
-            self.cache.length.fill_(kept)
+            self.cache.truncate(kept)
             states = self.target.prefill(prompt[kept:-1], self.cache, report=report, keep=drafter.prompt_captures())
         self.tokens = prompt[: self._whole(len(prompt) - 1)]
         stats.prefill_s += clock(self.target.device) - begin

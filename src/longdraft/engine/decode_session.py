@@ -78,9 +78,14 @@ class DecodeSession:
         whole = [read.whole_s for read in reads if read.whole_s is not None]
         self.read_s = sum(whole) if len(whole) == len(reads) else None
         store_prompts(kept, prompts, self.cache, reads)
-        self._start = self.cache.length.clone()
+        self._start = self.cache.mark()
         self._sealed: list[Tensor] | None = None
         self._altered: str | None = None
+
+    def rewind(self) -> None:
+        """Go back to the prompts: what was decoded is forgotten."""
+        with torch.inference_mode():
+            self.cache.restore(self._start)
 
     def seal(self) -> None:
         """Take checksums of the prompts' keys and values."""
@@ -94,9 +99,14 @@ class DecodeSession:
         return self._altered
 
     def _checksums(self) -> list[Tensor]:
-        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too."""
+        """A sum of the bits of each layer, row and committed slot, weighted so that an exchange is detected too.
+
+        And of each state that decoding begins with.
+        """
         kinds, sums = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}, []
-        for b, n in enumerate(self._start.tolist()):
+        lengths, rows = self._start
+        for b, n in enumerate(lengths.tolist()):
+            sums += [x.double().sum() for x in rows[b].states.values()]
             for layer in self.cache.layers:
                 for x in self.cache.stored(layer, b):
                     count, width = len(x), x.shape[2]  # 0 for the values of layers that cache keys alone
@@ -114,8 +124,7 @@ class DecodeSession:
         watch: Callable[[StepResult], None] | None = None,
     ) -> Iterator[Step]:
         """The tokens of each step. limit: decode fewer new tokens than there is room for. One decode at a time."""
-        with torch.inference_mode():
-            self.cache.length.copy_(self._start)
+        self.rewind()
         limit = min(limit or self.limit, self.limit)
         seqs = self.target.sequences(self.prompts, limit, self.cache, self.sampler, self.seed, self.eos)
         seqs.prompt_states = self.prompt_states

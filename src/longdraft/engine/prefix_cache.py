@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from longdraft.core import KVCache
+from longdraft.core.states import ByScan
 from longdraft.errors import InputError
 
 Key = tuple[int | str, tuple[int, ...]]  # the number of the block before, or the owner of a first one; the tokens
@@ -34,10 +36,16 @@ class Prefixes(Protocol):
 
 @dataclass
 class Block:
-    """The keys and values of `block` tokens that follow the block before. number: its own, never used again."""
+    """The keys and values of `block` tokens that follow the block before. number: its own, never used again.
+
+    states: what all tokens up to its end have left in recurrent layers; None: that is not kept. room: how many blocks
+    without states have as many bytes.
+    """
 
     number: int
     layers: dict[int, tuple[Tensor, Tensor]]  # k [K,block,D], v [K,block,Dv], as they are stored
+    states: ByScan | None
+    room: int
 
 
 class PrefixCache:
@@ -60,20 +68,28 @@ class PrefixCache:
     @property
     def used(self) -> float:
         """The share of its room that is in use."""
-        return len(self._blocks) / self.most
+        return sum(b.room for b in self._blocks.values()) / self.most
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """Write what is known of these tokens to an empty cache of one row -> how many tokens that is, a multiple."""
         blocks = self._known(tokens, owner)
-        known = len(blocks) * self.block // multiple * multiple
+        known, states = self._usable(blocks, multiple)
         row.allocate(self._shapes if known else {})
         for layer in self._shapes if known else ():
             for i, to in enumerate(row.stored(layer, 0)):
                 # One copy, because a copy of each block costs more.
                 to[:, :known] = torch.cat([b.layers[layer][i] for b in blocks], 1)[:, :known]
-        row.length.fill_(known)
+        row.resume(known, states)
         self.asked, self.hits = self.asked + len(tokens), self.hits + known
         return known
+
+    def _usable(self, blocks: list[Block], multiple: int) -> tuple[int, ByScan]:
+        """The most tokens, a multiple, after which reading can go on, and the states that they have left."""
+        for n in range(len(blocks), 0, -1):
+            end, states = n * self.block // multiple * multiple, blocks[n - 1].states
+            if states is not None and (not states or end == n * self.block):
+                return end, states
+        return 0, {}
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
         """Keep the keys and values of the first len(tokens) slots of a cache of one row, whole blocks of them.
@@ -90,15 +106,24 @@ class PrefixCache:
         before = known[-1].number if known else owner
         self._shapes = row.shapes
         for index in range(len(known), min(len(tokens) // self.block, self.most)):
-            while len(self._blocks) >= self.most:  # before it is added, so that there is no moment with too many
-                self._blocks.popitem(last=False)
             span = slice(index * self.block, (index + 1) * self.block)
+            states = row.states_at(span.stop)
             stored = {layer: row.stored(layer, 0) for layer in row.layers}
             layers = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in stored.items()}
+            room = 1 + ceil(_nbytes(states or {}) / max(sum(k.nbytes + v.nbytes for k, v in layers.values()), 1))
+            if room > self.most:
+                states, room = None, 1
+            self._make_room(room)
             self._count += 1
-            self._blocks[before, tuple(tokens[span])] = Block(self._count, layers)
+            self._blocks[before, tuple(tokens[span])] = Block(self._count, layers, states, room)
             before = self._count
         self._known(tokens, owner)  # a block is used no less recently than those after it
+
+    def _make_room(self, room: int) -> None:
+        """Forget what was used longest ago: before something is added, so that there is no moment with too much."""
+        taken = sum(b.room for b in self._blocks.values())
+        while self._blocks and taken + room > self.most:
+            taken -= self._blocks.popitem(last=False)[1].room
 
     def _known(self, tokens: list[int], owner: str) -> list[Block]:
         """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""
@@ -114,3 +139,7 @@ class PrefixCache:
         for key, _ in reversed(prefix):
             self._blocks.move_to_end(key)
         return [block for _, block in prefix]
+
+
+def _nbytes(states: ByScan) -> int:
+    return sum(x.nbytes for x in states.values())

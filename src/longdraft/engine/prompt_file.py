@@ -16,9 +16,10 @@ from torch import Tensor
 from longdraft.core import KVCache, PromptSpec
 from longdraft.core.provenance import now
 from longdraft.drafters.step import clock
+from longdraft.engine.prompt_layout import About, Layers
 from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.records import processor
-from longdraft.engine.saved_prompt import DRAFT, About, Layers, SavedPrompt, common, remove_drafts, write
+from longdraft.engine.saved_prompt import DRAFT, SavedPrompt, common, remove_drafts, write
 from longdraft.models.lm import LM
 
 NOTHING = PromptSpec()
@@ -67,7 +68,7 @@ class PromptFile:
 
     def load(self, tokens: list[int], row: KVCache, keep: PromptSpec = NOTHING) -> Loaded:
         """As Keeper.load."""
-        row.length.zero_()
+        row.clear()
         try:
             with SavedPrompt.open(self.path, self._origin_of(row)) as saved:
                 saved.check_whole()
@@ -77,10 +78,9 @@ class PromptFile:
                 self._held = saved.tokens
                 count = self._usable(common(saved.tokens, tokens), complete, len(tokens) - keep.count)
                 if count:
-                    saved.read(row, count)
+                    row.resume(count, saved.read(row, count))
         except FileNotFoundError:
             return Loaded(0)
-        row.length.fill_(count)
         return Loaded(count, saved.about.seconds if complete else None)
 
     def _origin_of(self, row: KVCache) -> Origin:
@@ -89,6 +89,8 @@ class PromptFile:
     def _usable(self, shared: int, complete: bool, most: int) -> int:
         """Of so many shared tokens, those whose keys have the bits of a prompt that is read whole."""
         count = max(min(shared, most), 0)
+        if self.origin.states:  # those that the file has are of all its tokens
+            return count if count == len(self._held) else 0
         return count if complete and count == shared else count - count % self.origin.block
 
     def store(self, tokens: list[int], row: KVCache, seconds: float | None = None) -> None:
@@ -99,7 +101,10 @@ class PromptFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_drafts(self.path.parent)
             about = About(len(tokens), 0, "", seconds, now())
-            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), about)
+            states = row.states_at(len(tokens))
+            if states is None:
+                return
+            write(self.path, self._origin_of(row), tokens, stored(row, len(tokens)), about, states)
         except OSError as error:
             self.note = f"cannot keep the prompt in {self.path} ({error.strerror or error})"
         else:

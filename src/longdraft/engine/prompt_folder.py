@@ -17,10 +17,12 @@ from time import time_ns
 import numpy as np
 
 from longdraft.core import KVCache
+from longdraft.core.states import ByScan
 from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.prompt_file import NAMES, stored
+from longdraft.engine.prompt_layout import About, Layers, size_of
 from longdraft.engine.prompt_origin import origin_of
-from longdraft.engine.saved_prompt import About, Layers, SavedPrompt, damaged, remove_drafts, size_of, write
+from longdraft.engine.saved_prompt import SavedPrompt, damaged, remove_drafts, write
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 
@@ -62,14 +64,14 @@ class PromptFolder:
         self.note = ""
         self.tell = tell
         self.origin = origin_of(target)
-        self.part = max(PART, self.origin.block)
+        self.part = max(PART, target.checkpoints if self.origin.states else self.origin.block)
         if (size := self._size(self.part)) > limit:
             needs = f"{folder} may hold {limit / 1e6:.0f} MB, and {self.part} tokens need {size / 1e6:.0f}"
             raise InputError(f"{needs}: give a larger --cache-dir-mb")
         remove_drafts(self.folder)
         self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
         self._waiting, self._lock = dict[str, int](), Lock()  # when parts that are to be written were used, by name
-        self._queue = SimpleQueue[tuple[Part, Layers] | None]()
+        self._queue = SimpleQueue[tuple[Part, Layers, ByScan] | None]()
         self._writer = Thread(target=self._write_all, name="longdraft-prompts", daemon=True)
         self._writer.start()
 
@@ -80,17 +82,17 @@ class PromptFolder:
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """As PrefixCache.load."""
-        row.length.zero_()
+        row.clear()
         known = 0 if self.memory is None else self.memory.load(tokens, row, multiple, owner)
         parts = list(self._parts(tokens, owner))
         there = next((i for i, part in enumerate(parts) if not self._is_there(part)), len(parts))
         if there * self.part > known:
             for part in parts[known // self.part : there]:
-                right = self._read(part, row)
-                known = part.begin + self.part * right  # where it was wrong, its slots hold nothing that is known
-                if not right:
+                states = self._read(part, row)
+                if states is None:  # its slots hold nothing that is known
                     break
-            row.length.fill_(known)
+                known = part.begin + self.part
+                row.resume(known, states)
         self._touch(parts[:there])
         self.asked, self.hits = self.asked + len(tokens), self.hits + known
         return known
@@ -109,13 +111,17 @@ class PromptFolder:
                     break  # what follows could not be found without it
                 self._waiting[part.name] = 0
             span = slice(part.begin, part.begin + self.part)
+            if (states := row.states_at(span.stop)) is None:
+                with self._lock:
+                    self._waiting.pop(part.name)
+                break  # likewise
             try:
                 copies = {layer: (k[:, span].clone(), v[:, span].clone()) for layer, (k, v) in layers.items()}
             except (MemoryError, RuntimeError):  # torch raises the latter for memory
                 with self._lock:
                     self._waiting.pop(part.name)
                 break
-            self._queue.put((part, copies))
+            self._queue.put((part, copies, states))
         self._touch(parts)
 
     def close(self) -> None:
@@ -140,19 +146,18 @@ class PromptFolder:
     def _size(self, count: int) -> int:
         return size_of(self.origin, count) + HEADER
 
-    def _read(self, part: Part, row: KVCache) -> bool:
-        """Write a part's keys to its slots -> whether they are right."""
+    def _read(self, part: Part, row: KVCache) -> ByScan | None:
+        """Write a part's keys to its slots -> the states at its end; None: it was wrong."""
         path = self._path(part)
         try:
             with SavedPrompt.open(path, self.origin) as saved:
                 if (saved.tokens, saved.about.begin, saved.about.before) != (part.tokens, part.begin, part.before):
                     raise damaged(path, "it has another prompt's tokens")
-                saved.read(row, self.part)
+                return saved.read(row, self.part)
         except (InputError, OSError):
             with suppress(OSError):
                 path.unlink()
-            return False
-        return True
+            return None
 
     def _touch(self, parts: list[Part]) -> None:
         """They were used now, each a little later than those after it, so that these make room first."""
@@ -171,9 +176,9 @@ class PromptFolder:
     def _write_all(self) -> None:
         """The work of the thread."""
         while (item := self._queue.get()) is not None:
-            part, layers = item
+            part, layers, states = item
             try:
-                self._write(part, layers)
+                self._write(part, layers, states)
             except Exception as error:  # requests go on; a full disk would fail at every part
                 reason = (error.strerror if isinstance(error, OSError) else None) or error
                 self.note = f"cannot write to {self.folder} ({reason}): no more prompts are kept there"
@@ -182,13 +187,13 @@ class PromptFolder:
                 when = self._waiting.pop(part.name)
             self._used(part, when)
 
-    def _write(self, part: Part, layers: Layers) -> None:
+    def _write(self, part: Part, layers: Layers, states: ByScan) -> None:
         if self.note:
             return
         about = About(self.part, part.begin, part.before)
         with self._alone():
             self._make_room(self._size(self.part))
-            write(self._path(part), self.origin, part.tokens, layers, about)
+            write(self._path(part), self.origin, part.tokens, layers, about, states)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

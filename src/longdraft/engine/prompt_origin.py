@@ -23,6 +23,7 @@ COMPUTING = ("ops", "core", "backends", "models")  # packages whose code decides
 UNRELATED = {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
 
 Shapes = dict[int, tuple[int, int, int, torch.dtype]]
+StateShapes = dict[int, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Origin:
     """Two targets with equal `facts` compute equal bits for equal tokens.
 
     facts: by name, in the order in which differences are reported. shapes: as KVCache.shapes. bits: of a number of a
-    key that is stored as a code, or 0. positions: the largest number of tokens. block: LM.prompt_block.
+    key that is stored as a code, or 0. positions: the largest number of tokens. block: LM.prompt_block. states: the
+    shape and dtype of each recurrent layer's states, in their order.
     """
 
     facts: dict[str, str]
     shapes: Shapes
+    states: StateShapes
     bits: int
     positions: int
     block: int
@@ -64,6 +67,7 @@ def origin_of(target: LM) -> Origin:
     scratch = target.new_cache(1, 1)
     target.prefill([0], scratch)
     shapes, known = scratch.shapes, fingerprint(target)
+    states = {n: (tuple(x.shape), x.dtype) for n, x in sorted((scratch.states_at(1) or {}).items())}
     c, kernels, digest = target.config, target.backend.kernels, known.get("stored", known["digest"])
     facts = {
         "model": f"{c.model_type} of {c.num_hidden_layers} layers {c.hidden_size} wide, {digest}",
@@ -73,6 +77,7 @@ def origin_of(target: LM) -> Origin:
         "8-bit keys": target.kv or "none",
         "8-bit activations": target.activations or "none",
         "layout": _layout(shapes),
+        **({"states": _listed(states)} if states else {}),
         "backend": target.backend.name + (f" {kernels}" if kernels else ""),
         **versions(),
         "kernels": _kernels(kernels),
@@ -84,7 +89,7 @@ def origin_of(target: LM) -> Origin:
     del facts["python"]
     if target.prompt_block > 1:  # torch reads prompts, and may add in another order
         facts |= {"threads": str(torch.get_num_threads()), "processor": processor(target.device)}
-    return Origin(facts, shapes, target.kv_bits, target.positions, target.prompt_block)
+    return Origin(facts, shapes, states, target.kv_bits, target.positions, target.prompt_block)
 
 
 def bytes_of(x: Tensor) -> memoryview:
@@ -100,6 +105,12 @@ def _layout(shapes: Shapes) -> str:
     """Of each run of layers that are alike: how many, their key heads, and the numbers of a key and of a value."""
     runs = [(list(same), shape) for shape, same in groupby(sorted(shapes), key=lambda layer: shapes[layer])]
     return ", ".join(f"{len(same)} layers {h} x {k} + {h} x {v} {_word(t)}" for same, (h, k, v, t) in runs)
+
+
+def _listed(states: StateShapes) -> str:
+    """Of each run of states that are alike: how many, and their shape."""
+    runs = [(shape, len(list(same))) for shape, same in groupby(states.values())]
+    return ", ".join(f"{count} of {'x'.join(map(str, size))} {_word(t)}" for (size, t), count in runs)
 
 
 def _kernels(name: str | None) -> str:

@@ -73,7 +73,8 @@ class RowPool:
     def begin(self, request: Request) -> None:
         """Begin to read a prompt into the next free row, after what is known of it."""
         row = self._next_row()
-        row.length.zero_()
+        row.clear()
+        row.keep_checkpoints(self.target.checkpoints if self.prefixes is not None else 0)
         row.planned.fill_(planned(len(request.prompt), request.max_new_tokens))
         known = 0
         if self.prefixes is not None and not request.prompt_logprobs:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -22,64 +20,42 @@ from torch import Tensor
 from longdraft.core import KVCache
 from longdraft.core.files import parse
 from longdraft.core.provenance import now
-from longdraft.engine.prompt_origin import Origin, Shapes, bytes_of
+from longdraft.core.states import ByScan
+from longdraft.engine.prompt_layout import FORMAT, About, Layers, header, parts, size_of
+from longdraft.engine.prompt_origin import Origin, bytes_of
 from longdraft.errors import InputError
-from longdraft.ops import coded
 
-FORMAT = "longdraft prompt 1"
 MOST_HEADER = 1 << 22  # bytes; a model of 1,000 layers needs 200 KB
 PIECE = 1 << 20  # bytes that are read at once where they are only checked
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.uint8: "U8"}
 DRAFT = ".writing-"  # how files begin that are not complete yet
 OLD_S = 3600.0  # age at which such a file counts as left behind
 NO_SUM = "0" * 64
-
-Layers = dict[int, tuple[Tensor, Tensor]]  # k [K,n,D] and v [K,n,Dv] of n tokens, as KVCache.stored has them
-Entry = tuple[str, str, list[int], int]  # name, dtype, shape and bytes of a tensor in the file
+NO_STATES: ByScan = {}
 
 
-@dataclass(frozen=True)
-class About:
-    """What a file says beside its keys. begin: the position of its first token; before: what precedes that token.
-
-    seconds: how long reading these tokens took; None if part of them was not read but reused.
-    """
-
-    count: int
-    begin: int = 0
-    before: str = ""
-    seconds: float | None = None
-    time: str = ""
-
-    def metadata(self, origin: Origin, checksum: str) -> dict[str, str]:
-        numbers = {"count": str(self.count), "begin": str(self.begin), "seconds": json.dumps(self.seconds)}
-        said = {"before": self.before, "time": self.time, "origin": json.dumps(origin.facts)}
-        return {"format": FORMAT, **numbers, **said, "checksum": checksum}
-
-    @classmethod
-    def of(cls, meta: dict[str, str]) -> Self:
-        """Raises ValueError and KeyError."""
-        seconds = parse(meta["seconds"])
-        if seconds is not None and not (isinstance(seconds, float) and 0 <= seconds < 1e9):
-            raise ValueError("seconds")
-        return cls(_whole(meta["count"]), _whole(meta["begin"]), meta["before"], seconds, meta["time"])
-
-
-def write(path: Path, origin: Origin, tokens: Sequence[int], layers: Layers, about: About | None = None) -> None:
+def write(
+    path: Path,
+    origin: Origin,
+    tokens: Sequence[int],
+    layers: Layers,
+    about: About | None = None,
+    states: ByScan = NO_STATES,
+) -> None:
     """Write a file that is there as a whole or not at all, for its owner alone. Raises OSError.
 
-    The last of several writers wins. layers: of all tokens of the file, as many as `tokens`.
+    The last of several writers wins. layers: of all tokens of the file, as many as `tokens`. states: what these tokens,
+    and those before the file's, have left in recurrent layers.
     """
     about = about or About(len(tokens), time=now())
     handle, draft = tempfile.mkstemp(prefix=DRAFT, dir=path.parent)  # for its owner alone
     try:
         with os.fdopen(handle, "wb") as file:
-            digest, header = sha256(), _header(origin, about, NO_SUM)
-            for part in (header, *_parts(tokens, layers)):
+            digest, first = sha256(), header(origin, about, NO_SUM)
+            for part in (first, *parts(tokens, layers, states)):
                 digest.update(part)
                 file.write(part)
             file.seek(0)
-            file.write(_header(origin, about, digest.hexdigest()))
+            file.write(header(origin, about, digest.hexdigest()))
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -88,11 +64,6 @@ def write(path: Path, origin: Origin, tokens: Sequence[int], layers: Layers, abo
             os.unlink(draft)
         raise
     _sync(path.parent)
-
-
-def size_of(origin: Origin, count: int) -> int:
-    """Bytes of a file of so many tokens, without its header."""
-    return sum(size for *_, size in _entries(origin.shapes, origin.bits, count))
 
 
 def remove_drafts(folder: Path) -> None:
@@ -141,12 +112,13 @@ class SavedPrompt:
         if self.about.begin:
             raise InputError(f"{self.path} has the middle of a prompt: give another file for the prompt")
 
-    def read(self, row: KVCache, count: int) -> None:
+    def read(self, row: KVCache, count: int) -> ByScan:
         """Write the keys of the first `count` tokens to the slots of a one-row cache that begin at about.begin.
 
-        All of the file is read, for its checksum. Its length is unchanged. Raises InputError if the file is damaged.
+        -> the states that all of its tokens have left. All of the file is read, for its checksum. The row's length is
+        unchanged. Raises InputError if the file is damaged.
         """
-        digest = sha256(_header(self.origin, self.about, NO_SUM))
+        digest = sha256(header(self.origin, self.about, NO_SUM))
         digest.update(self._data)
         begin, all_ = self.about.begin, self.about.count
         row.allocate(self.origin.shapes, begin + count)
@@ -155,11 +127,16 @@ class SavedPrompt:
                 for head in x:
                     self._fill(head[begin : begin + count], digest)
                     self._skip((all_ - count) * head.shape[1] * head.element_size(), digest)
+        states = dict[int, Tensor]()
+        for n, (shape, dtype) in self.origin.states.items():
+            states[n] = torch.empty(shape, dtype=dtype, device=row.length.device)
+            self._fill(states[n], digest)
         if self._file.read(1) or digest.hexdigest() != self._checksum:
             raise self._damaged("its checksum is wrong")
+        return states
 
     def _fill(self, slots: Tensor, digest: Any) -> None:
-        """Read the numbers of these slots [n,D] of a head."""
+        """Read the numbers of these slots [n,D] of a head, or of a state."""
         if not slots.numel():
             return
         here = slots if slots.is_cpu else torch.empty_like(slots, device="cpu")
@@ -223,7 +200,7 @@ def _checked(path: Path, origin: Origin, file: BinaryIO) -> tuple[About, bytes, 
         raise InputError(f"{path} was made with {difference}: delete it, or give another file for the prompt")
     if not 0 < about.count <= origin.positions or about.begin + about.count > origin.positions:
         raise damaged(path, f"it has {about.count} tokens from {about.begin} on, and the model {origin.positions}")
-    if _header(origin, about, checksum := meta.get("checksum", "")[:64]) != raw:
+    if header(origin, about, checksum := meta.get("checksum", "")[:64]) != raw:
         raise damaged(path, "its header is not what longdraft writes")
     size = os.fstat(file.fileno()).st_size
     if size != len(raw) + size_of(origin, about.count):
@@ -249,40 +226,6 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     return first + text, meta
 
 
-def _header(origin: Origin, about: About, checksum: str) -> bytes:
-    """The first bytes of a file, up to its tensors."""
-    header: dict[str, Any] = {"__metadata__": about.metadata(origin, checksum)}
-    offset = 0
-    for name, dtype, shape, size in _entries(origin.shapes, origin.bits, about.count):
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _entries(shapes: Shapes, bits: int, count: int) -> list[Entry]:
-    """The tensors of a file in their order."""
-    entries: list[Entry] = [("tokens", "I32", [count], 4 * count)]
-    for layer in sorted(shapes):
-        heads, *dims, dtype = shapes[layer]
-        for kind, dim in zip(("keys", "values"), dims, strict=True):
-            stored, width = (torch.uint8, coded.width(dim, bits)) if bits else (dtype, dim)
-            shape = [heads, count, width]
-            size = heads * count * width * stored.itemsize
-            entries.append((f"{kind}.{layer}", DTYPES[stored], shape, size))
-    return entries
-
-
-def _parts(tokens: Sequence[int], layers: Layers) -> Iterator[bytes | memoryview]:
-    """The bytes of the tensors, a head at a time."""
-    yield np.asarray(tokens, "<i4").tobytes()
-    for layer in sorted(layers):
-        for x in layers[layer]:
-            for head in x:
-                yield bytes_of(head.cpu().contiguous())
-
-
 def _sync(folder: Path) -> None:
     """Make a renaming durable."""
     with suppress(OSError):  # some file systems cannot
@@ -291,9 +234,3 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 12):
-        raise ValueError(text[:20])
-    return int(text)

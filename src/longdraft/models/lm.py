@@ -26,6 +26,7 @@ from longdraft.models.alignment import align_weights
 from longdraft.models.tensor_parallel import rows_of_all
 
 KV_BITS = {"int8": 8}
+CHECKPOINT = 512
 PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
 
@@ -118,6 +119,11 @@ class LM:
         """A prompt's keys have the same bits in every run if each call of `prefill` ends at a multiple of this or at
         the prompt's end. 1: reading is exact; else decoding the tokens would write other bits than reading them."""
         return 1 if self._backend_for(None, 1).exact else PART
+
+    @property
+    def checkpoints(self) -> int:
+        """After every so many tokens, states are worth keeping for texts that share a beginning."""
+        return max(CHECKPOINT, self.prompt_block)
 
     def rules(self) -> Rules:
         """The rules in its generation_config as it is now. Raises InputError for those that cannot be applied."""

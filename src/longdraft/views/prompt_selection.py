@@ -15,8 +15,12 @@ POOL = 5  # slots over which SnapKV averages scores, so that neighbours of a goo
 
 
 def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec) -> dict[int, Tensor]:
-    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,slots]}."""
+    """Run the tokens from slot `first` to the root once more, without committing them -> {layer: [K,slots]}.
+
+    Of a model with recurrent layers it may be fewer tokens: those behind a state that is kept.
+    """
     n, captured = int(cache.length[0]), Captures(spec)
+    first = cache.earliest(first)
     with cache.reopen(n - first):
         model(Tree.chain(tokens[:, first : n + 1]), cache, captured=captured)
     return {layer: scores[0, 0, :, :slots] for layer, scores in captured.scores.items()}

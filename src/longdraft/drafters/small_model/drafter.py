@@ -69,7 +69,8 @@ class SmallModelDrafter(Drafter):
         self.policy.start(self.small, self._text, self.cache)
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        self._whole_cache.length[row] = self._whole_left[row] = 0
+        self._whole_cache.row(row).clear()
+        self._whole_left[row] = 0
         self._copied.append(0)
         self._have_rows(seqs)
         self.policy.enter(self.small, self._text, self.cache, row)
@@ -90,7 +91,7 @@ class SmallModelDrafter(Drafter):
         self._text, self._left = self._whole_text[:rows], self._whole_left[:rows]
 
     def rewind(self, seqs: Sequences) -> None:
-        self.cache.length.copy_(torch.minimum(self.cache.length, self._root_of(seqs)))
+        self.cache.truncate(torch.minimum(self.cache.length, self._root_of(seqs)))
 
     def _root_of(self, seqs: Sequences) -> Tensor:
         """[B] the root's position in each excerpt; at the next draft the cache holds all tokens before it."""

@@ -1,0 +1,109 @@
+"""Rows of a cache whose recurrent layers have states: they are shortened to lengths of which states are known."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from longdraft.core.states import ByScan, Recurrence, RowStates, resumed
+
+Mark = tuple[Tensor, list[RowStates]]  # lengths and states of rows
+
+
+class Rewinding:
+    """The states of each row are those of its first tokens, never of more than its length.
+
+    length [B], of rows [first, first+B) of the memory whose states and recurrences these are. Without recurrent layers
+    there are no recurrences, and a length is all there is to a row.
+    """
+
+    def __init__(self, length: Tensor, first: int, states: list[RowStates], recurrences: dict[int, Recurrence]):
+        self.length: Tensor = length
+        self._first, self._states, self._recurrences = first, states, recurrences
+
+    @property
+    def recurrences(self) -> dict[int, Recurrence]:
+        """Those of its model by scan of a pass, which the first pass adds."""
+        return self._recurrences
+
+    def states(self, b: int) -> RowStates:
+        """The states of row b's recurrent layers, as of the latest pass."""
+        return self._states[self._first + b]
+
+    def clear(self) -> None:
+        """Make the rows empty."""
+        self.length.zero_()
+        for b in range(len(self.length)):
+            self._states[self._first + b] = RowStates(every=self.states(b).every)
+
+    def resumable(self, count: int) -> int:
+        """The most slots, at most `count`, to which the first row can be truncated: without recurrent layers, count."""
+        return self.states(0).resumable(count) if self.recurrences else count
+
+    def earliest(self, count: int) -> int:
+        """The fewest slots, at least `count`, to which the first row can be truncated."""
+        return self.states(0).earliest(count) if self.recurrences else count
+
+    def truncate(self, lengths: Tensor | int) -> None:
+        """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row has no states of its
+        length (see resumable)."""
+        wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
+        for b, n in enumerate(wanted.tolist() if self.recurrences else []):
+            if n < self.states(b).position:
+                self._states[self._first + b] = self.states(b).rewound(n)
+        self.length.copy_(wanted)
+
+    def resume(self, count: int, states: ByScan) -> None:
+        """The first row has `count` slots, written from elsewhere, with the states that its tokens have left."""
+        self.length[0] = count
+        self._states[self._first] = resumed(count, states, self.states(0).every)
+
+    def states_at(self, count: int) -> ByScan | None:
+        """What the first row's first `count` tokens have left, {} without recurrent layers; None: it is not kept."""
+        if not self.recurrences:
+            return {}
+        row = self.states(0)
+        if count == int(self.length[0]):
+            row.settle(count, self.recurrences)
+        return row.states if row.position == count else row.checkpoints.get(count)
+
+    def mark(self) -> Mark:
+        """The present lengths and states, for `restore`."""
+        return self.length.clone(), [self.states(b).copy() for b in range(len(self.length))]
+
+    def restore(self, mark: Mark) -> None:
+        """Shorten the rows to what they were."""
+        self.length.copy_(mark[0])
+        self._states[self._first : self._first + len(mark[1])] = [row.copy() for row in mark[1]]
+
+    def keep_checkpoints(self, every: int) -> None:
+        """From now on, states are kept wherever a row's length is a multiple of this."""
+        for b in range(len(self.length)):
+            self.states(b).every = every
+
+    @contextmanager
+    def holding(self) -> Generator[None]:
+        """Inside the block, no state leaves the present lengths behind, so that rows can be shortened to them."""
+        saved = [self.states(b).floor for b in range(len(self.length))]
+        for b, (n, floor) in enumerate(zip(self.length.tolist(), saved, strict=True)):
+            self.states(b).floor = n if floor is None else min(n, floor)
+        try:
+            yield
+        finally:
+            for b, floor in enumerate(saved):
+                self.states(b).floor = floor
+
+    @contextmanager
+    def earlier(self, lengths: list[int]) -> Generator[None]:
+        """Inside the block the rows have the states of these lengths."""
+        rows = slice(self._first, self._first + len(lengths))
+        saved = self._states[rows]
+        if self.recurrences:
+            self._states[rows] = [row.rewound(n).copy() for row, n in zip(saved, lengths, strict=True)]
+        try:
+            yield
+        finally:
+            self._states[rows] = saved
