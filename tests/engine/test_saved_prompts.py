@@ -21,10 +21,10 @@ from support.listed import exact, make, named
 from longdraft import InputError, PromptFile, Sampler, generate
 from longdraft.core import KVCache, PromptSpec
 from longdraft.drafters import Drafter
-from longdraft.engine import prompt_file, prompt_origin, saved_prompt
+from longdraft.engine import prompt_file, prompt_layout, prompt_origin, saved_prompt
 from longdraft.engine.conversation import Conversation
-from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.prompt_layout import About
+from longdraft.engine.prompt_origin import Origin, origin_of
 from longdraft.engine.saved_prompt import SavedPrompt
 from longdraft.models.identity import fingerprint
 from longdraft.models.lm import LM
@@ -170,7 +170,7 @@ def test_a_conversation_goes_on_in_another_process(tmp_path):
 # Faults that the tests above would notice ----------------------------------------------------------------------------
 
 
-def late(row: KVCache, count: int) -> saved_prompt.Layers:
+def late(row: KVCache, count: int) -> prompt_layout.Layers:
     pairs = {layer: row.stored(layer, 0) for layer in row.layers}
     return {layer: (k[:, 1 : count + 1], v[:, 1 : count + 1]) for layer, (k, v) in pairs.items()}
 
@@ -349,7 +349,7 @@ def rewritten(path: Path, origin: Origin, about: About) -> None:
     """A file that claims something else, with a right header for it."""
     data = path.read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
-    path.write_bytes(saved_prompt._header(origin, about, "0" * 64) + data[end:])
+    path.write_bytes(prompt_layout.header(origin, about, "0" * 64) + data[end:])
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_a_file_is_for_its_owner_alone_and_any_reader_of_safetensors(tmp_path):
     assert found["tokens"].tolist() == PROMPTS[0][:-1] and found["keys.0"].shape == (2, 149, 16)
 
 
-@pytest.mark.parametrize("step", ["_parts", "_sync", "fsync", "replace"])
+@pytest.mark.parametrize("step", ["parts", "_sync", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, step, monkeypatch):
     file, lm = kept("llama", tmp_path / "p"), tiny.target("llama")
     old = (tmp_path / "p").read_bytes()
@@ -419,7 +419,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, step, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved_prompt if step.startswith("_") else os, step, full)
+    monkeypatch.setattr(os if hasattr(os, step) else saved_prompt, step, full)
     assert continued(lm, file, "plain", Sampler(), "longer") == said("llama", "plain", Sampler(), "longer")
     assert "No space left" in file.note
     if step != "_sync":  # by then the new one is there

@@ -21,6 +21,7 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -85,6 +86,15 @@ CONFIGS |= {
         topk_group=1,
         first_k_dense_replace=1,
         moe_intermediate_size=32,
+    ),
+}
+CONFIGS |= {  # with recurrent layers
+    "qwen3.5": Qwen3_5TextConfig(
+        **{**BASE, "num_hidden_layers": 4},
+        linear_key_head_dim=8,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
     ),
 }
 

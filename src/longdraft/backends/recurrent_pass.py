@@ -125,7 +125,9 @@ class RecurrentPass:
             self._tips[b][number] = end
         if len(outputs) == 1 and len(outputs[0][0]) == len(inputs[0]):
             return outputs[0][1]
-        out = outputs[0][1].new_zeros(len(inputs[0]), *outputs[0][1].shape[1:])
+        one = slice(0, 1)  # whose outputs tell their shape where all new nodes are padding
+        like = outputs[0][1] if outputs else scan.run(None, _of(inputs, one), _of(queries, one))[0]
+        out = like.new_zeros(len(inputs[0]), *like.shape[1:])
         for local, part in outputs:
             out[local] = part
         return out

@@ -60,9 +60,9 @@ class RowStates:
         target = length if self.floor is None else min(length, self.floor)
         if self.before_tip is not None and self.position < self.before_tip[0] <= target:
             self._advance(*self.before_tip)
-        if self.every:
-            for border in range(self.position // self.every + 1, -(-target // self.every)):
-                self._replay(border * self.every, recurrences)
+        if every := self.every:  # which may grow on the way
+            for border in range((self.position // every + 1) * every, target, every):
+                self._replay(border, recurrences)
         if self.tip is not None and self.position < self.tip[0] <= target:
             self._advance(*self.tip)
         self._replay(target, recurrences)

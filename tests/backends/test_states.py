@@ -1,0 +1,341 @@
+"""States of recurrent layers: whatever happens to a row, a node reads what its own path has left."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdraft.backends import recurrent_pass
+from longdraft.backends.recurrences import Additive, Convolution, DeltaRule, StateSpace
+from longdraft.backends.recurrent_pass import RecurrentPass, RowPlan, Segment
+from longdraft.core import PAD, KVCache, Tree
+from longdraft.core.rewinding import Rewinding
+from longdraft.core.states import RowStates
+
+PRIME, TAPS = 1009, torch.tensor([[3.0, 5.0, 7.0, 11.0]])
+
+
+class Digest:
+    """A toy recurrence whose state tells the whole path: s becomes (31 s + x + 1) mod PRIME, and is the output."""
+
+    def replay(self, state, inputs):
+        return self.run(state, inputs, ())[1]
+
+    def run(self, state, inputs, queries):
+        state, out = torch.zeros(1) if state is None else state, []
+        for x in inputs[0]:
+            state = (31 * state + x + 1) % PRIME
+            out.append(state)
+        return torch.stack(out), state
+
+
+def said(path: list[int]) -> float:
+    """What Digest says after these tokens."""
+    state = 0
+    for x in path:
+        state = (31 * state + x + 1) % PRIME
+    return float(state)
+
+
+def convolved(path: list[int]) -> float:
+    return float(sum(int(t) * x for t, x in zip(TAPS[0], [0, 0, 0, *path][-4:], strict=True)))
+
+
+class History:
+    """Rows of a cache through random operations, beside lists of the tokens that each row holds."""
+
+    def __init__(self, seed: int, rows: int = 3, every: int = 8):
+        self.draw, self.cache = random.Random(seed), KVCache(rows, 1)
+        self.texts: list[list[int]] = [[] for _ in range(rows)]
+        self.since = [0] * rows  # where each row was resumed or shortened to: earlier inputs are not known
+        self.cache.keep_checkpoints(every)
+
+    def token(self) -> int:
+        return self.draw.randrange(500)
+
+    def grown(self, sizes: list[int]) -> list[Tree]:
+        """A random tree after each level of its growth, with padding in some rows."""
+        tree = Tree.root(torch.tensor([self.token() for _ in self.texts]))
+        trees = [tree]
+        for wide in sizes:
+            parent = [[self.draw.choice([*range(tree.size), PAD]) for _ in range(wide)] for _ in self.texts]
+            rows = zip(parent, tree.parent.tolist(), strict=True)
+            real = [[PAD if p >= 0 and row[p] == PAD else p for p in new] for new, row in rows]
+            tree = tree.grow(
+                torch.tensor(real), torch.tensor([[self.token() for _ in range(wide)] for _ in self.texts])
+            )
+            trees.append(tree)
+        return trees
+
+    def run(self, trees: list[Tree]) -> None:
+        """Passes over the levels of a tree, each compared with the paths of its nodes."""
+        start = 0
+        for tree in trees:
+            p = RecurrentPass(tree, self.cache, start)
+            tokens = tree.tokens[:, start:].float()
+            out = p.scan(Digest(), (tokens[..., None],), ())
+            conv = p.convolve(tokens[:, None], TAPS, None)[:, 0]
+            p.finish()
+            for b, text in enumerate(self.texts):
+                for i in range(start, tree.size):
+                    if int(tree.parent[b, i]) != PAD:
+                        path = text + tree.tokens[b, tree.mask[b, i].nonzero()[:, 0]].tolist()
+                        assert float(out[b, i - start]) == said(path)
+                        assert float(conv[b, i - start]) == convolved(path)
+            start = tree.size
+
+    def path(self, tree: Tree, b: int) -> list[int]:
+        """A random path from the root."""
+        node = self.draw.choice([i for i, p in enumerate(tree.parent[b].tolist()) if p != PAD])
+        return tree.mask[b, node].nonzero()[:, 0].tolist()
+
+    def commit(self, tree: Tree) -> None:
+        paths = [self.path(tree, b) for b in range(len(self.texts))]
+        most = max(map(len, paths))
+        padded = [[*p, *range(tree.size, tree.size + most - len(p))] for p in paths]
+        self.cache.keep(torch.tensor(padded), torch.tensor([len(p) for p in paths]))
+        for b, p in enumerate(paths):
+            self.texts[b] = self.texts[b] + tree.tokens[b, p].tolist()
+
+    def step(self) -> None:
+        trees = self.grown([self.draw.randrange(1, 4) for _ in range(self.draw.randrange(4))])
+        self.run(trees)  # as a drafter does
+        if self.draw.random() < 0.7:
+            self.run(trees[-1:])  # as verification does
+        self.commit(trees[-1])
+
+    def read(self, many: int) -> None:
+        """A chain that is committed whole, as of a prompt."""
+        tokens = torch.tensor([[self.token() for _ in range(many)] for _ in self.texts])
+        self.run([Tree.chain(tokens)])
+        self.cache.length += many
+        self.texts = [text + new for text, new in zip(self.texts, tokens.tolist(), strict=True)]
+
+    def rolled_back(self) -> None:
+        before = list(self.texts)
+        with self.cache.rollback():
+            for _ in range(self.draw.randrange(1, 4)):
+                self.step()
+        self.texts = before
+
+    def reopened(self) -> None:
+        before, count = list(self.texts), self.draw.randrange(1, 30)
+        if all(
+            self.cache.row(b).resumable(max(len(t) - count, 0)) == max(len(t) - count, 0) for b, t in enumerate(before)
+        ):
+            with self.cache.reopen(count):
+                self.texts = [t[: max(len(t) - count, 0)] for t in before]
+                self.run(self.grown([2, 2]))
+            self.texts = before
+
+    def shortened(self) -> None:
+        b = self.draw.randrange(len(self.texts))
+        row, wanted = self.cache.row(b), self.draw.randrange(len(self.texts[b]) + 1)
+        count = row.resumable(wanted)
+        assert count == wanted or (count < wanted < max(len(self.texts[b]) - 40, self.since[b]))
+        row.truncate(count)
+        self.texts[b], self.since[b] = self.texts[b][:count], count
+
+    def moved(self) -> None:
+        source, to = self.draw.sample(range(len(self.texts)), 2)
+        self.cache.move(source, to)
+        self.texts[to], self.since[to] = list(self.texts[source]), self.since[source]
+
+    def cleared(self) -> None:
+        b = self.draw.randrange(len(self.texts))
+        self.cache.row(b).clear()
+        self.texts[b], self.since[b] = [], 0
+
+    def resumed(self) -> None:
+        """Another row begins with what one row's checkpoint has."""
+        source, to = self.draw.sample(range(len(self.texts)), 2)
+        count = len(self.texts[source]) // 8 * 8
+        states = self.cache.row(source).states_at(count)
+        if states is not None:
+            self.cache.row(to).resume(count, states)
+            self.texts[to], self.since[to] = self.texts[source][:count], count
+
+    def marked(self) -> None:
+        before, mark = list(self.texts), self.cache.mark()
+        for _ in range(3):
+            self.step()
+        self.cache.restore(mark)
+        self.texts = before
+
+
+def live(seed: int, steps: int = 30) -> None:
+    """A random life of three rows; AssertionError or ValueError where a node reads another state than its path's."""
+    history = History(seed)
+    history.read(history.draw.choice([1, 5, 70]))
+    rare = [history.rolled_back, history.reopened, history.shortened, history.moved, history.cleared]
+    rare += [history.resumed, history.marked, lambda: history.read(history.draw.choice([3, 40, 200]))]
+    for _ in range(steps):
+        history.step()
+        if history.draw.random() < 0.5:
+            history.draw.choice(rare)()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_node_reads_the_states_of_its_path(seed):
+    live(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(4, 60))
+def test_a_node_reads_the_states_of_its_path_in_many_histories(seed):
+    live(seed, 60)
+
+
+def too_many(monkeypatch):
+    """A state is replayed with one token too many."""
+    replay = RowStates._replay
+
+    def wrong(self, end, recurrences):
+        before = self.position
+        replay(self, end, recurrences)
+        if end > before and self.high > end:
+            more = {n: r.replay(self.states.get(n), self.inputs(n, end, end + 1)) for n, r in recurrences.items()}
+            self.states = more
+
+    monkeypatch.setattr(RowStates, "_replay", wrong)
+
+
+def sibling(monkeypatch):
+    """A branch begins with what its sibling has left."""
+    branches = RowPlan._branches
+
+    def wrong(self):
+        return [Segment(max(s.after, n - 1), s.tokens) for n, s in enumerate(branches(self))]
+
+    monkeypatch.setattr(RowPlan, "_branches", wrong)
+
+
+def no_left(monkeypatch):
+    """A convolution forgets what is to the left of a pass."""
+    monkeypatch.setattr(Convolution, "before", lambda self, state, x: x.new_zeros(self.size - 1, x.shape[1]))
+
+
+def stale_tip(monkeypatch):
+    """The end of the latest chain counts as committed, whatever was accepted of it."""
+    settle = RowStates.settle
+
+    def wrong(self, length, recurrences):
+        if self.tip is not None and self.tip[0] > length > self.position:
+            self.tip = (length, self.tip[1])
+        settle(self, length, recurrences)
+
+    monkeypatch.setattr(RowStates, "settle", wrong)
+
+
+def refused(monkeypatch):
+    """Inputs of accepted nodes stay where they were in the tree."""
+    monkeypatch.setattr(RowStates, "compact", lambda self, start, path: None)
+
+
+def beyond(monkeypatch):
+    """What is committed inside a rollback stays in the states."""
+    monkeypatch.setattr(RowStates, "floor", property(lambda self: None, lambda self, value: None), raising=False)
+
+
+def neighbour(monkeypatch):
+    """A border's checkpoint is another row's."""
+    states_at = Rewinding.states_at
+
+    def wrong(self, count):
+        found = states_at(self, count)
+        others = [row.checkpoints[count] for row in self._states if count in row.checkpoints]
+        return found if found is None or not others else others[0]
+
+    monkeypatch.setattr(Rewinding, "states_at", wrong)
+
+
+def shared(monkeypatch):
+    """Rows that were copied write their inputs to the same memory."""
+    monkeypatch.setattr(RowStates, "copy", lambda self: self)
+
+
+@pytest.mark.parametrize("fault", [too_many, sibling, no_left, stale_tip, refused, beyond, neighbour, shared])
+def test_wrong_states_would_be_noticed(fault, monkeypatch):
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        for seed in range(12):
+            live(seed)
+
+
+def random_inputs(kind: str, count: int) -> tuple[object, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    g = torch.Generator().manual_seed(count)
+
+    def rand(*shape):
+        return torch.randn(count, *shape, generator=g)
+
+    if kind in ("delta", "channels"):
+        decay = -rand(4).abs() if kind == "delta" else -rand(4, 8).abs()
+        return (
+            DeltaRule(True),
+            (rand(2, 8) if kind == "delta" else rand(4, 8), rand(4, 6), decay, rand(4).sigmoid()),
+            (rand(2, 8) if kind == "delta" else rand(4, 8),),
+        )
+    if kind == "additive":
+        return Additive(), (-rand(4).abs(), rand(2, 8), rand(4, 6)), (rand(2, 8),)
+    A = -torch.rand(4, 8, generator=g) if kind == "mamba" else -torch.rand(4, generator=g)
+    return StateSpace(A), (rand(4, 6), rand(4).abs(), rand(1, 8)), (rand(1, 8),)
+
+
+@pytest.mark.parametrize("kind", ["delta", "channels", "additive", "mamba", "mamba2"])
+def test_any_split_of_a_chain_has_the_same_bits(kind):
+    """One token, several, all of them, and a replay: one order of the same arithmetic."""
+    scan, inputs, queries = random_inputs(kind, 12)
+    whole, end = scan.run(None, inputs, queries)
+    for parts in ([1] * 12, [5, 7], [8, 1, 3]):
+        state, outputs, begin = None, [], 0
+        for n in parts:
+            some = slice(begin, begin + n)
+            replayed = scan.replay(state, tuple(x[some] for x in inputs))
+            out, state = scan.run(state, tuple(x[some] for x in inputs), tuple(q[some] for q in queries))
+            assert torch.equal(replayed, state)
+            outputs.append(out)
+            begin += n
+        assert torch.equal(torch.cat(outputs), whole) and torch.equal(state, end)
+
+
+def test_a_long_pass_that_is_not_committed_whole_is_an_error():
+    history = History(0, rows=1)
+    history.run([Tree.chain(torch.arange(200)[None])])
+    history.cache.length += 7
+    history.texts = [list(range(7))]
+    with pytest.raises(ValueError, match="a long pass is kept whole"):
+        history.run(history.grown([]))
+
+
+def test_a_row_is_not_shortened_by_its_length_alone():
+    history = History(0, rows=1)
+    history.read(20)
+    history.step()
+    history.cache.length -= 15
+    with pytest.raises(ValueError, match="truncate"):
+        history.run(history.grown([]))
+
+
+def test_what_is_far_back_is_only_at_checkpoints():
+    history = History(0, rows=1, every=64)
+    for _ in range(60):
+        history.read(10)
+    row = history.cache.row(0)
+    assert row.resumable(599) == 599 and row.resumable(300) == 256 and row.resumable(63) == 0
+    assert row.earliest(300) == 320 and row.earliest(590) == 590
+    with pytest.raises(ValueError, match="no state of 300 tokens"):
+        row.truncate(300)
+
+
+def test_memory_does_not_grow_with_the_text():
+    """Inputs are kept for a while, and of states the present one and two earlier ones."""
+    history = History(0, rows=1, every=0)
+    for _ in range(100):
+        history.read(20)
+    row = history.cache.states(0)
+    kept = sum(len(buffers[0]) for buffers in row._inputs.values())
+    assert kept <= 2 * 2 * 256 and len(row.recent) == 2 and not row.checkpoints
+    assert recurrent_pass.LONG <= 2 * recurrent_pass.CHUNK
