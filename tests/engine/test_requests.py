@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import tiny
-from support.listed import BUILD, each_method_on, exact, read_in_any_parts
+from support.listed import BUILD, case, each_method_on, exact, read_in_any_parts
 
 from longdraft import InputError, Sampler, Session, generate
 from longdraft.core import Tree
@@ -13,6 +13,7 @@ from longdraft.drafters import Drafter
 from longdraft.engine.prefix_cache import PrefixCache
 from longdraft.engine.session import Event
 from longdraft.errors import Busy
+from longdraft.models import lm as lm_module
 from longdraft.models.lm import LM
 
 SLOTS = 200
@@ -260,6 +261,16 @@ def conversation(model: str, method: str, prefixes: PrefixCache | None) -> tuple
     return found, known
 
 
+class OthersStates(PrefixCache):
+    """States are those of the block before."""
+
+    def load(self, tokens, row, multiple=1, owner=""):
+        known = super().load(tokens, row, multiple, owner)
+        if known:
+            row.resume(known, self._known(tokens, owner)[known // self.block - 2].states)
+        return known
+
+
 @read_in_any_parts
 @pytest.mark.parametrize("method", ["vegas", "longspec", "eagle3", "sd", "suffix"])
 @pytest.mark.parametrize("model", ["llama", "llama-bf16", "llama-kv8", "mistral-window"])
@@ -274,6 +285,26 @@ def test_known_prefixes_change_nothing(model, method):
 @pytest.mark.parametrize("fault", [Forgetful, OneLate])
 def test_a_wrong_prefix_is_noticed(fault):
     assert conversation("llama", "vegas", fault(4000, block=16))[0] != conversation("llama", "vegas", None)[0]
+
+
+@pytest.fixture
+def short_parts(monkeypatch):
+    """Prompts are read in parts of 16 tokens, and states kept after each."""
+    monkeypatch.setattr(lm_module, "PART", 16)
+    monkeypatch.setattr(lm_module, "CHECKPOINT", 16)
+
+
+@pytest.mark.parametrize("method", ["vegas", "magicdec-snapkv", case("suffix", id="suffix", daily=False)])
+def test_known_prefixes_bring_their_states(method, short_parts):
+    without, none = conversation("qwen3.5", method, None)
+    found, known = conversation("qwen3.5", method, PrefixCache(40000, block=16))
+    assert found == without and none == [0, 0, 0]
+    assert known == [0, 48, 64]  # whole blocks of the prompt before
+
+
+def test_a_prefix_with_the_states_of_another_one_is_noticed(short_parts):
+    without, _ = conversation("qwen3.5", "vegas", None)
+    assert conversation("qwen3.5", "vegas", OthersStates(40000, block=16))[0] != without
 
 
 @pytest.mark.parametrize("verb", ["load", "_store"])

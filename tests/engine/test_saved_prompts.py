@@ -93,7 +93,9 @@ def test_output_is_that_without_a_file(tmp_path, method, sampler):
     assert equal("llama", tmp_path / "p", method, sampler)
 
 
-@pytest.mark.parametrize("model", ["llama-bf16", "qwen3-kv8", "mistral-window", "deepseek", "gpt-oss", "llama-torch"])
+@pytest.mark.parametrize(
+    "model", ["llama-bf16", "qwen3-kv8", "mistral-window", "deepseek", "gpt-oss", "llama-torch", "qwen3.5"]
+)
 def test_on_every_kind_of_cache(tmp_path, model, monkeypatch):
     monkeypatch.setattr("longdraft.models.lm.PART", 32)  # where torch reads prompts
     said.cache_clear()

@@ -35,7 +35,7 @@ def user(text: str) -> dict[str, str]:
 
 @read_in_any_parts
 @pytest.mark.parametrize("method", [None, "vegas", "lookup", "longspec", "medusa"])
-@pytest.mark.parametrize("model", ["llama", "llama-kv8", "gpt-oss"])
+@pytest.mark.parametrize("model", ["llama", "llama-kv8", "gpt-oss", "qwen3.5"])
 def test_every_answer_is_that_of_the_whole_prompt(model, method):
     lm, sampler = tiny.target(model), SAMPLERS["T=1"]
     talk, prompt = Conversation(lm, sampler, SEED), tiny.prompts(40)[0]

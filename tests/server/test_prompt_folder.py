@@ -28,6 +28,7 @@ ROOM = 10_000_000
 def small_parts(monkeypatch):
     monkeypatch.setattr(prompt_folder, "PART", PART)
     monkeypatch.setattr("longdraft.models.lm.PART", PART)  # where torch reads prompts
+    monkeypatch.setattr("longdraft.models.lm.CHECKPOINT", PART)  # where states are kept
 
 
 def answered(folder: PromptFolder, prompt: list[int], owner: str = "", lm=None) -> tuple[list[int], int]:
@@ -57,7 +58,7 @@ def parts(place: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-@pytest.mark.parametrize("model", ["llama", "llama-torch", "qwen3-kv8"])
+@pytest.mark.parametrize("model", ["llama", "llama-torch", "qwen3-kv8", "qwen3.5"])
 def test_a_later_server_reads_only_the_rest(tmp_path, model, memory):
     [prompt, end] = tiny.prompts(150, 40)
     for text, known in ((prompt, 0), (prompt, 128), (prompt[:110] + end, 96)):
