@@ -115,6 +115,8 @@ def stock(name: str, seed: int = 0, dtype: torch.dtype = torch.float32):
     for key, p in model.named_parameters():
         if p.dim() > 1 or key.endswith("sinks"):
             torch.nn.init.normal_(p, std=STD.get(key.split(".")[-2], 0.25))
+        if key.endswith("A_log"):
+            torch.nn.init.uniform_(p, -6, -3)  # states that remember hundreds of tokens
     if name == "llama-loops":
         for layer in model.model.layers:
             torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
