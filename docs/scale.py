@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from longdraft.backends.latent import latents_of
+from longdraft.core.states import ROOM
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of, slot_bytes, weights_of
 from longdraft.ops import coded
 
 PAGE = Path(__file__).resolve().parent / "scale.md"
 BEGIN, END = "<!-- begin: written by docs/scale.py -->", "<!-- end: written by docs/scale.py -->"
+BEGIN_HYBRID, END_HYBRID = "<!-- begin: hybrids, by docs/scale.py -->", "<!-- end: hybrids, by docs/scale.py -->"
 BEGIN_LATENT, END_LATENT = "<!-- begin: latents, by docs/scale.py -->", "<!-- end: latents, by docs/scale.py -->"
 CONTEXTS = {"32K": 1 << 15, "128K": 1 << 17, "1M": 1 << 20}
 GB, DEVICE = 1e9, 80e9  # bytes of a device's memory
-ROOM = 0.9  # of it for weights, keys and values
+SHARE = 0.9  # of it for weights, keys and values
 
 
 def shape(kind: type, vocab: int, layers: int, hidden: int, heads: int, mlp: int) -> PretrainedConfig:
@@ -45,6 +49,35 @@ LATENT = {  # with latent attention; what is not stated is the published default
     "MiniCPM3-4B": ("minicpm3", {}),
 }
 
+QWEN = {"head_dim": 256, "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+NEMOTRON = {"head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8}
+NEMOTRON |= {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+NEMOTRON |= {"moe_shared_expert_intermediate_size": 3712, "tie_word_embeddings": False}
+PATTERN = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # Mamba-2, experts, attention
+
+
+def hybrid(kind: str, hidden: int, heads: int, keys: int, **others: Any) -> tuple[str, dict[str, Any]]:
+    return kind, {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": keys, **others}
+
+
+HYBRIDS = {  # what is not stated is the default of the type
+    "Qwen3.5-0.8B": hybrid(
+        "qwen3_5_text", 1024, 8, 2, num_hidden_layers=24, intermediate_size=3584, linear_num_value_heads=16,
+        tie_word_embeddings=True, **QWEN,
+    ),
+    "Qwen3.5-4B": hybrid(
+        "qwen3_5_text", 2560, 16, 4, num_hidden_layers=32, intermediate_size=9216, linear_num_value_heads=32,
+        tie_word_embeddings=True, **QWEN,
+    ),
+    "Qwen3.5-27B": hybrid(
+        "qwen3_5_text", 5120, 24, 4, num_hidden_layers=64, intermediate_size=17408, linear_num_value_heads=48, **QWEN
+    ),
+    "Qwen3.5-35B-A3B": hybrid(
+        "qwen3_5_moe_text", 2048, 16, 2, num_hidden_layers=40, linear_num_value_heads=32, **QWEN
+    ),
+    "Nemotron-3-Nano-30B-A3B": hybrid("nemotron_h", 2688, 32, 2, hybrid_override_pattern=PATTERN, **NEMOTRON),
+}  # fmt: skip
+
 
 class Bytes:
     """What one row's pass reads of a model in bfloat16, in bytes: `weights`, and `slot` for each token of context."""
@@ -62,7 +95,7 @@ class Bytes:
     def processes(self, context: int) -> int:
         """The fewest processes, one device each, that hold weights and keys; they divide the 8 key heads."""
         needed = self.memory + self.slot * context
-        return next((n for n in (1, 2, 4, 8) if needed / n <= ROOM * DEVICE), 0)
+        return next((n for n in (1, 2, 4, 8) if needed / n <= SHARE * DEVICE), 0)
 
     def drafts(self, context: int, processes: int) -> dict[str, tuple[int, float]]:
         """Of each method its tokens per draft, and the bytes of all of them, summed over the processes.
@@ -108,6 +141,124 @@ def tables() -> Iterator[str]:
         yield ""
 
 
+@dataclass(frozen=True)
+class Recurrent:
+    """Bytes in one recurrent layer: of a sequence's state, float32, and of the inputs of a node, in bfloat16.
+
+    The state is that of the scan and the last inputs of the convolution. Gates of delta nets are float32.
+    """
+
+    state: int
+    inputs: int
+
+
+def recurrent(config: PretrainedConfig) -> Recurrent:
+    if hasattr(config, "mamba_num_heads"):
+        heads, size, width = config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size
+        keys, taps, gates = config.n_groups * width, config.conv_kernel, 2 * heads  # the time step
+    else:
+        heads, size, width = config.linear_num_value_heads, config.linear_value_head_dim, config.linear_key_head_dim
+        keys, taps, gates = config.linear_num_key_heads * width, config.linear_conv_kernel_dim, (4 + 2) * heads
+    channels = heads * size + 2 * keys
+    return Recurrent(4 * heads * size * width + 2 * channels * (taps - 1), 2 * (channels + heads * size + keys) + gates)
+
+
+class HybridBytes:
+    """What one row's pass moves of a hybrid in bfloat16, in bytes: states are read and written."""
+
+    def __init__(self, kind: str, changes: dict[str, Any]):
+        with torch.device("meta"):
+            config = AutoConfig.for_model(kind, **changes)
+            self.model = LM(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+        self.weights, sizes, a = weights_of(self.model), recurrent(config), self.model.architecture
+        self.slot = len(a.with_keys) * 2 * config.num_key_value_heads * config.head_dim * 2
+        self.state, self.inputs = a.scans * sizes.state, a.scans * sizes.inputs
+        layer, apart = (
+            a.with_keys[0],
+            hasattr(config, "mamba_num_heads"),
+        )  # attention and experts are two layers
+        parts = self.model.hf.model.layers[layer : layer + 1 + apart]
+        experts = sum(p.nbytes for name, p in parts.named_parameters() if ".experts." in name)
+        self.block = size_of(parts) - experts * (1 - self.weights.each)  # one layer, with the experts of a token
+        self.head = head_size(self.model)
+
+    def plain(self, context: int) -> float:
+        return self.passed(context, 1)
+
+    def passed(self, keys: float, nodes: int) -> float:
+        """A pass over nodes that choose their experts independently, which sees so many keys."""
+        return self.weights.read(nodes) + self.slot * keys + 2 * self.state
+
+    def verification(self, context: int, nodes: int) -> float:
+        """With the replay of what was accepted, which reads and writes the states again."""
+        return self.passed(context, nodes) + 2 * self.state
+
+    def drafts(self, context: int) -> dict[str, tuple[int, float]]:
+        """Of each method its tokens per draft, and the bytes of all of them."""
+        one, keys, count = self.passed(0, 1), self.slot * context, len(self.model.architecture.with_keys)
+        int8, int4 = (one - self.model.nbytes() * self.model.saving(kind) for kind in ("int8", "int4"))
+        size = self.model.config.head_dim
+        return {
+            "`suffix`": (16, 0.0),
+            "`suffix`, 4 tokens": (4, 0.0),
+            "`vegas`": (7, 7 * (one + 0.07 * keys)),
+            "no keys": (7, 7 * one),
+            "`vegas`, int8 copy": (7, 7 * (int8 + 0.07 * keys)),
+            "`quantspec`": (4, 4 * (int4 + keys * coded.width(size, 4) / (2 * size))),
+            "a layer": (3, 3 * (self.block + self.head + keys / count)),
+        }
+
+
+def hybrid_tables() -> Iterator[str]:
+    sizes = {name: HybridBytes(*model) for name, model in HYBRIDS.items()}
+    contexts = {name: CONTEXTS[name] for name in ("32K", "128K")}
+    yield (
+        "| | weights of a step, GB | keys and values of a token, KB | states of a sequence, MB | "
+        + " | ".join(f"{c}: weights, keys, states" for c in contexts)
+        + " |"
+    )
+    yield "| --- |" + " --- |" * 5
+    for name, b in sizes.items():
+        cells = [f"{b.weights.read(1) / GB:.1f}", f"{b.slot / 1024:.0f}", f"{b.state / 1e6:.1f}"]
+        for n in contexts.values():
+            parts = (b.weights.read(1), b.slot * n, 2 * b.state)
+            cells.append(", ".join(f"{part / b.plain(n):.1%}" for part in parts))
+        yield f"| {name} | " + " | ".join(cells) + " |"
+    yield ""
+    yield "Memory of a sequence beside its keys:"
+    yield ""
+    yield "| | states, MB | inputs of a node, KB | inputs of 8 nodes, MB | 8 states, MB | inputs / states | " + (
+        f"inputs of {ROOM} slots, MB |"
+    )
+    yield "| --- |" + " --- |" * 6
+    for name, b in sizes.items():
+        cells = [f"{b.state / 1e6:.1f}", f"{b.inputs / 1024:.0f}", f"{8 * b.inputs / 1e6:.1f}"]
+        cells += [f"{8 * b.state / 1e6:.0f}", f"1/{b.state / b.inputs:.0f}", f"{ROOM * b.inputs / 1e6:.0f}"]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+    yield ""
+    yield "Tokens per step at which a method moves as many bytes as plain decoding, and the gain if all are accepted:"
+    yield ""
+    methods = next(iter(sizes.values())).drafts(0)
+    yield "| | | " + " | ".join(methods) + " |"
+    yield "| --- | --- |" + " --- |" * len(methods)
+    for name, b in sizes.items():
+        for c, n in contexts.items():
+            cells = []
+            for tokens, drafted in b.drafts(n).values():
+                needed = (drafted + b.verification(n, tokens + 1)) / b.plain(n)
+                cells.append(f"{needed:.2f} of {tokens + 1} ({(tokens + 1) / needed:.1f}x)")
+            yield f"| {name} | {c} | " + " | ".join(cells) + " |"
+    yield ""
+    yield "Bytes of verifying chains, in plain steps at 32K:"
+    yield ""
+    counts = (2, 4, 8, 17)
+    yield "| | " + " | ".join(f"{n} nodes" for n in counts) + " |"
+    yield "| --- |" + " --- |" * len(counts)
+    for name, b in sizes.items():
+        n = contexts["32K"]
+        yield f"| {name} | " + " | ".join(f"{b.verification(n, k) / b.plain(n):.2f}" for k in counts) + " |"
+
+
 def latent_table() -> Iterator[str]:
     units = ("numbers of a layer", "KB of a token", "GB of 128K tokens")
     yield "| | " + " | ".join(f"{unit}: {kept}" for unit in units for kept in ("heads", "latent")) + " |"
@@ -124,10 +275,14 @@ def latent_table() -> Iterator[str]:
 
 def main(argv: list[str]) -> int:
     before = PAGE.read_text(encoding="utf-8")
-    head, rest = before.split(BEGIN)
-    after = f"{head}{BEGIN}\n" + "\n".join(tables()).rstrip() + f"\n{END}" + rest.split(END)[1]
-    head, rest = after.split(BEGIN_LATENT)
-    after = f"{head}{BEGIN_LATENT}\n" + "\n".join(latent_table()) + f"\n{END_LATENT}" + rest.split(END_LATENT)[1]
+    after = before
+    for begin, lines, end in (
+        (BEGIN, tables(), END),
+        (BEGIN_HYBRID, hybrid_tables(), END_HYBRID),
+        (BEGIN_LATENT, latent_table(), END_LATENT),
+    ):
+        head, rest = after.split(begin)
+        after = f"{head}{begin}\n" + "\n".join(lines).rstrip() + f"\n{end}" + rest.split(end)[1]
     if "--check" in argv:
         return int(after != before)
     PAGE.write_text(after, encoding="utf-8")

@@ -9,7 +9,7 @@ from longdraft.core import DraftLimits, Sequences, Tree
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import InCodes, bytes_read, weights_of
+from longdraft.models.memory_traffic import InCodes, bytes_read, states_moved, weights_of
 from longdraft.views.base import Policy
 
 
@@ -31,8 +31,9 @@ class SelfDrafter(UnderView):
         return depth * bytes_read(self.model, seqs.cache, seen=self.policy.seen, codes=codes)
 
     def least_cost(self, seqs: Sequences) -> float:
-        """By the bytes of the weights, which a draft reads under any view."""
-        return weights_of(self.model).read(len(seqs.length)) / bytes_read(self.target, seqs.cache)
+        """By the bytes of weights and recurrent states, which a draft reads under any view."""
+        least = weights_of(self.model).read(len(seqs.length)) + states_moved(seqs.cache)
+        return least / bytes_read(self.target, seqs.cache)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.look(seqs)

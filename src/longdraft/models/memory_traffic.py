@@ -1,4 +1,4 @@
-"""Bytes of weights, keys and values that a pass reads: arithmetic, nothing is timed."""
+"""Bytes of weights, keys, values and recurrent states that a pass moves: arithmetic, nothing is timed."""
 
 from __future__ import annotations
 
@@ -88,8 +88,14 @@ def slot_bytes(model: LM) -> int:
 def bytes_read(
     model: LM, cache: KVCache, nodes: int = 1, seen: Seen | None = None, codes: InCodes | None = None
 ) -> float:
-    """Bytes that a pass over `nodes` nodes per row reads: the weights once, and each row's keys once."""
-    return weights_of(model).read(nodes * len(cache.length)) + keys_read(model, cache, seen, codes=codes)
+    """Bytes that a pass over `nodes` nodes per row moves: weights, keys and states once, and states are written too."""
+    keys = keys_read(model, cache, seen, codes=codes)
+    return weights_of(model).read(nodes * len(cache.length)) + keys + states_moved(cache)
+
+
+def states_moved(cache: KVCache) -> int:
+    """Bytes of recurrent states that a pass reads and writes, regardless of its nodes, the context and the view."""
+    return 2 * sum(cache.states(b).nbytes() for b in range(len(cache.length)))
 
 
 def size_of(module: nn.Module) -> int:

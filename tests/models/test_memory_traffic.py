@@ -1,0 +1,69 @@
+"""Bytes that a pass moves of a model with recurrent layers: its weights, its keys, and its states twice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny_models
+import torch
+from support.listed import full
+
+from longdraft.drafters.self_draft import SelfDrafter
+from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import bytes_read, keys_read, states_moved, weights_of
+from longdraft.views import Full
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+import scale
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> LM:
+    return LM(tiny_models.build(tiny_models.config("qwen3_5_text")))
+
+
+def after(lm: LM, length: int):
+    """A cache of two rows with tokens in the second, as a step finds it."""
+    cache = lm.new_cache(2, 64)
+    lm.extend_cache(torch.arange(3, 3 + length)[None], cache.row(1))
+    cache.states(1).settle(length, cache.recurrences)
+    return cache
+
+
+def test_a_step_reads_and_writes_the_states(hybrid):
+    cache = after(hybrid, 9)
+    states = sum(x.nbytes for x in cache.states(1).states.values())
+    assert states > 0 and states_moved(cache) == 2 * states
+    assert bytes_read(hybrid, cache) == weights_of(hybrid).read(2) + keys_read(hybrid, cache) + 2 * states
+    assert states_moved(cache.row(0)) == 0
+
+
+def test_states_do_not_grow_with_the_context_or_the_nodes(hybrid):
+    short, long = after(hybrid, 9), after(hybrid, 40)
+    assert states_moved(short) == states_moved(long)
+    assert bytes_read(hybrid, long, 4) - bytes_read(hybrid, long, 1) == 0
+    assert bytes_read(hybrid, long) - bytes_read(hybrid, short) == keys_read(hybrid, long) - keys_read(hybrid, short)
+
+
+def test_the_least_cost_of_a_draft_by_the_target_has_the_states(hybrid):
+    cache = after(hybrid, 40)
+    seqs = SimpleNamespace(length=torch.tensor([1, 41]), cache=cache)
+    least = SelfDrafter(hybrid, Full(), [1]).least_cost(seqs)
+    assert least == 1 - keys_read(hybrid, cache) / bytes_read(hybrid, cache)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", pytest.param("qwen3_5_moe_text", marks=full)])
+def test_states_and_inputs_are_what_the_page_on_scale_counts(kind):
+    """In a miniature in bfloat16. Older versions of Transformers repeat the keys for every value head."""
+    config = tiny_models.config(kind)
+    lm, counted = LM(tiny_models.build(config).to(torch.bfloat16)), scale.recurrent(config)
+    cache = after(lm, 9)
+    row = cache.states(1)
+    inputs = sum(x.nbytes for scan in cache.recurrences for x in row.inputs(scan, 0, 1))
+    assert row.nbytes() == counted.state * lm.architecture.scans
+    heads, grouped = (getattr(config, f"linear_num_{side}_heads", 0) for side in ("value", "key"))
+    repeated = 2 * (heads - grouped) * getattr(config, "linear_key_head_dim", 0)
+    assert inputs / lm.architecture.scans in (counted.inputs, counted.inputs + repeated)
