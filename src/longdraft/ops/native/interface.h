@@ -21,7 +21,8 @@ enum Code : int {
     BAD_SCORES,
     BAD_STATES,
     BAD_DRAW,
-    BAD_COPY
+    BAD_COPY,
+    BAD_SCAN
 };
 
 // DECODER: attention and an MLP. RING: self-attention over a ring of slots, no MLP. CROSS: has no keys of its own and reads
@@ -163,6 +164,23 @@ struct Copy {
     int64_t* place;  // [count], written: the place of each wanted slot
 };
 
+// A recurrence along tokens that follow each other, each head's with a state S [keys,values]: S becomes decay S + k d, where d is
+// beta (v - k decay S), or v where beta is null; the output is q S. One head of k and q is that of heads / key_heads heads.
+struct Scan {
+    int64_t tokens, heads, key_heads, keys, values;
+    int64_t per_key;      // 1: a decay for each key; 0: for each head
+    int64_t normalised;   // 1: keys and queries are divided by their length
+    float scale;          // of queries
+    const float* before;  // [heads,keys,values], or null: zeros
+    float* after;         // [heads,keys,values], written: the state after the last token
+    const float* decay;   // [tokens,heads], or [tokens,heads,keys]: what e is raised to
+    const float* k;       // [tokens,key_heads,keys]
+    const float* v;       // [tokens,heads,values]
+    const float* beta;    // [tokens,heads], or null
+    const float* q;       // [tokens,key_heads,keys], or null: no outputs
+    float* out;           // [tokens,heads,values], or null
+};
+
 // The memory that passes use, kept from one to the next. One pass at a time may use it.
 struct Work;
 
@@ -203,6 +221,9 @@ Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t row
 // A token for each row of logits [rows,nodes,vocab] -> out [rows,nodes].
 Code longdraft_draw(const float* logits, const Warpers* warpers, const int64_t* seed, const int64_t* position, int64_t rows,
                     int64_t nodes, int64_t vocab, int64_t* out);
+
+// The result does not depend on how a chain is divided into calls, nor on threads or outputs.
+Code longdraft_scan(const Scan* scan);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.
 int longdraft_pin(int64_t threads, const int64_t* cpus);

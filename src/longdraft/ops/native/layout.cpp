@@ -33,7 +33,7 @@ constexpr int64_t kinds(Result (*)(Arguments...)) {
 
 static constexpr Entry table[] = {
     VALUE(DONE), VALUE(NO_MEMORY), VALUE(BAD_MODEL), VALUE(BAD_NODES), VALUE(BAD_TOKEN), VALUE(BAD_SLOTS),
-    VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY),
+    VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY), VALUE(BAD_SCAN),
     VALUE(DECODER), VALUE(RING), VALUE(CROSS),
     VALUE(NUMBERS), VALUE(BITS_4), VALUE(BITS_5), VALUE(BITS_6), VALUE(BITS_8), VALUE(BITS_8_OF_16),
     VALUE(FLOATS), VALUE(HALVES), VALUE(SIX_BITS), VALUE(EIGHT_BITS),
@@ -74,10 +74,14 @@ static constexpr Entry table[] = {
     FIELD(Copy, held), FIELD(Copy, held_at), FIELD(Copy, held_count), FIELD(Copy, out_k), FIELD(Copy, out_v),
     FIELD(Copy, room), FIELD(Copy, out_stride), FIELD(Copy, place),
 
+    STRUCT(Scan), FIELD(Scan, tokens), FIELD(Scan, heads), FIELD(Scan, key_heads), FIELD(Scan, keys), FIELD(Scan, values),
+    FIELD(Scan, per_key), FIELD(Scan, normalised), FIELD(Scan, scale), FIELD(Scan, before), FIELD(Scan, after),
+    FIELD(Scan, decay), FIELD(Scan, k), FIELD(Scan, v), FIELD(Scan, beta), FIELD(Scan, q), FIELD(Scan, out),
+
     STRUCT(Entry), FIELD(Entry, name), FIELD(Entry, number), FIELD(Entry, kind),
 
     FUNCTION(interface), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(has_heads), FUNCTION(step), FUNCTION(chain),
-    FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(pin),
+    FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(scan), FUNCTION(pin),
     FUNCTION(read), FUNCTION(fail),
     {nullptr, 0, 0},
 };
