@@ -26,8 +26,9 @@ enum Code : int {
 };
 
 // DECODER: attention and an MLP. RING: self-attention over a ring of slots, no MLP. CROSS: has no keys of its own and reads
-// those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1).
-enum LayerKind : int64_t { DECODER, RING, CROSS };
+// those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
+// in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in sizes of their own.
+enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT };
 
 // How the weights of a linear layer lie in memory: as numbers E, or as codes of so many bits in groups of 32 or 16 inputs
 // (ops/packed.py).
@@ -62,7 +63,8 @@ struct Layer {
 
 struct Model {
     int64_t layers, width, heads, key_heads, groups, head_dim, mlp, vocab;  // groups: query heads of a key head
-    int64_t frequencies;                                                    // numbers in inv_freq: head_dim / 2
+    int64_t frequencies;                                                    // numbers in inv_freq: half of those that are rotated, the first of a head
+    int64_t gated;                                                          // 1: q has the numbers of a head, then its output's gates
     float eps, scale, rope_scale;
     const float* inv_freq;
     const void* embed;  // E [vocab,width]
@@ -121,6 +123,11 @@ struct Pass {
 
     int64_t ring;              // slots before the scratch nodes of a RING layer
     const uint8_t* ring_mask;  // [B,W,ring+start+W]: which of its slots a node sees
+
+    // A pass stops at each RECURRENT layer, having written what its mixer reads, and goes on with what that has computed.
+    int64_t resume;       // the layer whose mixer was computed, from 1; 0: the pass begins
+    const float* mixed;   // [B,W,o.inputs]: by that mixer
+    float* mixer_inputs;  // [B,W,q.outputs], [B,W,k.outputs] and [B,W,v.outputs] of the layer where it stops
 };
 
 // What shapes a distribution before a token is drawn from it, in this order (Transformers' logits warpers).
@@ -224,6 +231,14 @@ Code longdraft_draw(const float* logits, const Warpers* warpers, const int64_t* 
 
 // The result does not depend on how a chain is divided into calls, nor on threads or outputs.
 Code longdraft_scan(const Scan* scan);
+
+// What surrounds the recurrence of a gated delta net; each number is computed alike wherever it stands.
+Code longdraft_silu(float* x, int64_t count);
+// gates [tokens,stride]: b, then a of each head. beta [tokens,heads] = sigmoid(b); decay [tokens,heads] = rate softplus(a + bias).
+Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, int64_t stride, const float* rate, const float* bias,
+                           float* beta, float* decay);
+// x [rows,size], normalised, times weight [size] and silu(z) -> out.
+Code longdraft_gated_norm(const float* x, const float* z, const float* weight, int64_t rows, int64_t size, float eps, float* out);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.
 int longdraft_pin(int64_t threads, const int64_t* cpus);

@@ -2,6 +2,7 @@
 #include "recurrence.h"
 
 #include "guard.h"
+#include "linear.h"
 #include "memory.h"
 #include "openmp.h"
 #include "team.h"
@@ -90,4 +91,53 @@ Code longdraft_scan(const Scan* s) {
         if (s->beta) return s->per_key ? scan<true, true>(*s) : scan<true, false>(*s);
         return s->per_key ? scan<false, true>(*s) : scan<false, false>(*s);
     });
+}
+
+// Calls f(i) for all i < count, the threads' shares in order.
+template <typename F>
+static void for_all(int64_t count, int64_t work, F f) {
+    const int threads = count * work < (1 << 15) ? 1 : team_size();
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t i = 0; i < count; i++) f(i);
+}
+
+static vec silu(vec x) { return x / (vexp(-x) + 1.0f); }
+
+Code longdraft_silu(float* x, int64_t count) {
+    constexpr int64_t PART = 1024;
+    if (!x || !in_range(count, 0, int64_t{1} << 40)) return BAD_SCAN;
+    for_all((count + PART - 1) / PART, 2 * PART, [&](int64_t part) {
+        const int64_t end = std::min(count, (part + 1) * PART);
+        for (int64_t i = part * PART; i < end; i += V) {
+            alignas(64) float some[V] = {};
+            const int64_t n = std::min<int64_t>(V, end - i);
+            std::memcpy(some, x + i, sizeof(float) * n);
+            store(some, silu(load(some)));
+            std::memcpy(x + i, some, sizeof(float) * n);
+        }
+    });
+    return DONE;
+}
+
+Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, int64_t stride, const float* rate, const float* bias,
+                           float* beta, float* decay) {
+    if (!in_range(tokens, 0, MANY) || !in_range(heads, 1, MANY) || !in_range(stride, 2 * heads, MANY)) return BAD_SCAN;
+    for_all(tokens, heads * 40, [&](int64_t t) {
+        for (int64_t h = 0; h < heads; h++) {
+            const float b = gates[t * stride + h], a = gates[t * stride + heads + h] + bias[h];
+            beta[t * heads + h] = 1 / (1 + std::exp(-b));
+            decay[t * heads + h] = rate[h] * (a > 20 ? a : std::log1p(std::exp(a)));
+        }
+    });
+    return DONE;
+}
+
+Code longdraft_gated_norm(const float* x, const float* z, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
+    if (!in_range(rows, 0, MANY) || !in_range(size, V, MANY) || size % V) return BAD_SCAN;
+    for_all(rows, size * 4, [&](int64_t row) {
+        float* const to = out + row * size;
+        rms_norm(x + row * size, weight, size, eps, to);
+        for (int64_t i = 0; i < size; i += V) store(to + i, load(to + i) * silu(load(z + row * size + i)));
+    });
+    return DONE;
 }
