@@ -32,7 +32,7 @@ X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
 MACHINE = platform.machine().lower()
 BUILDS = X86 if MACHINE in ("x86_64", "amd64") else {"_neon": []} if MACHINE in ("aarch64", "arm64") else {}
 HEADERS = sorted(glob(HERE + "*.h"))
-SOURCES = ("layout.cpp", "step.cpp", "select.cpp", "noise.cpp", "read.cpp", "pin.cpp", "memory.cpp")
+SOURCES = ("layout.cpp", "step.cpp", "select.cpp", "noise.cpp", "recurrence.cpp", "read.cpp", "pin.cpp", "memory.cpp")
 
 
 def extension(name: str, sources: Sequence[str], flags: Sequence[str]) -> Extension:

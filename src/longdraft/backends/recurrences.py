@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.core.states import Inputs, Recurrence
+from longdraft.ops import recurrence
 
 
 class Scan(Recurrence, Protocol):
@@ -56,9 +57,17 @@ class DeltaRule:
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
         out, state = self._run(state, inputs, queries[0])
-        return torch.stack(out), state
+        assert out is not None
+        return out, state
 
-    def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        if recurrence.has_kernel(*inputs):
+            k, v, g, beta = inputs
+            return recurrence.scan(state, g, k, v, beta, queries, self.normalised, k.shape[2] ** -0.5)
+        return self.in_torch(state, inputs, queries)
+
+    def in_torch(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """What the kernel computes, up to rounding: its specification, and what runs where there is none."""
         k, v, g, beta = (x.float() for x in inputs)
         heads = v.shape[1]
         k = self._by_value_head(k, heads)
@@ -72,7 +81,7 @@ class DeltaRule:
             state = state + k[t, :, :, None] * delta[:, None]
             if q is not None:
                 out.append((state * q[t, :, :, None]).sum(1))
-        return out, state
+        return torch.stack(out) if out else None, state
 
     def _by_value_head(self, x: Tensor, heads: int) -> Tensor:
         if self.normalised:
@@ -92,9 +101,16 @@ class Additive:
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
         out, state = self._run(state, inputs, queries[0])
-        return torch.stack(out), state
+        assert out is not None
+        return out, state
 
-    def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[list[Tensor], Tensor]:
+    def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        if recurrence.has_kernel(*inputs):
+            return recurrence.scan(state, *inputs, q=queries)
+        return self.in_torch(state, inputs, queries)
+
+    def in_torch(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """What the kernel computes, up to rounding: its specification, and what runs where there is none."""
         d, k, v = (x.float() for x in inputs)
         heads = v.shape[1]
         k = k.repeat_interleave(heads // k.shape[1], 1)
@@ -106,7 +122,7 @@ class Additive:
             state = state * decay[t] + k[t, :, :, None] * v[t, :, None]
             if q is not None:
                 out.append((state * q[t, :, :, None]).sum(1))
-        return out, state
+        return torch.stack(out) if out else None, state
 
 
 @dataclass(frozen=True)

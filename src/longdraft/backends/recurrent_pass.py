@@ -11,6 +11,7 @@ from torch import Tensor
 from longdraft.backends.recurrences import Convolution, Scan, convolved
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.states import Inputs, RowStates
+from longdraft.ops import recurrence
 
 LONG = 128  # nodes of a chain from which on it is computed in chunks
 CHUNK = 64  # tokens of a chunk; the inputs of the last one or two are kept
@@ -141,7 +142,8 @@ class RecurrentPass:
         def in_order(_: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
             return scan.run(state, _of(inputs, nodes), _of(queries, nodes))
 
-        compute = in_chunks or in_order
+        # The kernel is several times faster than the model's own form, and has the order of decoding.
+        compute = in_order if in_chunks is None or recurrence.has_kernel(*inputs) else in_chunks
         first, state = compute(b, slice(0, row.long), row.states.states.get(number))
         self._before[b][number] = state
         second, self._tips[b][number] = compute(b, slice(row.long, None), state)

@@ -82,19 +82,19 @@ def is_stock(hf: Any) -> bool:
     if kind.__name__ not in FAMILY or not kind.__module__.startswith("transformers.models."):
         return False
     own = sys.modules[kind.__module__]
-    if not all(_known(m, own) and not _changed(m) for m in hf.modules()):
+    if not all(known(m, own) and not changed(m) for m in hf.modules()):
         return False
     norms = {m.variance_epsilon for m in hf.modules() if hasattr(m, "variance_epsilon")}
     return norms <= {hf.config.rms_norm_eps} and len({layer.self_attn.scaling for layer in hf.model.layers}) == 1
 
 
-def _known(module: nn.Module, own: Any) -> bool:
+def known(module: nn.Module, own: Any) -> bool:
     kind = type(module)
     activation = kind.__module__ in ("torch.nn.modules.activation", "transformers.activations")
     return activation or kind in PLAIN or getattr(own, kind.__name__, None) is kind
 
 
-def _changed(module: nn.Module) -> bool:
+def changed(module: nn.Module) -> bool:
     # torch has no public list of a module's hooks
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # pyright: ignore[reportPrivateUsage]
     # Hooks of Transformers and of Architecture only record what passes through.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -155,16 +155,18 @@ class KVCache(Rewinding):
             into_k[self._first + b, :, start : start + W] = k[b]
             into_v[self._first + b, :, start : start + W] = v[b]
 
-    def pointers(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> list[tuple[int, int, int]]:
-        """For each layer, with at least `end` slots: the addresses of row 0 in k and in v, and the slots of a row.
+    def pointers(
+        self, end: int, layers: Sequence[int], heads: int, dim: int, dtype: torch.dtype
+    ) -> list[tuple[int, int, int]]:
+        """For each of these layers, with at least `end` slots: the addresses of row 0 in k and in v, and the slots of a row.
 
         The same list object is returned until a buffer moves. Raises InputError for keys of another shape or dtype.
         """
-        shape = layers, heads, dim, dtype
+        shape = tuple(layers), heads, dim, dtype
         known = self._known_addresses
         if known is None or known[0] != (self._store.allocations, *shape) or end > self._store.slots:
             like = torch.empty(0, heads, 0, dim, dtype=dtype, device=self.length.device)
-            buffers = [self._store.reserve(layer, max(end, self._store.slots), like, like) for layer in range(layers)]
+            buffers = [self._store.reserve(layer, max(end, self._store.slots), like, like) for layer in layers]
             for held in self._store.numbers.values():
                 if held != (heads, dim, dim, dtype):
                     raise InputError(
@@ -181,7 +183,7 @@ class KVCache(Rewinding):
 
     def table(self, end: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         """[layers,4] on the device: `pointers` of each layer, then a zero."""
-        addresses = self.pointers(end, layers, heads, dim, dtype)
+        addresses = self.pointers(end, range(layers), heads, dim, dtype)
         if self._known_table is None or self._known_table[0] is not addresses:
             self._known_table = addresses, torch.tensor([(*a, 0) for a in addresses], device=self.length.device)
         return self._known_table[1]

@@ -14,6 +14,7 @@ from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.glide_block import Block
 from longdraft.backends.native.block import NativeBlock, block_fits
+from longdraft.backends.native.hybrid import HybridStep, is_hybrid
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
@@ -24,7 +25,8 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
     """Whether the native step computes this model: its family, shape, dtype and device. windows: as in its config."""
     c = hf.config
     lib = native.library()
-    if not stock.is_stock(hf) or lib is None:
+    hybrid = is_hybrid(hf)
+    if not (hybrid or stock.is_stock(hf)) or lib is None:
         return False
     if native.name_of(lib) in native.WITHOUT_INT8 and any(isinstance(m, EightBitInputs) for m in hf.modules()):
         return False
@@ -33,7 +35,7 @@ def fits(hf: Any, windows: Mapping[int, object]) -> bool:
     same = {(p.dtype, p.device.type) for p in hf.parameters() if p not in packed}
     return (
         same in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        and bool(lib.longdraft_has_heads(hf.model.layers[0].self_attn.head_dim))
+        and bool(lib.longdraft_has_heads(getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads))
         and c.vocab_size >= 16
         and all(w >= 16 and w % 16 == 0 for w in (c.hidden_size, c.intermediate_size))
         and all(type(layer.mlp.act_fn) in stock.SILU for layer in hf.model.layers)
@@ -53,11 +55,13 @@ class NativeBackend(Backend):
 
     def __init__(self, architecture: Architecture):
         self.architecture = architecture
-        self.step = NativeStep(architecture.hf, architecture.windows)
+        self.recurrent = bool(architecture.scans)
+        self.step = (HybridStep if self.recurrent else NativeStep)(architecture.hf, architecture.windows)
         self.kernels = native.name_of(self.step.lib)
         # Whether prompts are computed here too: these kernels read them faster than torch does (docs/log.md), except
         # that the build with matrix tiles has not been measured.
-        self.prefills = self.kernels != "amx"
+        # Those of recurrent layers must be computed here, so that states are in one order.
+        self.prefills = self.recurrent or self.kernels != "amx"
 
     def supports(self, view: KVView | None, logits: int = 0) -> bool:
         return (not logits or self.prefills) and is_indexable(view)
@@ -70,7 +74,9 @@ class NativeBackend(Backend):
         return self.step(tree, cache, start, self.architecture.position(tree, start, cache), view, captured, logits)
 
     def chain_drafter(self, cache: KVCache, view: KVView | None) -> ChainDrafter | None:
-        return partial(self.step.chain, cache, view, self.architecture.reach) if is_indexable(view) else None
+        if self.recurrent or not is_indexable(view):
+            return None
+        return partial(self.step.chain, cache, view, self.architecture.reach)
 
     def compile_block(self, block: Block) -> NativeBlock | None:
-        return NativeBlock(self.step, block) if block_fits(self.step, block) else None
+        return NativeBlock(self.step, block) if not self.recurrent and block_fits(self.step, block) else None

@@ -79,9 +79,9 @@ class NativeStep:
     def __init__(self, hf: Any, windows: dict[int, int]):
         self._pins = Pins()
         c, model = hf.config, hf.model
-        attention = model.layers[0].self_attn
+        attention = next(layer.self_attn for layer in model.layers if hasattr(layer, "self_attn"))
         layers = (native.Layer * c.num_hidden_layers)(
-            *[self._layer(layer, windows.get(i, 0)) for i, layer in enumerate(model.layers)]
+            *[self._layer(layer, windows.get(i, 0), i) for i, layer in enumerate(model.layers)]
         )
         lib = native.library()
         assert lib is not None
@@ -104,9 +104,10 @@ class NativeStep:
             inv_freq=self._pins.float(model.rotary_emb.inv_freq),
             embed=self._pins.raw(model.embed_tokens.weight),
             head=self._pins.linear(hf.lm_head),
-            norm=self._pins.float(model.norm.weight),
+            norm=self._norm(model.norm),
             layer=layers,
         )
+        self.without_keys = set[int]()  # layers
         self.work, self.lock = self.lib.longdraft_new(), Lock()
         self._places: tuple[list[tuple[int, int, int]], Array[native.LayerCache]] | None = None
 
@@ -114,9 +115,12 @@ class NativeStep:
         if getattr(self, "work", None):
             self.lib.longdraft_free(self.work)
 
-    def _layer(self, layer: Any, window: int) -> native.Layer:
+    def _norm(self, module: Any) -> int | None:
+        return self._pins.norm(module)
+
+    def _layer(self, layer: Any, window: int, number: int) -> native.Layer:
         linears = {part.field: self._pins.linear(part.of(layer)) for part in LINEARS}
-        norms = {part.field: self._pins.norm(part.of(layer)) for part in NORMS}
+        norms = {part.field: self._norm(part.of(layer)) for part in NORMS}
         return native.Layer(**linears, **norms, window=window, kind=native.LayerKind.DECODER)
 
     def __call__(
@@ -154,7 +158,7 @@ class NativeStep:
             p.scores, p.score_slots = scores.data_ptr(), longest + 1
             p.score_layer = -1 if spec.only is None else spec.only
             layers = range(L) if spec.only is None else [spec.only]
-            captured.scores = {layer: scores[layer] for layer in layers if layer not in self.windows}
+            captured.scores = {layer: scores[layer] for layer in layers if layer not in self.unviewed}
             arrays += [keep, scores]
         if spec.hidden:
             which = torch.tensor(spec.hidden, dtype=torch.long)
@@ -162,9 +166,12 @@ class NativeStep:
             p.state_layers, p.state_count, p.states = which.data_ptr(), len(which), states.data_ptr()
             captured.states = {i: states[n] for n, i in enumerate(spec.hidden)}
             arrays.append(which)
+        self._compute(p, tree, cache, start)
+        return logits
+
+    def _compute(self, p: native.Pass, tree: Tree, cache: KVCache, start: int) -> None:
         with self.lock:
             self.lib.longdraft_step(self.model, p, self.work, self.half)
-        return logits
 
     def chain(
         self, cache: KVCache, view: IndexView | None, reach: int, first: Tensor, start: int, draws: ChainDraws
@@ -201,12 +208,21 @@ class NativeStep:
 
     def places(self, cache: KVCache, end: int) -> Array[native.LayerCache]:
         """Where the keys and values of each of this model's layers are: an array, made anew when a buffer moves."""
-        addresses = cache.pointers(end, self.model.layers, self.heads, self.dim, self.dtype)
+        count = self.model.layers
+        with_keys = [layer for layer in range(count) if layer not in self.without_keys]
+        addresses = cache.pointers(end, with_keys, self.heads, self.dim, self.dtype)
         known = self._places
         if known is None or known[0] is not addresses:
-            layers = [native.LayerCache(k=k, v=v, slots=slots, bits=cache.bits) for k, v, slots in addresses]
-            known = self._places = addresses, (native.LayerCache * len(layers))(*layers)
+            layers = (native.LayerCache * count)()
+            for layer, (k, v, slots) in zip(with_keys, addresses, strict=True):
+                layers[layer] = native.LayerCache(k=k, v=v, slots=slots, bits=cache.bits)
+            known = self._places = addresses, layers
         return known[1]
+
+    @property
+    def unviewed(self) -> set[int]:
+        """Layers that no view concerns."""
+        return self.without_keys | self.windows.keys()
 
     def _keys(self, p: native.Pass, cache: KVCache, nodes: int, view: IndexView | None) -> int:
         """Fill in where keys and values are, with room for `nodes` nodes -> the longest row's committed length."""
@@ -224,7 +240,7 @@ class NativeStep:
         Raises ValueError for copies that do not have this model's shape and dtype, or a head's slots side by side.
         """
         where = [(layer, b) for layer in layers for b in range(rows)]
-        missing = [(layer, b) for layer, b in where if layer not in self.windows and (layer, b) not in view.copied]
+        missing = [(layer, b) for layer, b in where if layer not in self.unviewed and (layer, b) not in view.copied]
         if missing:
             read = cache.read if view.bits else cache.stored
             view.copy([(layer, b, *read(layer, b)) for layer, b in missing])

@@ -31,6 +31,7 @@ Pass = STRUCTS["Pass"]
 Warpers = STRUCTS["Warpers"]
 Chain = STRUCTS["Chain"]
 Copy = STRUCTS["Copy"]
+Scan = STRUCTS["Scan"]
 Code = ENUMS["Code"]
 LayerKind = ENUMS["LayerKind"]
 Format = ENUMS["Format"]
@@ -45,6 +46,7 @@ WRONG = {
     "BAD_STATES": "a state is to be kept of a layer that does not exist",
     "BAD_DRAW": "a draw's settings or count are out of range",
     "BAD_COPY": "slots to be copied do not exist",
+    "BAD_SCAN": "the shapes of a recurrence contradict each other",
 }
 
 

@@ -12,10 +12,19 @@ static bool fits(const Linear& f, int64_t outputs, int64_t inputs) {
     return f.format == NUMBERS ? !f.interleaved : packed_fits(f);
 }
 
+// A layer whose mixer the caller computes.
+static bool mixer_fits(const Layer& f, const Model& m) {
+    for (const Linear* const linear : {&f.q, &f.k, &f.v})
+        if (!in_range(linear->outputs, 16, MANY) || !fits(*linear, linear->outputs, m.width)) return false;
+    if (!in_range(f.o.inputs, 16, MANY) || f.o.inputs % 16 || !fits(f.o, m.width, f.o.inputs)) return false;
+    return f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
+}
+
 static bool fits(const Layer& f, const Model& m) {
     const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim;
-    if (!in_range(f.kind, DECODER, CROSS) || f.window < 0 || !f.input_norm) return false;
-    if (!fits(f.q, q, m.width) || !fits(f.o, m.width, q)) return false;
+    if (!in_range(f.kind, DECODER, RECURRENT) || f.window < 0 || !f.input_norm) return false;
+    if (f.kind == RECURRENT) return mixer_fits(f, m);
+    if (!fits(f.q, m.gated ? 2 * q : q, m.width) || !fits(f.o, m.width, q)) return false;
     if (f.kind != CROSS && (!fits(f.k, kv, m.width) || !fits(f.v, kv, m.width))) return false;
     const bool gate_and_up = fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width);
     return f.kind == RING || (f.mlp_norm && gate_and_up && fits(f.down, m.width, m.mlp));
@@ -31,7 +40,7 @@ static bool head_fits(const Model& m) {
 static bool fits(const Model& m) {
     for (const int64_t n : {m.layers, m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
         if (!in_range(n, 1, MANY)) return false;
-    if (m.heads != m.key_heads * m.groups || m.frequencies * 2 != m.head_dim) return false;
+    if (m.heads != m.key_heads * m.groups || !in_range(m.frequencies, 1, m.head_dim / 2)) return false;
     if (m.width % 16 || m.mlp % 16 || m.vocab < 16) return false;
     if (!m.inv_freq || !m.embed || !m.layer || !head_fits(m)) return false;
     return std::all_of(m.layer, m.layer + m.layers, [&](const Layer& f) { return fits(f, m); });
@@ -52,6 +61,7 @@ static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
     if (!p.cache) return BAD_SLOTS;
     for (int64_t layer = 0; layer < m.layers; layer++) {
         const LayerKind kind = m.layer[layer].kind;
+        if (kind == RECURRENT) continue;
         const LayerCache& cache = p.cache[layer];
         if (!cache.k || !cache.v || !in_range(cache.slots, 0, MANY) || (cache.bits && cache.bits != 8)) return BAD_SLOTS;
         if (kind == RING && (!p.ring_mask || cache.bits)) return BAD_SLOTS;
@@ -100,8 +110,20 @@ static bool nodes_fit(const Model& m, const Pass& p) {
            std::all_of(p.depth, p.depth + scratch, [](int64_t n) { return in_range(n, -MANY, MANY); });
 }
 
+// The first RECURRENT layer of the rest of a pass; m.layers: it has none, and ends.
+static int64_t stop(const Model& m, const Pass& p) {
+    int64_t layer = p.resume;
+    while (layer < m.layers && m.layer[layer].kind != RECURRENT) layer++;
+    return layer;
+}
+
+static bool resumes(const Model& m, const Pass& p) {
+    if (!in_range(p.resume, 0, m.layers) || (stop(m, p) < m.layers && !p.mixer_inputs)) return false;
+    return !p.resume || (m.layer[p.resume - 1].kind == RECURRENT && p.mixed);
+}
+
 static Code check(const Model& m, const Pass& p) {
-    if (!fits(m)) return BAD_MODEL;
+    if (!fits(m) || !resumes(m, p)) return BAD_MODEL;
     if (!nodes_fit(m, p)) return BAD_NODES;
     for (const Code code : {check_tokens(m, p), check_keys(m, p, p.start + p.nodes), check_kept(m, p)})
         if (code) return code;
@@ -119,7 +141,7 @@ static bool penalties_fit(const Model& m, const Pass& p, const Chain& c) {
 }
 
 static Code check(const Model& m, const Pass& p, const Chain& c) {
-    if (!fits(m)) return BAD_MODEL;
+    if (!fits(m) || p.resume || stop(m, p) < m.layers) return BAD_MODEL;
     if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits || p.logit_nodes) return BAD_NODES;
     if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
     if (!c.warpers || !c.penalty || !c.window || !c.seed || !c.position || (c.count && !c.drawn)) return BAD_DRAW;

@@ -10,13 +10,13 @@
 #include "layer_attention.h"
 #include "team.h"
 
-// One head of q or k: norm, then rotation. rotation: D/2 cosines, then D/2 sines.
-static void rotate(float* x, const float* norm, const float* rotation, int64_t D, float eps) {
+// One head of q or k: norm, then rotation of its first 2 n numbers. rotation: D/2 cosines, then D/2 sines.
+static void rotate(float* x, const float* norm, const float* rotation, int64_t D, int64_t n, float eps) {
     if (norm) rms_norm(x, norm, D, eps, x);
-    for (int64_t i = 0; i < D / 2; i++) {
-        const float a = x[i], b = x[i + D / 2], c = rotation[i], s = rotation[D / 2 + i];
+    for (int64_t i = 0; i < n; i++) {
+        const float a = x[i], b = x[i + n], c = rotation[i], s = rotation[D / 2 + i];
         x[i] = a * c - b * s;
-        x[i + D / 2] = b * c + a * s;
+        x[i + n] = b * c + a * s;
     }
 }
 
@@ -33,13 +33,15 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     const int64_t bytes = widest * R * (D + 2) * sizeof(float) + score_bytes(p, G);
     const int64_t pairs = std::min(p.rows * K, std::max<int64_t>(1, HELD / std::max<int64_t>(1, bytes)));
     t.residual.reserve(T * m.width), t.normed.reserve(T * std::max(m.width, H * D));
-    t.projected.reserve(T * std::max({H * D + 2 * K * D, 2 * m.mlp, m.width}));
+    t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D, 2 * m.mlp, m.width}));
     t.queries.reserve(T * H * D), t.rotation.reserve(T * D), t.lse.reserve(T * H);
     const int64_t partials = pairs * widest * R;
     t.block_max.reserve(partials), t.block_sum.reserve(partials), t.block_out.reserve(partials * D);
     reserve_scores(p, t, pairs, G);
     t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
-    for (const int64_t in : {m.width, H * D, m.mlp}) {
+    int64_t mixed = 0;
+    for (int64_t layer = 0; layer < m.layers; layer++) mixed = std::max(mixed, m.layer[layer].o.inputs);
+    for (const int64_t in : {m.width, H * D, m.mlp, mixed}) {
         t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
 #ifdef INTEGER_PRODUCTS
         if (p.approximate) t.own_bytes = std::max(t.own_bytes, integer_bytes(T, in));
@@ -59,9 +61,9 @@ class Forward {
     Work& t;
     const Wave first;
     const int64_t T = p.rows * p.nodes, W = p.nodes, D = m.head_dim, H = m.heads, K = m.key_heads, G = m.groups;
-    const int64_t width = m.width;
+    const int64_t width = m.width, HEAD = m.gated ? 2 * D : D;  // HEAD: numbers of a head in q
     float *const residual = t.residual.data(), *const normed = t.normed.data();
-    float *const q = t.projected.data(), *const k = q + T * H * D, *const v = k + T * K * D;
+    float *const q = t.projected.data(), *const k = q + T * H * HEAD, *const v = k + T * K * D;
     float *const gate = t.projected.data(), *const up = gate + T * m.mlp;
 
    public:
@@ -69,15 +71,20 @@ class Forward {
         : m(m), p(p), t(t), first(reserve<E, ND>(m, p, t, threads)) {}
 
     void run() {
-        embed();
-        for (int64_t layer = 0; layer < m.layers; layer++) {
+        if (p.resume)
+            after_mixer(m.layer[p.resume - 1]);
+        else
+            embed();
+        for (int64_t layer = p.resume; layer < m.layers; layer++) {
             const LayerPass x = {m, p, layer};
             const Layer& f = m.layer[layer];
             keep_states(layer);
             norm(f.input_norm);
+            if (f.kind == RECURRENT) return before_mixer(f);
             project(f);
             rotate_all(x, f);
             attend(x);
+            if (m.gated) gate_heads();
             multiply(f.o, normed, T, residual, true);
             t.barrier.wait();
             if (f.kind != RING) mlp(f);
@@ -103,7 +110,7 @@ class Forward {
         for (int64_t i = 0; i < T; i++) {
             const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
             for (int64_t j = 0; j < width; j += V) store(residual + i * width + j, load(from + j));
-            for (int64_t j = 0; j < D / 2; j++) {
+            for (int64_t j = 0; j < m.frequencies; j++) {
                 const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
                 t.rotation[i * D + j] = std::cos(angle) * m.rope_scale;
                 t.rotation[i * D + D / 2 + j] = std::sin(angle) * m.rope_scale;
@@ -140,6 +147,31 @@ class Forward {
         t.barrier.wait();
     }
 
+    // What the mixer of a layer reads.
+    void before_mixer(const Layer& f) {
+        float* to = p.mixer_inputs;
+        for (const Linear* const linear : {&f.q, &f.k, &f.v}) {
+            multiply(*linear, normed, T, to, false);
+            to += T * linear->outputs;
+        }
+    }
+
+    void after_mixer(const Layer& f) {
+        multiply(f.o, p.mixed, T, residual, true);
+        t.barrier.wait();
+        mlp(f);
+    }
+
+    // Outputs of attention times the sigmoid of their gates.
+    void gate_heads() {
+#pragma omp for schedule(static) nowait
+        for (int64_t unit = 0; unit < T * H; unit++) {
+            const float* const gates = q + unit * HEAD + D;
+            for (int64_t j = 0; j < D; j += V) store(normed + unit * D + j, load(normed + unit * D + j) / (vexp(-load(gates + j)) + 1.0f));
+        }
+        t.barrier.wait();
+    }
+
     // Puts queries in the order of attention, and keys and values into the cache.
     void rotate_all(const LayerPass& x, const Layer& f) {
 #pragma omp for schedule(static) nowait
@@ -155,8 +187,8 @@ class Forward {
 
     void query(const Layer& f, int64_t i, int64_t h) {
         const int64_t b = i / W, w = i % W;
-        float *from = q + (i * H + h) * D, *to = &t.queries[((b * K + h / G) * G * W + h % G * W + w) * D];
-        rotate(from, f.q_norm, &t.rotation[i * D], D, m.eps);
+        float *from = q + (i * H + h) * HEAD, *to = &t.queries[((b * K + h / G) * G * W + h % G * W + w) * D];
+        rotate(from, f.q_norm, &t.rotation[i * D], D, m.frequencies, m.eps);
         for (int64_t j = 0; j < D; j += V) store(to + j, load(from + j) * m.scale);
     }
 
@@ -165,7 +197,7 @@ class Forward {
         const LayerCache& cache = p.cache[x.layer];
         const int64_t row = (b * K + h) * cache.slots + slot, to = row * D, bytes = row * coded_bytes(D, cache.bits);
         float *key = k + (i * K + h) * D, *value = v + (i * K + h) * D;
-        rotate(key, f.k_norm, &t.rotation[i * D], D, m.eps);
+        rotate(key, f.k_norm, &t.rotation[i * D], D, m.frequencies, m.eps);
         if (cache.bits) {
             encode<8>(key, D, static_cast<char*>(cache.k) + bytes);
             return encode<8>(value, D, static_cast<char*>(cache.v) + bytes);

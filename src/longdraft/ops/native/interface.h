@@ -21,12 +21,14 @@ enum Code : int {
     BAD_SCORES,
     BAD_STATES,
     BAD_DRAW,
-    BAD_COPY
+    BAD_COPY,
+    BAD_SCAN
 };
 
 // DECODER: attention and an MLP. RING: self-attention over a ring of slots, no MLP. CROSS: has no keys of its own and reads
-// those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1).
-enum LayerKind : int64_t { DECODER, RING, CROSS };
+// those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
+// in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in sizes of their own.
+enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT };
 
 // How the weights of a linear layer lie in memory: as numbers E, or as codes of so many bits in groups of 32 or 16 inputs
 // (ops/packed.py).
@@ -61,7 +63,8 @@ struct Layer {
 
 struct Model {
     int64_t layers, width, heads, key_heads, groups, head_dim, mlp, vocab;  // groups: query heads of a key head
-    int64_t frequencies;                                                    // numbers in inv_freq: head_dim / 2
+    int64_t frequencies;                                                    // numbers in inv_freq: half of those that are rotated, the first of a head
+    int64_t gated;                                                          // 1: q has the numbers of a head, then its output's gates
     float eps, scale, rope_scale;
     const float* inv_freq;
     const void* embed;  // E [vocab,width]
@@ -120,6 +123,11 @@ struct Pass {
 
     int64_t ring;              // slots before the scratch nodes of a RING layer
     const uint8_t* ring_mask;  // [B,W,ring+start+W]: which of its slots a node sees
+
+    // A pass stops at each RECURRENT layer, having written what its mixer reads, and goes on with what that has computed.
+    int64_t resume;       // the layer whose mixer was computed, from 1; 0: the pass begins
+    const float* mixed;   // [B,W,o.inputs]: by that mixer
+    float* mixer_inputs;  // [B,W,q.outputs], [B,W,k.outputs] and [B,W,v.outputs] of the layer where it stops
 };
 
 // What shapes a distribution before a token is drawn from it, in this order (Transformers' logits warpers).
@@ -163,6 +171,23 @@ struct Copy {
     int64_t* place;  // [count], written: the place of each wanted slot
 };
 
+// A recurrence along tokens that follow each other, each head's with a state S [keys,values]: S becomes decay S + k d, where d is
+// beta (v - k decay S), or v where beta is null; the output is q S. One head of k and q is that of heads / key_heads heads.
+struct Scan {
+    int64_t tokens, heads, key_heads, keys, values;
+    int64_t per_key;      // 1: a decay for each key; 0: for each head
+    int64_t normalised;   // 1: keys and queries are divided by their length
+    float scale;          // of queries
+    const float* before;  // [heads,keys,values], or null: zeros
+    float* after;         // [heads,keys,values], written: the state after the last token
+    const float* decay;   // [tokens,heads], or [tokens,heads,keys]: what e is raised to
+    const float* k;       // [tokens,key_heads,keys]
+    const float* v;       // [tokens,heads,values]
+    const float* beta;    // [tokens,heads], or null
+    const float* q;       // [tokens,key_heads,keys], or null: no outputs
+    float* out;           // [tokens,heads,values], or null
+};
+
 // The memory that passes use, kept from one to the next. One pass at a time may use it.
 struct Work;
 
@@ -203,6 +228,17 @@ Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t row
 // A token for each row of logits [rows,nodes,vocab] -> out [rows,nodes].
 Code longdraft_draw(const float* logits, const Warpers* warpers, const int64_t* seed, const int64_t* position, int64_t rows,
                     int64_t nodes, int64_t vocab, int64_t* out);
+
+// The result does not depend on how a chain is divided into calls, nor on threads or outputs.
+Code longdraft_scan(const Scan* scan);
+
+// What surrounds the recurrence of a gated delta net; each number is computed alike wherever it stands.
+Code longdraft_silu(float* x, int64_t count);
+// gates [tokens,stride]: b, then a of each head. beta [tokens,heads] = sigmoid(b); decay [tokens,heads] = rate softplus(a + bias).
+Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, int64_t stride, const float* rate, const float* bias,
+                           float* beta, float* decay);
+// x [rows,size], normalised, times weight [size] and silu(z) -> out.
+Code longdraft_gated_norm(const float* x, const float* z, const float* weight, int64_t rows, int64_t size, float eps, float* out);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.
 int longdraft_pin(int64_t threads, const int64_t* cpus);

@@ -33,8 +33,8 @@ constexpr int64_t kinds(Result (*)(Arguments...)) {
 
 static constexpr Entry table[] = {
     VALUE(DONE), VALUE(NO_MEMORY), VALUE(BAD_MODEL), VALUE(BAD_NODES), VALUE(BAD_TOKEN), VALUE(BAD_SLOTS),
-    VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY),
-    VALUE(DECODER), VALUE(RING), VALUE(CROSS),
+    VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY), VALUE(BAD_SCAN),
+    VALUE(DECODER), VALUE(RING), VALUE(CROSS), VALUE(RECURRENT),
     VALUE(NUMBERS), VALUE(BITS_4), VALUE(BITS_5), VALUE(BITS_6), VALUE(BITS_8), VALUE(BITS_8_OF_16),
     VALUE(FLOATS), VALUE(HALVES), VALUE(SIX_BITS), VALUE(EIGHT_BITS),
 
@@ -47,7 +47,7 @@ static constexpr Entry table[] = {
     FIELD(Layer, k_norm), FIELD(Layer, window), FIELD(Layer, kind),
 
     STRUCT(Model), FIELD(Model, layers), FIELD(Model, width), FIELD(Model, heads), FIELD(Model, key_heads),
-    FIELD(Model, groups), FIELD(Model, head_dim), FIELD(Model, mlp), FIELD(Model, vocab), FIELD(Model, frequencies),
+    FIELD(Model, groups), FIELD(Model, head_dim), FIELD(Model, mlp), FIELD(Model, vocab), FIELD(Model, frequencies), FIELD(Model, gated),
     FIELD(Model, eps), FIELD(Model, scale), FIELD(Model, rope_scale), FIELD(Model, inv_freq), FIELD(Model, embed),
     FIELD(Model, head), FIELD(Model, head_tokens), FIELD(Model, norm), FIELD(Model, layer),
 
@@ -62,6 +62,7 @@ static constexpr Entry table[] = {
     FIELD(Pass, per_key_head), FIELD(Pass, mean_of_nodes), FIELD(Pass, score_slots), FIELD(Pass, scores),
     FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits), FIELD(Pass, logit_nodes),
     FIELD(Pass, score_layer), FIELD(Pass, approximate), FIELD(Pass, ring), FIELD(Pass, ring_mask),
+    FIELD(Pass, resume), FIELD(Pass, mixed), FIELD(Pass, mixer_inputs),
 
     STRUCT(Warpers), FIELD(Warpers, temperature), FIELD(Warpers, top_k), FIELD(Warpers, top_p), FIELD(Warpers, min_p),
 
@@ -74,10 +75,15 @@ static constexpr Entry table[] = {
     FIELD(Copy, held), FIELD(Copy, held_at), FIELD(Copy, held_count), FIELD(Copy, out_k), FIELD(Copy, out_v),
     FIELD(Copy, room), FIELD(Copy, out_stride), FIELD(Copy, place),
 
+    STRUCT(Scan), FIELD(Scan, tokens), FIELD(Scan, heads), FIELD(Scan, key_heads), FIELD(Scan, keys), FIELD(Scan, values),
+    FIELD(Scan, per_key), FIELD(Scan, normalised), FIELD(Scan, scale), FIELD(Scan, before), FIELD(Scan, after),
+    FIELD(Scan, decay), FIELD(Scan, k), FIELD(Scan, v), FIELD(Scan, beta), FIELD(Scan, q), FIELD(Scan, out),
+
     STRUCT(Entry), FIELD(Entry, name), FIELD(Entry, number), FIELD(Entry, kind),
 
     FUNCTION(interface), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(has_heads), FUNCTION(step), FUNCTION(chain),
-    FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(pin),
+    FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(scan), FUNCTION(silu), FUNCTION(delta_gates),
+    FUNCTION(gated_norm), FUNCTION(pin),
     FUNCTION(read), FUNCTION(fail),
     {nullptr, 0, 0},
 };

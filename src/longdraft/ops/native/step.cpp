@@ -57,12 +57,12 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
     return DONE;
 }
 
-// Runs a call whose arguments have been checked. Afterwards no more memory is kept than KEPT.
+// Runs a call whose arguments have been checked. Afterwards no more memory is kept than KEPT, unless the pass will go on.
 template <typename Call>
-static Code checked(Work& t, Code wrong, Call call) noexcept {
+static Code checked(Work& t, Code wrong, bool stops, Call call) noexcept {
     if (wrong) return wrong;
     const Code code = guarded(call);
-    if (code == NO_MEMORY || t.bytes() > KEPT) t.clear();
+    if (code == NO_MEMORY || (t.bytes() > KEPT && !stops)) t.clear();
     return code;
 }
 
@@ -75,9 +75,10 @@ void longdraft_free(Work* work) { delete work; }
 int64_t longdraft_bytes(const Work* work) { return work->bytes(); }
 
 Code longdraft_step(const Model* m, const Pass* p, Work* t, int half) {
-    return checked(*t, check(*m, *p), [&] { return half ? forward<bf16>(*m, *p, *t) : forward<float>(*m, *p, *t); });
+    const Code wrong = check(*m, *p);
+    return checked(*t, wrong, !wrong && stop(*m, *p) < m->layers, [&] { return half ? forward<bf16>(*m, *p, *t) : forward<float>(*m, *p, *t); });
 }
 
 Code longdraft_chain(const Model* m, const Pass* p, Work* t, int half, const Chain* c) {
-    return checked(*t, check(*m, *p, *c), [&] { return half ? chain<bf16>(*m, *p, *t, *c) : chain<float>(*m, *p, *t, *c); });
+    return checked(*t, check(*m, *p, *c), false, [&] { return half ? chain<bf16>(*m, *p, *t, *c) : chain<float>(*m, *p, *t, *c); });
 }

@@ -1,0 +1,60 @@
+"""A gated delta net between the native parts of a pass: convolution, gates, recurrence and the norm of its outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdraft.backends.native.step import Pins
+from longdraft.backends.recurrences import DeltaRule
+from longdraft.backends.recurrent_pass import RecurrentPass
+from longdraft.ops import native
+
+
+class GatedDelta:
+    """Qwen 3.5's mixer (Gated Delta Networks) without its linear layers; all numbers are float32.
+
+    A node's numbers do not depend on the nodes and rows computed beside it. module: Transformers' own.
+    """
+
+    def __init__(self, module: Any, pins: Pins):
+        m = module
+        self.keys, self.values = (m.num_k_heads, m.head_k_dim), (m.num_v_heads, m.head_v_dim)
+        self.taps, self.bias = m.conv1d.weight.detach().squeeze(1).float(), m.conv1d.bias
+        self.eps, self.weight = m.layer_norm_epsilon, m.norm.weight.detach().float()
+        self.rate, self.dt_bias = -m.A_log.detach().float().exp(), m.dt_bias.detach().float()
+        self.rows = max(16, 2 * m.num_v_heads)  # outputs of the layer that computes b and a: the kernels' least are 16
+        gates = torch.zeros(self.rows, m.hidden_size, dtype=m.in_proj_b.weight.dtype)
+        gates[: 2 * m.num_v_heads] = torch.cat([m.in_proj_b.weight.detach(), m.in_proj_a.weight.detach()])
+        self.linears = {
+            "q": pins.linear(m.in_proj_qkv),
+            "k": pins.linear(m.in_proj_z),
+            "v": native.Linear(weight=pins.raw(gates), outputs=self.rows, inputs=m.hidden_size),
+            "o": pins.linear(m.out_proj),
+        }
+        self.sizes = m.conv_dim, m.value_dim, self.rows  # of what those compute for it
+
+    def inputs(self, B: int, W: int) -> Tensor:
+        """Memory for what a pass writes when it stops at this layer."""
+        return torch.empty(B * W * sum(self.sizes))
+
+    def __call__(self, lib: Any, scans: RecurrentPass, inputs: Tensor, B: int, W: int) -> Tensor:
+        """What the linear layers have computed for B rows of W new nodes -> [B,W,values]."""
+        x, z, gates = (part.view(B, W, -1) for part in inputs.split([B * W * size for size in self.sizes]))
+        (K, D), (H, P) = self.keys, self.values
+        mixed = scans.convolve(x.mT, self.taps, self.bias).mT.contiguous()
+        lib.longdraft_silu(mixed.data_ptr(), mixed.numel())
+        q, k, v = mixed.split([K * D, K * D, H * P], -1)
+        beta, decay = torch.empty(2, B, W, H)
+        lib.longdraft_delta_gates(
+            gates.data_ptr(), B * W, H, self.rows, self.rate.data_ptr(), self.dt_bias.data_ptr(), beta.data_ptr(),
+            decay.data_ptr(),
+        )  # fmt: skip
+        q, k, v = q.view(B, W, K, D), k.view(B, W, K, D), v.view(B, W, H, P)
+        out = scans.scan(DeltaRule(True), (k, v, decay, beta), (q,)).contiguous()
+        lib.longdraft_gated_norm(
+            out.data_ptr(), z.data_ptr(), self.weight.data_ptr(), B * W * H, P, self.eps, out.data_ptr()
+        )
+        return out
