@@ -110,6 +110,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "index_topk_blocks": 2,
     },
     "nemotron": {"num_key_value_heads": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 3, "mamba_dt_rank": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "cohere_compass_text": {"rope_parameters": BY_KIND},
     "cohere_compass": {"text_config": {"rope_parameters": BY_KIND}},
@@ -148,6 +150,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gemma3n": {"text_config": SHARED},
     "gemma4_unified_assistant": {"text_config": SHARED},
     "gemma4_assistant": {"text_config": SHARED | {"num_kv_shared_layers": LAYERS}},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "attention_hidden_size": 2 * WIDTH,
+        "attention_head_dim": 2 * HEAD,
+        "num_key_value_heads": HEADS,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 16,
+    },
     "zamba": {
         "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
         "num_hidden_layers": 5,

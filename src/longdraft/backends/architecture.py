@@ -18,7 +18,7 @@ from longdraft.backends.compressed import Path, compress_rates
 from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
-from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.layout import Layout, layout_of, rotary_of
 from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
 from longdraft.backends.recurrent_layers import recurring
@@ -282,5 +282,5 @@ def windows_of(config: Any) -> dict[int, int]:
 
 def rotates(hf: Any) -> bool:
     """Whether all positions are rotations of a kind in ROPES, so that the model accepts any position."""
-    kinds = getattr(getattr(layout_of(hf).body, "rotary_emb", None), "rope_type", None)
+    kinds = getattr(rotary_of(layout_of(hf).body), "rope_type", None)
     return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES

@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
@@ -144,17 +144,25 @@ def has_scans(cls: type) -> bool:
     return bool(FUNCTIONS.keys() & vars(sys.modules[cls.__module__]).keys())
 
 
+def scans_in(modules: nn.Module) -> dict[nn.Module, set[str]]:
+    """The modules inside that are recurrent layers, and what of FUNCTIONS they call."""
+    called = {
+        m: FUNCTIONS.keys() & set(inspect.unwrap(type(m).forward).__code__.co_names)
+        for m in modules.modules()
+        if hasattr(inspect.unwrap(type(m).forward), "__code__")
+    }
+    return {module: names for module, names in called.items() if names}
+
+
 def take_over(hf: Any) -> int:
     """Let the model's recurrent layers call FUNCTIONS in passes of longdraft -> how many modules call them."""
-    count = 0
-    for module in hf.modules():
-        names = FUNCTIONS.keys() & set(inspect.unwrap(type(module).forward).__code__.co_names)
-        count += bool(names)
+    scans = scans_in(hf)
+    for module, names in scans.items():
         home = vars(sys.modules[type(module).__module__])
         for name in names:
             if not hasattr(home[name], "of_longdraft"):
                 home[name] = _replaced(home[name], FUNCTIONS[name])
-    return count
+    return len(scans)
 
 
 def _replaced(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

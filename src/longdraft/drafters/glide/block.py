@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longdraft.backends.layout import rotary_of
 from longdraft.core.tree import Tree
 from longdraft.drafters.sizes import mlp_width
 from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
@@ -32,11 +33,11 @@ class Host:
 
     def __init__(self, target: LM):
         self.target = target
-        own = set(range(target.config.num_hidden_layers)) - set(target.sources)
+        own = set(target.architecture.with_keys) - set(target.sources)
         self.layer = max(own - set(target.windows), default=max(own))
         self.window = target.windows.get(self.layer)
         module, body = sys.modules[type(target.hf).__module__], target.architecture.layout.body
-        self._rotary: Any = getattr(body, "rotary_emb", None)
+        self._rotary = rotary_of(body)
         self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (self._rotated_type(target.config.layer_types[self.layer]),) if by_type else ()
