@@ -151,6 +151,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gemma4_unified_assistant": {"text_config": SHARED},
     "gemma4_assistant": {"text_config": SHARED | {"num_kv_shared_layers": LAYERS}},
     "zamba2": {
+        "hybrid_layer_ids": [1, 3],
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "attention_hidden_size": 2 * WIDTH,
         "attention_head_dim": 2 * HEAD,

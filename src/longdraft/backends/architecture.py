@@ -18,6 +18,7 @@ from longdraft.backends.compressed import Path, compress_rates
 from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
+from longdraft.backends.layer_numbers import follow_layers, number_of
 from longdraft.backends.layout import Layout, layout_of, rotary_of
 from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
@@ -102,7 +103,7 @@ def attention(
             f"{name} passes {argument} to attention, which longdraft does not know: its output would be wrong"
         )
     longdraft.calls += 1
-    return longdraft.attend(module.layer_idx, query, key, value, scale, softcap, s_aux).contiguous(), None
+    return longdraft.attend(number_of(module), query, key, value, scale, softcap, s_aux).contiguous(), None
 
 
 AttentionInterface.register(NAME, attention)
@@ -139,6 +140,7 @@ class Architecture:
         self.hf, self.config = hf, hf.config.get_text_config()
         self.use(self.implementation)
         self.layout = layout_of(hf)
+        follow_layers(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows, self.sources = windows_of(hf.config), sources_of(hf)
         self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
