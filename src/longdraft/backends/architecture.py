@@ -153,7 +153,7 @@ class Architecture:
         types = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
         self.with_keys = [i for i, kind in enumerate(types) if kind not in WITHOUT_KEYS]
         self.calls = len(self.with_keys) * (2 if self.differential else 1)
-        self.scans = take_over_scans(hf)
+        self.scans = take_over_scans(self.layout.layers)
         counts = (getattr(self.config, name, None) for name in EXPERTS)
         self.experts = next(filter(None, counts), 0)
 
@@ -212,6 +212,9 @@ class Architecture:
         if attention.calls != self.calls:
             used = f"attends {attention.calls} times in a pass by the attention interface of Transformers"
             raise InputError(f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers")
+        if recurrent is not None and recurrent.calls < self.scans:
+            fault = f"{self.scans - recurrent.calls} of its {self.scans} recurrent layers did not scan in a pass"
+            raise InputError(f"{self.config.model_type}: {fault}, so its output would be wrong")
         if recurrent is not None:
             recurrent.finish()
         return out.logits[:, -logits:]  # some classes do not know logits_to_keep

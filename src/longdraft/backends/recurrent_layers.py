@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from longdraft.backends.inline_scans import hook, is_inline
 from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.errors import InputError
@@ -134,30 +135,36 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+INLINE = ("get_slope_rate", "_rnn_scan")  # methods of recurrent layers that inline_scans.py knows
+
+
 def _check(original: Any, *unknown: Any) -> None:
     if any(x is not None for x in unknown):
         raise InputError(f"{original.__name__} is given arguments that longdraft does not know: use another model")
 
 
 def has_scans(cls: type) -> bool:
-    """Whether recurrent layers of this class of models, if it has any, call FUNCTIONS."""
-    return bool(FUNCTIONS.keys() & vars(sys.modules[cls.__module__]).keys())
+    """Whether longdraft knows the recurrent layers of this class of models, if it has any."""
+    names = vars(sys.modules[cls.__module__])
+    return bool(FUNCTIONS.keys() & names.keys()) or any(hasattr(x, m) for x in names.values() for m in INLINE)
 
 
 def scans_in(modules: nn.Module) -> dict[nn.Module, set[str]]:
-    """The modules inside that are recurrent layers, and what of FUNCTIONS they call."""
+    """The modules inside that are recurrent layers, and what of FUNCTIONS they call; nothing if they are inline."""
     called = {
         m: FUNCTIONS.keys() & set(inspect.unwrap(type(m).forward).__code__.co_names)
         for m in modules.modules()
         if hasattr(inspect.unwrap(type(m).forward), "__code__")
     }
-    return {module: names for module, names in called.items() if names}
+    return {module: names for module, names in called.items() if names or is_inline(module)}
 
 
-def take_over(hf: Any) -> int:
-    """Let the model's recurrent layers call FUNCTIONS in passes of longdraft -> how many modules call them."""
-    scans = scans_in(hf)
+def take_over(layers: nn.Module) -> int:
+    """Let a model's recurrent layers scan in passes of longdraft -> how many do, each at least once."""
+    scans = scans_in(layers)
     for module, names in scans.items():
+        if not names:
+            hook(module, running)
         home = vars(sys.modules[type(module).__module__])
         for name in names:
             if not hasattr(home[name], "of_longdraft"):
@@ -168,17 +175,22 @@ def take_over(hf: Any) -> int:
 def _replaced(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        p: RecurrentPass | None = getattr(_running, "recurrent", None)
+        p = running()
         return original(*args, **kwargs) if p is None else ours(p, original, *args, **kwargs)
 
     call.of_longdraft = True  # type: ignore[attr-defined]
     return call
 
 
+def running() -> RecurrentPass | None:
+    """The pass that this thread runs, if its model has recurrent layers."""
+    return getattr(_running, "recurrent", None)
+
+
 @contextmanager
 def recurring(p: RecurrentPass | None) -> Generator[None]:
     """Inside, recurrent layers that this thread runs belong to the pass."""
-    before = getattr(_running, "recurrent", None)
+    before = running()
     _running.recurrent = p
     try:
         yield
