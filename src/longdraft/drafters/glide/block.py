@@ -28,12 +28,15 @@ class Host:
 
     layer: of the target's layers with keys of their own, the last with full attention, or the last if all have
     windows. keys, dim, value_dim: the number of its KV heads, and the width of a cached key and of a value. Raises
-    InputError if the target rotates keys in a way that cannot be repeated.
+    InputError if no layer has keys, or if they are rotated in a way that cannot be repeated.
     """
 
     def __init__(self, target: LM):
         self.target = target
         own = set(target.architecture.with_keys) - set(target.sources)
+        if not own:
+            fault = "has no layers with keys, of which longspec reads one"
+            raise InputError(f"{target.config.model_type} {fault}: use another method")
         self.layer = max(own - set(target.windows), default=max(own))
         self.window = target.windows.get(self.layer)
         module, body = sys.modules[type(target.hf).__module__], target.architecture.layout.body
