@@ -48,7 +48,7 @@ HARMLESS = {
 ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
 RECURRENT = {"linear_attention", "conv", "mamba"}  # types of layers with a state and without keys
-MIXED = {"hybrid"}  # and those with both
+MIXED = {"hybrid", "hybrid_sliding"}  # and those with both
 WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
@@ -275,7 +275,7 @@ def windows_of(config: Any) -> dict[int, int]:
         used = getattr(c, "use_sliding_window", True)
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
     chunk: int | None = getattr(c, "attention_chunk_size", None)
-    sizes = {CHUNKED: chunk, **dict.fromkeys(NEAR, window)}
+    sizes = {CHUNKED: chunk, "hybrid_sliding": window, **dict.fromkeys(NEAR, window)}
     odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS - WITHOUT_KEYS - MIXED)
     if odd:
         usable = "use a model of full, sliding, chunked or indexed attention"

@@ -19,12 +19,18 @@ from longdraft.errors import InputError
 
 LIGHTNING = ("qkv_proj", "act_fn", "slope_rate", "norm", "out_proj")  # what MiniMax's lightning attention consists of
 GRIFFIN = ("conv_1d", "rg_lru")  # and RecurrentGemma's recurrent block
+COMPRESSED = ("v_proj_delayed", "conv_qk_depthwise", "conv_qk_grouped")  # and Zaya's projections to attention
+INLINE = (LIGHTNING, GRIFFIN, COMPRESSED)
 Running = Callable[[], RecurrentPass | None]  # the pass that the calling thread runs
 _inside = threading.local()  # qkv: what the lightning attention that the thread runs has projected
 
 
 def is_inline(module: Any) -> bool:
-    return any(all(hasattr(module, name) for name in names) for names in (LIGHTNING, GRIFFIN))
+    return any(_has(module, names) for names in INLINE)
+
+
+def _has(module: Any, names: tuple[str, ...]) -> bool:
+    return all(hasattr(module, name) for name in names)
 
 
 def hook(module: Any, running: Running) -> None:
@@ -32,15 +38,49 @@ def hook(module: Any, running: Running) -> None:
     if hasattr(module, "of_longdraft"):
         return
     module.of_longdraft = True
-    if all(hasattr(module, name) for name in LIGHTNING):
+    if _has(module, LIGHTNING):
         _hook_lightning(module, running)
-        return
+    elif _has(module, COMPRESSED):
+        _hook_compressed(module, running)
+    else:
+        _hook_griffin(module, running)
+
+
+def _hook_griffin(module: Any, running: Running) -> None:
     rg_lru: Any = type(module.rg_lru)
     if not hasattr(rg_lru, "_rnn_scan"):
         raise InputError(f"{rg_lru.__name__} has no _rnn_scan in this version of Transformers: use another one")
     if not hasattr(rg_lru._rnn_scan, "of_longdraft"):
         rg_lru._rnn_scan = _in_passes(rg_lru._rnn_scan, running)
     module.conv_1d.register_forward_hook(_convolved(running))
+
+
+def _hook_compressed(module: Any, running: Running) -> None:
+    """Two convolutions of queries and keys, one behind the other, and half of the values from the token before."""
+
+    def keep(first: Any, args: tuple[Tensor]) -> None:
+        _inside.mixed = None if running() is None else (first, args[0])
+
+    def convolved(last: Any, args: Any, output: Tensor) -> Tensor | None:
+        if (p := running()) is None:
+            return None
+        first, padded = _inside.mixed
+        size = first.kernel_size[0] + last.kernel_size[0] - 1
+        x = p.windows(padded[..., size - 1 :].mT, size)
+        _inside.mixed = None
+        return type(last).forward(last, first.forward(x.flatten(0, 1).mT)).view(*x.shape[:2], -1).mT
+
+    def delayed(own: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> Any:
+        if (p := running()) is None:
+            return None
+        query, key, value = output
+        late: Tensor = own.v_proj_delayed(p.windows(args[0], 2)[:, :, 0])
+        values = value.flatten(2)
+        return query, key, torch.cat([values[..., : -late.shape[-1]], late], -1).view(value.shape)
+
+    module.conv_qk_depthwise.register_forward_pre_hook(keep)
+    module.conv_qk_grouped.register_forward_hook(convolved)
+    module.register_forward_hook(delayed)
 
 
 def _hook_lightning(module: Any, running: Running) -> None:
