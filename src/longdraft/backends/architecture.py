@@ -18,7 +18,8 @@ from longdraft.backends.compressed import Path, compress_rates
 from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
-from longdraft.backends.layout import Layout, layout_of
+from longdraft.backends.layer_numbers import follow_layers, number_of
+from longdraft.backends.layout import Layout, layout_of, rotary_of
 from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
 from longdraft.backends.recurrent_layers import recurring
@@ -47,7 +48,7 @@ HARMLESS = {
 ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
 RECURRENT = {"linear_attention", "conv", "mamba"}  # types of layers with a state and without keys
-MIXED = {"hybrid"}  # and those with both
+MIXED = {"hybrid", "hybrid_sliding"}  # and those with both
 WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
 
@@ -102,7 +103,7 @@ def attention(
             f"{name} passes {argument} to attention, which longdraft does not know: its output would be wrong"
         )
     longdraft.calls += 1
-    return longdraft.attend(module.layer_idx, query, key, value, scale, softcap, s_aux).contiguous(), None
+    return longdraft.attend(number_of(module), query, key, value, scale, softcap, s_aux).contiguous(), None
 
 
 AttentionInterface.register(NAME, attention)
@@ -139,6 +140,7 @@ class Architecture:
         self.hf, self.config = hf, hf.config.get_text_config()
         self.use(self.implementation)
         self.layout = layout_of(hf)
+        follow_layers(hf)
         self._requested = hook_hidden_states(self.layout)
         self.windows, self.sources = windows_of(hf.config), sources_of(hf)
         self.latents, self.indexed = latents_of(hf), indexed_layers(hf.config)
@@ -151,7 +153,7 @@ class Architecture:
         types = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
         self.with_keys = [i for i, kind in enumerate(types) if kind not in WITHOUT_KEYS]
         self.calls = len(self.with_keys) * (2 if self.differential else 1)
-        self.scans = take_over_scans(hf)
+        self.scans = take_over_scans(self.layout.layers)
         counts = (getattr(self.config, name, None) for name in EXPERTS)
         self.experts = next(filter(None, counts), 0)
 
@@ -210,6 +212,9 @@ class Architecture:
         if attention.calls != self.calls:
             used = f"attends {attention.calls} times in a pass by the attention interface of Transformers"
             raise InputError(f"{self.config.model_type} {used}; longdraft needs {self.calls} for its layers")
+        if recurrent is not None and recurrent.calls < self.scans:
+            fault = f"{self.scans - recurrent.calls} of its {self.scans} recurrent layers did not scan in a pass"
+            raise InputError(f"{self.config.model_type}: {fault}, so its output would be wrong")
         if recurrent is not None:
             recurrent.finish()
         return out.logits[:, -logits:]  # some classes do not know logits_to_keep
@@ -270,7 +275,7 @@ def windows_of(config: Any) -> dict[int, int]:
         used = getattr(c, "use_sliding_window", True)
         return dict.fromkeys(range(c.num_hidden_layers), window) if window is not None and used else {}
     chunk: int | None = getattr(c, "attention_chunk_size", None)
-    sizes = {CHUNKED: chunk, **dict.fromkeys(NEAR, window)}
+    sizes = {CHUNKED: chunk, "hybrid_sliding": window, **dict.fromkeys(NEAR, window)}
     odd = sorted(set(types) - {"full_attention", *sizes} - LAYERS - WITHOUT_KEYS - MIXED)
     if odd:
         usable = "use a model of full, sliding, chunked or indexed attention"
@@ -282,5 +287,5 @@ def windows_of(config: Any) -> dict[int, int]:
 
 def rotates(hf: Any) -> bool:
     """Whether all positions are rotations of a kind in ROPES, so that the model accepts any position."""
-    kinds = getattr(getattr(layout_of(hf).body, "rotary_emb", None), "rope_type", None)
+    kinds = getattr(rotary_of(layout_of(hf).body), "rope_type", None)
     return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES

@@ -24,14 +24,14 @@ class _Finished:
 
 
 class _NoLayers(nn.Module):
-    """Takes the place of a decoder, or of what contains it, and returns `state` [1,N,d]."""
+    """Takes the place of a decoder, or of what contains it, and returns `state` [1,N,d]. Numbers are the decoder's."""
 
-    def __init__(self, state: Tensor):
+    def __init__(self, decoder: Any, state: Tensor):
         super().__init__()
-        self.state = state
+        self.state, self.numbers = state, {k: x for k, x in vars(decoder).items() if isinstance(x, int | float)}
 
-    def __getattr__(self, name: str) -> _NoLayers:
-        return self  # OPT's head calls model.decoder
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["numbers"].get(name, self)  # Falcon-H1's head reads a factor; OPT's calls model.decoder
 
     def forward(self, *args: Any, **kwargs: Any) -> _Finished:
         return _Finished(self.state)
@@ -44,7 +44,8 @@ def without_layers(hf: Any, layout: Layout, state: Tensor) -> Any:
         below = _shallow(parent._modules[name])
         parent._modules[name] = below
         parent = below
-    parent._modules[layout.below_head[-1]] = _NoLayers(state)
+    last = layout.below_head[-1]
+    parent._modules[last] = _NoLayers(parent._modules[last], state)
     return top
 
 

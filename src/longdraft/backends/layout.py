@@ -40,6 +40,11 @@ class Layout:
         return getattr(self.norm, "weight", None)
 
 
+def rotary_of(body: nn.Module) -> Any:
+    """The module of a decoder that computes rotations of positions; None: it has none, or one for each layer."""
+    return getattr(body, "rotary_emb", None) or getattr(body, "pos_emb", None)  # the latter is LFM2-MoE's
+
+
 def layout_of(hf: Any) -> Layout:
     """Raises InputError for a model without decoder layers."""
     c = hf.config.get_text_config()

@@ -16,9 +16,10 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from longdraft.backends.inline_scans import hook, is_inline
 from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.errors import InputError
@@ -134,43 +135,62 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+INLINE = ("LightningAttention", "RecurrentBlock", "CCAProjection")  # how classes that inline_scans.py knows are named
+
+
 def _check(original: Any, *unknown: Any) -> None:
     if any(x is not None for x in unknown):
         raise InputError(f"{original.__name__} is given arguments that longdraft does not know: use another model")
 
 
 def has_scans(cls: type) -> bool:
-    """Whether recurrent layers of this class of models, if it has any, call FUNCTIONS."""
-    return bool(FUNCTIONS.keys() & vars(sys.modules[cls.__module__]).keys())
+    """Whether longdraft knows the recurrent layers of this class of models, if it has any."""
+    names = vars(sys.modules[cls.__module__])
+    return bool(FUNCTIONS.keys() & names.keys()) or any(name.endswith(INLINE) for name in names)
 
 
-def take_over(hf: Any) -> int:
-    """Let the model's recurrent layers call FUNCTIONS in passes of longdraft -> how many modules call them."""
-    count = 0
-    for module in hf.modules():
-        names = FUNCTIONS.keys() & set(inspect.unwrap(type(module).forward).__code__.co_names)
-        count += bool(names)
+def scans_in(modules: nn.Module) -> dict[nn.Module, set[str]]:
+    """The modules inside that are recurrent layers, and what of FUNCTIONS they call; nothing if they are inline."""
+    called = {
+        m: FUNCTIONS.keys() & set(inspect.unwrap(type(m).forward).__code__.co_names)
+        for m in modules.modules()
+        if hasattr(inspect.unwrap(type(m).forward), "__code__")
+    }
+    return {module: names for module, names in called.items() if names or is_inline(module)}
+
+
+def take_over(layers: nn.Module) -> int:
+    """Let a model's recurrent layers scan in passes of longdraft -> how many do, each at least once."""
+    scans = scans_in(layers)
+    for module, names in scans.items():
+        if not names:
+            hook(module, running)
         home = vars(sys.modules[type(module).__module__])
         for name in names:
             if not hasattr(home[name], "of_longdraft"):
                 home[name] = _replaced(home[name], FUNCTIONS[name])
-    return count
+    return len(scans)
 
 
 def _replaced(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        p: RecurrentPass | None = getattr(_running, "recurrent", None)
+        p = running()
         return original(*args, **kwargs) if p is None else ours(p, original, *args, **kwargs)
 
     call.of_longdraft = True  # type: ignore[attr-defined]
     return call
 
 
+def running() -> RecurrentPass | None:
+    """The pass that this thread runs, if its model has recurrent layers."""
+    return getattr(_running, "recurrent", None)
+
+
 @contextmanager
 def recurring(p: RecurrentPass | None) -> Generator[None]:
     """Inside, recurrent layers that this thread runs belong to the pass."""
-    before = getattr(_running, "recurrent", None)
+    before = running()
     _running.recurrent = p
     try:
         yield

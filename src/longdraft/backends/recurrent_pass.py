@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -151,13 +151,23 @@ class RecurrentPass:
 
     def convolve(self, x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
         """Causal convolutions of channels x [B,C,W] with taps [C,K] along the paths -> [B,C,W] in the dtype of x."""
-        number, kind = self._next(), Convolution(taps.shape[1])
-        self.cache.recurrences[number] = kind
-        return torch.stack([self._convolved(b, number, kind, x[b].mT, taps, bias).mT for b in range(len(self.rows))])
+        rows = self._read(x.mT, taps.shape[1])
+        return torch.stack([convolved(windows, taps, bias).to(x.dtype).mT for windows in rows])
 
-    def _convolved(
-        self, b: int, number: int, kind: Convolution, x: Tensor, taps: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def windows(self, x: Tensor, size: int) -> Tensor:
+        """x [B,W,C] of each node and of the `size` - 1 tokens before it on its path, oldest first -> [B,W,size,C].
+
+        Zeros before the first token.
+        """
+        return torch.stack(list(self._read(x, size)))
+
+    def _read(self, x: Tensor, size: int) -> Generator[Tensor]:
+        """For each row [W,size,C]: what a convolution of this size reads of x [B,W,C]."""
+        number, kind = self._next(), Convolution(size)
+        self.cache.recurrences[number] = kind
+        return (self._windows(b, number, kind, x[b]) for b in range(len(self.rows)))
+
+    def _windows(self, b: int, number: int, kind: Convolution, x: Tensor) -> Tensor:
         row = self.rows[b]
         row.states.write(number, (x[row.long :],), row.begin + row.long)
         settled = row.states.states.get(number)
@@ -168,11 +178,9 @@ class RecurrentPass:
             (everything,) = row.states.inputs(number, row.states.position, row.begin + len(x))
         source = torch.cat([kind.before(settled, everything), everything])
         if row.whole:
-            windows = source[row.known :].unfold(0, kind.size, 1).mT
             self._tips[b][number] = kind.replay(settled, (everything,))
-        else:
-            windows = source[torch.tensor(_windows(row, kind.size), device=x.device)]
-        return convolved(windows, taps, bias).to(x.dtype)
+            return source[row.known :].unfold(0, kind.size, 1).mT
+        return source[torch.tensor(_windows(row, kind.size), device=x.device)]
 
     def finish(self) -> None:
         """Keep what the latest chain ended with: it is the row's state if all of it is committed."""

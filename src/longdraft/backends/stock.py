@@ -27,7 +27,7 @@ def refuse(hf: Any, windows: Mapping[int, object]) -> None:
     if c.vocab_size < 1:
         raise InputError(f"this {kind} has no vocabulary: its config.json is not that of a language model")
     for layer in layer_configs(c):
-        heads, keys = layer.num_attention_heads, getattr(layer, "num_key_value_heads", None)
+        heads, keys = (getattr(layer, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
         if isinstance(heads, int) and isinstance(keys, int) and (keys < 1 or heads % keys):
             raise InputError(
                 f"this {kind} has {heads} query heads for {keys} key heads: num_attention_heads in its config.json"

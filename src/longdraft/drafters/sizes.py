@@ -14,7 +14,12 @@ def mlp_width(config: Any) -> int:
     return int(max(width) if isinstance(width, list | tuple) else width)
 
 
+def query_heads(config: Any) -> int:
+    """Query heads of a layer of a drafter's own: of 64 numbers each for a target without attention."""
+    return int(getattr(config, "num_attention_heads", None) or max(1, config.hidden_size // 64))
+
+
 def key_heads(config: Any) -> int:
     """Key heads of a layer of a drafter's own: as many as the target's layers have, where that is one number."""
     given = getattr(config, "num_key_value_heads", None)
-    return given if isinstance(given, int) and given else int(config.num_attention_heads)
+    return given if isinstance(given, int) and given else query_heads(config)

@@ -105,9 +105,13 @@ class LM:
         return layer_configs(self.config)[0]
 
     def layer_config_of(self, kind: str) -> Any:
-        """The config of its last layer of this type, or of its last one where no layer has it."""
-        types, configs = getattr(self.config, "layer_types", None) or [], layer_configs(self.config)
-        return configs[max((i for i, name in enumerate(types) if name == kind), default=len(configs) - 1)]
+        """The config of layer `number_of(kind)`."""
+        return layer_configs(self.config)[self.number_of(kind)]
+
+    def number_of(self, kind: str) -> int:
+        """Its last layer of this type, or the last one that has keys where no layer has the type."""
+        types = getattr(self.config, "layer_types", None) or []
+        return max((i for i, name in enumerate(types) if name == kind), default=self.architecture.with_keys[-1])
 
     @property
     def exact(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.dense import lacks_interface, obstacle
-from longdraft.backends.recurrent_layers import has_scans
+from longdraft.backends.recurrent_layers import has_scans, scans_in
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
 from longdraft.models.classes import causal_class, class_of, is_multimodal, reads_both_sides
@@ -97,10 +97,12 @@ def probe(hf: Any, tokens: int = 12) -> None:
             f"{hf.config.model_type} counts positions from its padding token's number on, but in Transformers' generate"
             " from 0, so its output is not defined: use another architecture"
         )
-    compare = compare_branches if lacks_interface(hf) else compare_chain
+    comparisons = [compare_branches] if lacks_interface(hf) else [compare_chain]
+    if scans_in(hf):
+        comparisons = [compare_chain, compare_branches]
     for long in (True, False) if changes_rotation(hf.config) else (True,):
         with shrunk(hf, tokens, long):
-            error = compare(hf, tokens)
+            error = max(compare(hf, tokens) for compare in comparisons)
         if not error < (ROUNDING if hf.dtype == torch.float32 else COARSE):
             raise InputError(
                 f"{hf.config.model_type}: {NAME}'s attention differs from Transformers' own by {error:.1%}"
@@ -126,9 +128,12 @@ def compare_chain(hf: Any, tokens: int) -> float:
 
 
 def compare_branches(hf: Any, tokens: int) -> float:
-    """As compare_chain, for models that attend by themselves: a tree of two branches beside each path as one text."""
+    """As compare_chain, for models that attend by themselves or have states: a tree of two branches beside each path
+    as one text."""
     ids = torch.arange(3, 3 + tokens, device=hf.device) % hf.config.get_text_config().vocab_size
     paths = torch.stack([ids, torch.cat([ids[:-2], ids[:2]])])
+    if not lacks_interface(hf):
+        hf.set_attn_implementation("eager")
     stock = hf(input_ids=paths, attention_mask=torch.ones_like(paths), use_cache=False).logits[:, -3:]
     lm = LM(hf)
     cache = lm.new_cache(1, tokens + 2)

@@ -51,7 +51,7 @@ class Coded(Policy):
         if view is None:
             return
         rows = [b for b, count in enumerate(view.counts) if count]
-        full = set(range(model.config.num_hidden_layers)) - set(model.windows)
+        full = set(model.architecture.with_keys) - set(model.windows)
         layers = cache.layers if view.layers is None else view.layers
         places = [(layer, b) for layer in layers for b in rows if layer in full]
         new = [place for place in places if place not in self._copies]

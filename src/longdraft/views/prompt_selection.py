@@ -42,7 +42,7 @@ def last_key(model: LM, tokens: Tensor, cache: KVCache, slots: int) -> dict[int,
     """The last key, in place of the query, times each key (BudgetDraft's released evaluation)."""
     n = int(cache.length[0])
     _scores(model, tokens, cache, slots, n, CaptureSpec())  # writes the root's key to a scratch slot
-    full = set(range(model.config.num_hidden_layers)) - set(model.windows)
+    full = set(model.architecture.with_keys) - set(model.windows)
     keys = {layer: cache.read(layer, 0)[0].float() for layer in cache.layers if layer in full}
     return {layer: (k[:, n : n + 1] * k[:, :slots]).sum(-1) for layer, k in keys.items()}
 

@@ -11,7 +11,7 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 def last_layer(model: LM) -> int | None:
     """The last layer with full attention and keys of its own; None if every layer has a sliding window."""
-    layers = set(range(model.config.num_hidden_layers)) - set(model.windows) - set(model.sources)
+    layers = set(model.architecture.with_keys) - set(model.windows) - set(model.sources)
     return max(layers, default=None)
 
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft.drafters.rotations import ropes_of
-from longdraft.drafters.sizes import key_heads, mlp_width
+from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
 from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines [B,1,N,D/2] of some positions
@@ -34,7 +34,7 @@ def shape_of(
 ) -> dict[str, Any]:
     """What a block for this target is built from, as JSON. The names are those of a Transformers config."""
     c = target.layer_config
-    heads = c.num_attention_heads
+    heads = query_heads(c)
     return {
         "hidden_size": c.hidden_size,
         "intermediate_size": mlp_width(c),

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from longdraft import ops
 from longdraft.core.cache import KVCache
 from longdraft.drafters.rotations import ropes_of
-from longdraft.drafters.sizes import key_heads, mlp_width
+from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
 from longdraft.models.lm import LM
 
 B = TypeVar("B", bound="EagleBlock")
@@ -33,7 +33,7 @@ class EagleBlock(nn.Module, ABC):
 
     def __init__(self, config: Any, wide: int):
         super().__init__()
-        d, heads = config.hidden_size, config.num_attention_heads
+        d, heads = config.hidden_size, query_heads(config)
         self.kv, mlp = key_heads(config), mlp_width(config)
         self.dim = getattr(config, "head_dim", None) or d // heads
         self.eps = getattr(config, "rms_norm_eps", 1e-6)

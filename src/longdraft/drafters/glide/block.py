@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longdraft.backends.layout import rotary_of
 from longdraft.core.tree import Tree
 from longdraft.drafters.sizes import mlp_width
 from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
@@ -27,16 +28,19 @@ class Host:
 
     layer: of the target's layers with keys of their own, the last with full attention, or the last if all have
     windows. keys, dim, value_dim: the number of its KV heads, and the width of a cached key and of a value. Raises
-    InputError if the target rotates keys in a way that cannot be repeated.
+    InputError if no layer has keys, or if they are rotated in a way that cannot be repeated.
     """
 
     def __init__(self, target: LM):
         self.target = target
-        own = set(range(target.config.num_hidden_layers)) - set(target.sources)
+        own = set(target.architecture.with_keys) - set(target.sources)
+        if not own:
+            fault = "has no layers with keys, of which longspec reads one"
+            raise InputError(f"{target.config.model_type} {fault}: use another method")
         self.layer = max(own - set(target.windows), default=max(own))
         self.window = target.windows.get(self.layer)
         module, body = sys.modules[type(target.hf).__module__], target.architecture.layout.body
-        self._rotary: Any = getattr(body, "rotary_emb", None)
+        self._rotary = rotary_of(body)
         self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (self._rotated_type(target.config.layer_types[self.layer]),) if by_type else ()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from longdraft.backends.layout import rotary_of
+from longdraft.backends.recurrent_layers import scans_in
 from longdraft.drafters.mtp.ring import RingPass
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -24,13 +27,13 @@ class MtpLayer(nn.Module):
     decoder layer of the target's class, with that class's attention, rotation and experts.
     """
 
-    def __init__(self, target: LM, config: Any, hidden_first: bool):
+    def __init__(self, target: LM, config: Any, number: int, hidden_first: bool):
         super().__init__()
         layout, d = target.architecture.layout, config.hidden_size
         eps = float(getattr(config, "rms_norm_eps", None) or 1e-6)
         self.norm_token, self.norm_feature, self.norm_out = (type(layout.norm)(d, eps=eps) for _ in range(3))
         self.fuse = nn.Linear(2 * d, d, bias=False)
-        self.layer = type(layout.layers[-1])(config, 0)
+        self.layer = type(layout.layers[number])(config, number)
         self.hidden_first = hidden_first
 
     def forward(self, feature: Tensor, token: Tensor, attention: RingPass, **place: Any) -> Tensor:
@@ -63,14 +66,18 @@ class MtpLayers(nn.Module):
         if not target.architecture.by_interface:
             fault = f"{target.config.model_type}'s layers do not use the attention interface of Transformers"
             raise InputError(f"{fault}: use another method than mtp")
+        if not target.architecture.with_keys:
+            fault = "has no layers with attention, of which MTP layers are built"
+            raise InputError(f"{target.config.model_type} {fault}: use another method than mtp")
         if target.sources or getattr(target.config, "hidden_size_per_layer_input", None):
             fault = "layers read more than a state, which MTP layers do not have"
             raise InputError(f"{target.config.model_type}'s {fault}: use another method than mtp")
         kind = SLIDING if sliding else FULL
+        number = target.number_of(kind)
         config = layer_config(target.layer_config_of(kind), sparse, kind)
         self.window: int | None = config.sliding_window if sliding else None
         try:
-            self.layers = nn.ModuleList(MtpLayer(target, config, hidden_first) for _ in range(count))
+            self.layers = nn.ModuleList(MtpLayer(target, config, number, hidden_first) for _ in range(count))
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             fault = f"{target.config.model_type}'s layers cannot be built one by one ({type(error).__name__}: {error})"
             raise InputError(f"{fault}: use another method than mtp") from None
@@ -78,8 +85,11 @@ class MtpLayers(nn.Module):
         if indexed or target.architecture.layout.join is not None:
             fault = f"{target.config.model_type}'s layers have an indexer, or several residual streams"
             raise InputError(f"{fault}, which mtp does not run: use another method")
+        if scans_in(self.layers):
+            fault = "layers of this kind have a state beside their keys, which MTP layers do not have"
+            raise InputError(f"{target.config.model_type}'s {fault}: use another method than mtp")
         self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
-        self._rotary: Any = getattr(target.architecture.layout.body, "rotary_emb", None)
+        self._rotary = rotary_of(target.architecture.layout.body)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (kind,) if by_type else ()
         rotated: Any = getattr(self._rotary, "rope_type", None)
@@ -120,10 +130,14 @@ class MtpLayers(nn.Module):
 
 
 def layer_config(config: Any, sparse: bool, kind: str) -> Any:
-    """The target's config, changed so that its layer 0 is an MTP layer: with experts or not, and of this type."""
+    """The target's config, changed so that each layer is an MTP layer: with experts or not, and of this type.
+
+    Where types follow from other fields, only those layers are that have this type.
+    """
     config = deepcopy(config)
     if getattr(config, "layer_types", None):
-        config.layer_types = [kind] * len(config.layer_types)
+        with suppress(AttributeError):
+            config.layer_types = [kind] * len(config.layer_types)
     if getattr(config, "mlp_layer_types", None):
         config.mlp_layer_types = ["sparse" if sparse else "dense"] * len(config.mlp_layer_types)
     if getattr(config, "first_k_dense_replace", None) is not None:
@@ -143,9 +157,9 @@ def placed(module: MtpLayers) -> MtpLayers:
 
 
 def random_mtp(target: LM, seed: int, count: int = 1) -> MtpLayers:
-    """Untrained layers of the type of the target's last layer."""
-    last = target.config.num_hidden_layers - 1
-    module, generator = MtpLayers(target, count, sliding=last in target.windows), torch.Generator().manual_seed(seed)
+    """Untrained layers of the type of the target's last layer with keys."""
+    sliding = bool(set(target.architecture.with_keys[-1:]) & set(target.windows))
+    module, generator = MtpLayers(target, count, sliding=sliding), torch.Generator().manual_seed(seed)
     for name, p in module.named_parameters():
         if p.dim() > 1:
             nn.init.normal_(p, std=p.shape[-1] ** -0.5, generator=generator)

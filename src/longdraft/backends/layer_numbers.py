@@ -1,0 +1,32 @@
+"""The layer whose keys an attention module computes: some modules are told it in each call (Zamba's shared blocks)."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+ARGUMENT = "layer_idx"  # of the forward of a module that several layers share the weights of
+_running = threading.local()  # its layer: the one that the module which the thread runs was called for
+
+
+def follow_layers(hf: Any) -> None:
+    """Let `number_of` know the layer of every module of the model that is told it. The hooks stay registered."""
+    for module in hf.modules():
+        names = list(inspect.signature(type(module).forward).parameters)[1:]
+        if hasattr(module, ARGUMENT) and ARGUMENT in names and not hasattr(module, "follows_layers"):
+            module.register_forward_pre_hook(_before(names.index(ARGUMENT)), with_kwargs=True)
+            module.follows_layers = True
+
+
+def _before(place: int) -> Any:
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = kwargs.get(ARGUMENT, args[place] if len(args) > place else None)
+        _running.layer = module.layer_idx if given is None else given
+
+    return hook
+
+
+def number_of(module: Any) -> int:
+    """The layer for which an attention module runs."""
+    return _running.layer if hasattr(module, "follows_layers") else module.layer_idx
