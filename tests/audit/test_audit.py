@@ -59,7 +59,7 @@ GOOD = {"plain": lambda t: Drafter()} | {name: BUILD[name] for name in COMPARED}
 @pytest.mark.parametrize(
     "name,model",
     [case(n, m, id=f"{n}-{m}", daily=m == "llama" or n in THREE) for m in ("llama", "gpt-oss") for n in GOOD]
-    + [case("vegas tree", "deepseek", id="vegas tree-deepseek", daily=True)],  # caches keys without values
+    + [case("vegas tree", m, id=f"vegas tree-{m}", daily=True) for m in ("deepseek", "qwen3.5")],  # no values; states
 )
 def test_nothing_is_found_where_nothing_is_wrong(name, model):
     runs = run(audit(GOOD[name], model, [*ways(None, 1, 3), Way(PENALTY, 5)], lengths=(70,)))
@@ -188,16 +188,18 @@ def slips(places: set[int]):
     return verifier
 
 
-@pytest.mark.parametrize("way", [Way(Sampler(), 0), Way(Sampler(1.0), 4)], ids=str)
-def test_a_tie_is_passed_and_what_follows_is_audited(way):
-    [found] = run(audit(chain, chosen=[way], tolerance=1e9, verify=slips({75, 80, 93}), lengths=(70,)))
+@pytest.mark.parametrize(
+    ("way", "model"), [(Way(Sampler(), 0), "llama"), (Way(Sampler(1.0), 4), "llama"), (Way(Sampler(1.0), 4), "qwen3.5")]
+)
+def test_a_tie_is_passed_and_what_follows_is_audited(way, model):
+    [found] = run(audit(chain, model, chosen=[way], tolerance=1e9, verify=slips({75, 80, 93}), lengths=(70,)))
     assert (found["tokens"], found["ties"], found["failures"]) == (N, 3, 0)
     assert [d["position"] for d in found["found"]] == [5, 10, 23]
     assert all(d["gap"] == d["top2_gap"] > 0 and d["plain"] != d["method"] for d in found["found"])
     gaps = [d["gap"] for d in found["found"]]
-    [strict] = run(audit(chain, chosen=[way], tolerance=0.0, verify=slips({75, 80, 93}), lengths=(70,)))
+    [strict] = run(audit(chain, model, chosen=[way], tolerance=0.0, verify=slips({75, 80, 93}), lengths=(70,)))
     assert (strict["tokens"], strict["ties"], strict["failures"]) == (6, 0, 1)  # a failure ends the run
-    [between] = run(audit(chain, chosen=[way], tolerance=gaps[0], verify=slips({75}), lengths=(70,)))
+    [between] = run(audit(chain, model, chosen=[way], tolerance=gaps[0], verify=slips({75}), lengths=(70,)))
     assert (between["tokens"], between["ties"]) == (N, 1)
 
 
