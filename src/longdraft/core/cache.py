@@ -158,7 +158,7 @@ class KVCache(Rewinding):
     def pointers(
         self, end: int, layers: Sequence[int], heads: int, dim: int, dtype: torch.dtype
     ) -> list[tuple[int, int, int]]:
-        """For each of these layers, with at least `end` slots: the addresses of row 0 in k and in v, and the slots of a row.
+        """For each of these layers, with at least `end` slots: the addresses of row 0 in k and in v, and a row's slots.
 
         The same list object is returned until a buffer moves. Raises InputError for keys of another shape or dtype.
         """

@@ -1,12 +1,11 @@
-"""The forward pass of a model with recurrent layers: native calls from one of them to the next, and its mixer between."""
+"""The forward pass of a model with recurrent layers: native calls from one to the next, and its mixer between."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from longdraft.backends import stock
 from longdraft.backends.decoder_layer import LINEARS, NORMS

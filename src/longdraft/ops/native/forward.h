@@ -167,7 +167,8 @@ class Forward {
 #pragma omp for schedule(static) nowait
         for (int64_t unit = 0; unit < T * H; unit++) {
             const float* const gates = q + unit * HEAD + D;
-            for (int64_t j = 0; j < D; j += V) store(normed + unit * D + j, load(normed + unit * D + j) / (vexp(-load(gates + j)) + 1.0f));
+            float* const out = normed + unit * D;
+            for (int64_t j = 0; j < D; j += V) store(out + j, load(out + j) / (vexp(-load(gates + j)) + 1.0f));
         }
         t.barrier.wait();
     }

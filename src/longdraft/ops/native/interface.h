@@ -63,8 +63,8 @@ struct Layer {
 
 struct Model {
     int64_t layers, width, heads, key_heads, groups, head_dim, mlp, vocab;  // groups: query heads of a key head
-    int64_t frequencies;                                                    // numbers in inv_freq: half of those that are rotated, the first of a head
-    int64_t gated;                                                          // 1: q has the numbers of a head, then its output's gates
+    int64_t frequencies;  // numbers in inv_freq: half of those that are rotated, the first of a head
+    int64_t gated;        // 1: q has the numbers of a head, then its output's gates
     float eps, scale, rope_scale;
     const float* inv_freq;
     const void* embed;  // E [vocab,width]

@@ -41,10 +41,17 @@ struct ScanMemory {
     }
 };
 
+// A head's state to where it will be changed, which reads memory in its order: the blocks do not.
+static void copy_state(const Scan& s, int64_t head) {
+    const int64_t size = s.keys * s.values;
+    std::memcpy(s.after + head * size, s.before + head * size, sizeof(float) * size);
+}
+
 template <bool DELTA, bool PER_KEY>
 static Code scan(const Scan& s) {
     const int threads = s.tokens * s.heads * s.keys * s.values < (1 << 15) ? 1 : team_size();
     const int64_t tile = std::min(s.tokens, TILE_TOKENS), blocks = (s.values + COLUMNS - 1) / COLUMNS;
+    const int64_t shares = s.heads < threads ? blocks : 1;  // of a head
     Buffer<char> memory;
     memory.reserve(ScanMemory(s, tile, threads, Arena()).bytes);
     const ScanMemory t(s, tile, threads, Arena(memory.data()));
@@ -54,8 +61,14 @@ static Code scan(const Scan& s) {
         prepare(s, from, count, t.prepared);
 #pragma omp barrier
 #pragma omp for schedule(static)
-        for (int64_t unit = 0; unit < s.heads * blocks; unit++)
-            Block<DELTA, PER_KEY>(s, t.prepared, from, count, unit, blocks).run(t.own + omp_get_thread_num() * s.keys * COLUMNS);
+        for (int64_t unit = 0; unit < s.heads * shares; unit++) {
+            const int64_t head = unit / shares, share = unit % shares;
+            const bool copied = !from && s.before && shares == 1;
+            if (copied) copy_state(s, head);
+            for (int64_t block = blocks * share / shares; block < blocks * (share + 1) / shares; block++)
+                Block<DELTA, PER_KEY>(s, t.prepared, from, count, head, block, from || copied)
+                    .run(t.own + omp_get_thread_num() * s.keys * COLUMNS);
+        }
     }
     return DONE;
 }

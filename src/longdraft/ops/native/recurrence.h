@@ -47,12 +47,14 @@ struct Place {
     float* row(int64_t key) const { return first + key * stride; }
 };
 
-// Of one head: the tokens of a tile, and `columns` columns from `column` on. Columns beyond a narrow block's are zeros.
+// Of one head: the tokens of a tile, and `columns` columns from `column` on. Columns beyond a narrow block's are zeros. begun: the
+// state before the tile lies where that after it will.
 template <bool DELTA, bool PER_KEY>
 class Block {
     const Scan& s;
     const Prepared& p;
     const int64_t from, count, head, column, columns;  // tokens [from, from + count)
+    const bool begun;
     const int64_t N = s.keys, key_head = head / (s.heads / s.key_heads);
     const float* k(int64_t t) const { return p.k + (t * s.key_heads + key_head) * N; }
     const float* q(int64_t t) const { return p.q + (t * s.key_heads + key_head) * N; }
@@ -60,17 +62,17 @@ class Block {
     int64_t values(int64_t t) const { return ((from + t) * s.heads + head) * s.values + column; }
 
    public:
-    Block(const Scan& s, const Prepared& p, int64_t from, int64_t count, int64_t unit, int64_t blocks)
-        : s(s), p(p), from(from), count(count), head(unit / blocks), column(unit % blocks * COLUMNS),
-          columns(std::min<int64_t>(COLUMNS, s.values - column)) {}
+    Block(const Scan& s, const Prepared& p, int64_t from, int64_t count, int64_t head, int64_t block, bool begun)
+        : s(s), p(p), from(from), count(count), head(head), column(block * COLUMNS),
+          columns(std::min<int64_t>(COLUMNS, s.values - column)), begun(begun) {}
 
     // own [keys,COLUMNS]: memory of the thread.
     void run(float* own) {
         const bool whole = columns == COLUMNS;
         const Place inside = {own, COLUMNS}, after = {s.after + head * N * s.values + column, s.values};
-        const Place before = from || !s.before ? after : Place{const_cast<float*>(s.before) + (after.first - s.after), s.values};
-        Place source = whole && (from || s.before) ? before : inside;
-        if (source.first == own) fill(own, from || s.before ? before.first : nullptr);
+        const Place before = begun || !s.before ? after : Place{const_cast<float*>(s.before) + (after.first - s.after), s.values};
+        Place source = whole && (begun || s.before) ? before : inside;
+        if (source.first == own) fill(own, begun || s.before ? before.first : nullptr);
         vec read[VECTORS] = {};
         if (DELTA) recall(source, 0, read);
         for (int64_t t = 0; t < count; t++) {
