@@ -14,7 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Glm4MoeConfig, MellumConfig, MiMoV2FlashConfig, Qwen2Config, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    MellumConfig,
+    MiMoV2FlashConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+)
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 BODY = tiny.BASE["num_hidden_layers"]

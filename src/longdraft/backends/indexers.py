@@ -24,7 +24,7 @@ POOLS = ("index_kpool", "indexer_compress_ratio")  # fields of configs whose ind
 
 
 def pools_keys(config: Any) -> bool:
-    """Whether indexers choose among pools of keys that lie side by side, which are other ones on each path of a tree."""
+    """Whether indexers choose among pools of keys that lie side by side, which differ between the paths of a tree."""
     return any((getattr(config, name, None) or 1) > 1 for name in POOLS)
 
 
