@@ -50,8 +50,8 @@ def target(kind: str) -> LM:
 
 @torch.inference_mode()
 def logits_of(kind: str, tokens: list[int]) -> torch.Tensor:
-    """[V] what Transformers says of the last one."""
-    return stock(kind)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    """[N,V] what Transformers says of these tokens."""
+    return stock(kind)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
 
 def branches(roots: list[int], shift: int = 0) -> Tree:
@@ -74,9 +74,10 @@ def error(kind: str) -> float:
         tree = branches(roots, turn)
         ours = lm(tree, cache)
         for b, text in enumerate(texts):
-            for node in range(tree.size):
-                right = logits_of(kind, text + tree.tokens[b, tree.mask[b, node]].tolist())
-                worst = max(worst, float((ours[b, node] - right).abs().max() / right.abs().max()))
+            for leaf in set(range(tree.size)) - set(tree.parent[b].tolist()):
+                path = tree.mask[b, leaf].nonzero()[:, 0]
+                right = logits_of(kind, text + tree.tokens[b, path].tolist())[-len(path) :]
+                worst = max(worst, float((ours[b, path] - right).abs().max() / right.abs().max()))
         ends = torch.tensor([tree.size - 1, 1])
         paths = [tree.mask[b, end].nonzero()[:, 0].tolist() for b, end in enumerate(ends.tolist())]
         counts, most = [len(p) for p in paths], max(map(len, paths))

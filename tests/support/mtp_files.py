@@ -14,7 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Glm4MoeConfig, MellumConfig, MiMoV2FlashConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    MellumConfig,
+    MiMoV2FlashConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+)
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 BODY = tiny.BASE["num_hidden_layers"]
 EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
@@ -36,6 +44,7 @@ class Family:
     hidden_first: bool = False
     raw: bool = False  # reads the target's states before its final norm
     window: int | None = None
+    centred: bool = False  # a norm's weights are stored as their difference from 1
 
 
 def _base(count: int, **options: Any) -> dict[str, Any]:
@@ -68,6 +77,24 @@ def _glm(count: int) -> Any:
     return Glm4MoeConfig(**_base(count), **EXPERTS, n_routed_experts=4, first_k_dense_replace=1, use_qk_norm=True)
 
 
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]  # the last layer of the body has no keys
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+
+
+def _qwen3_next(count: int) -> Any:
+    options = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32}
+    return Qwen3NextConfig(**_base(count), **options, **LINEAR, layer_types=HYBRID + ["full_attention"] * count)
+
+
+def _qwen3_5(count: int) -> Any:
+    return Qwen3_5TextConfig(**_base(count, head_dim=16), **LINEAR, layer_types=HYBRID + ["full_attention"] * count)
+
+
+def _qwen(config: Callable[[int], Any]) -> Family:
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+    return Family(config, lambda i: f"mtp.layers.{i}.", lambda i: [f"mtp.{n}.weight" for n in names], centred=True)
+
+
 NEXTN = partial(Family, at=lambda i: f"model.layers.{BODY + i}.", own=_behind("enorm hnorm eh_proj shared_head.norm"))
 FAMILIES = {
     "deepseek_v3": NEXTN(_deepseek),
@@ -78,6 +105,8 @@ FAMILIES = {
         own=lambda i: [f"mtp.{n}.weight" for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")],
         window=8,
     ),
+    "qwen3_next": _qwen(_qwen3_next),
+    "qwen3_5": _qwen(_qwen3_5),
     "mimo_v2_flash": Family(
         _mimo_v2,
         at=lambda i: f"model.mtp.layers.{i}.",
@@ -146,6 +175,7 @@ def plain_layer(made: Made, family: str, i: int, features: Tensor, tokens: Tenso
     """The output [N,d] of MTP layer i for pairs i, i+1, ... of features [N,d] with tokens [N]: no cache, no ring."""
     facts, config, body = FAMILIES[family], made.donor.config, made.donor.model
     (norm_token, norm_feature, fuse, norm_out), eps = made.joints[i], config.rms_norm_eps
+    norm_token, norm_feature, norm_out = (w + facts.centred for w in (norm_token, norm_feature, norm_out))
     parts = [normed(body.embed_tokens(tokens), norm_token, eps), normed(features, norm_feature, eps)]
     x = (torch.cat(parts[::-1] if facts.hidden_first else parts, -1) @ fuse.T)[None]
     place = torch.arange(len(tokens))[None] + 1 + i

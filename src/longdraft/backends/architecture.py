@@ -47,7 +47,7 @@ HARMLESS = {
 }
 ROPES = {"default", "linear", "llama3", "yarn", "proportional"}  # they do not depend on the length of the text
 NEAR = {"sliding_attention", *COMPRESSED}  # types of layers that read the keys of their window
-RECURRENT = {"linear_attention", "conv", "mamba"}  # types of layers with a state and without keys
+RECURRENT = {"linear_attention", "conv", "mamba", "recurrent"}  # types of layers with a state and without keys
 MIXED = {"hybrid", "hybrid_sliding"}  # and those with both
 WITHOUT_KEYS = RECURRENT | {"moe", "mlp"}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configs
@@ -150,7 +150,8 @@ class Architecture:
         self.positions = int(getattr(self.config, "max_position_embeddings", None) or 1 << 30)
         self.reach = 1 << 30 if rotates(hf) else self.positions
         self.longest, self.differential = unbiased_length(hf), is_differential(hf)
-        types = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
+        types = getattr(self.config, "layer_types", None) or getattr(self.config, "layers_block_type", None)
+        types = types or [""] * self.config.num_hidden_layers
         self.with_keys = [i for i, kind in enumerate(types) if kind not in WITHOUT_KEYS]
         self.calls = len(self.with_keys) * (2 if self.differential else 1)
         self.scans = take_over_scans(self.layout.layers)

@@ -20,6 +20,14 @@ LAYERS = {*INDEXED, "minimax_m3_sparse"}  # MiniMax M3 chooses blocks of positio
 TOPK, MASKING = {torch.topk, Tensor.topk}, {Tensor.masked_fill}
 
 
+POOLS = ("index_kpool", "indexer_compress_ratio")  # fields of configs whose indexers choose among pools of keys
+
+
+def pools_keys(config: Any) -> bool:
+    """Whether indexers choose among pools of keys that lie side by side, which differ between the paths of a tree."""
+    return any((getattr(config, name, None) or 1) > 1 for name in POOLS)
+
+
 def indexed_layers(config: Any) -> set[int]:
     """The numbers of these layers, by the config."""
     types = getattr(config.get_text_config(), "layer_types", None) or []

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdraft.backends.architecture import NAME, windows_of
 from longdraft.backends.dense import lacks_interface, obstacle
+from longdraft.backends.indexers import pools_keys
 from longdraft.backends.recurrent_layers import has_scans, scans_in
 from longdraft.core.tree import Tree
 from longdraft.errors import InputError
@@ -47,6 +48,8 @@ def refuse(config: Any, cls: Any = None) -> None:
     cls = (is_multimodal(config) and causal_class(c)) or cls
     stateful = getattr(cls, "_is_stateful", False) and not has_scans(cls)
     why = "keeps a state that cannot be rolled back" if stateful else None
+    if pools_keys(c):
+        why = "has an indexer that chooses among pools of keys, which would mix the branches of a tree"
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
     if why:

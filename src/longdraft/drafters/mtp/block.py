@@ -33,7 +33,9 @@ class MtpLayer(nn.Module):
         eps = float(getattr(config, "rms_norm_eps", None) or 1e-6)
         self.norm_token, self.norm_feature, self.norm_out = (type(layout.norm)(d, eps=eps) for _ in range(3))
         self.fuse = nn.Linear(2 * d, d, bias=False)
-        self.layer = type(layout.layers[number])(config, number)
+        layer: Any = type(layout.layers[number])
+        typed = {"layer_type": FULL} if "layer_type" in inspect.signature(layer).parameters else {}  # Bamba's
+        self.layer = layer(config, number, **typed)
         self.hidden_first = hidden_first
 
     def forward(self, feature: Tensor, token: Tensor, attention: RingPass, **place: Any) -> Tensor:

@@ -54,7 +54,7 @@ class Layout:
 LAYOUTS = (
     # DeepSeek-V3, GLM-4-MoE and others
     Layout("model.layers.{}.", "enorm hnorm eh_proj shared_head.norm", after_body=True),
-    # Qwen3-Next, which is no target here, and Mellum
+    # Qwen3-Next, Qwen 3.5 and Mellum
     Layout("mtp.layers.{}.", "pre_fc_norm_embedding pre_fc_norm_hidden fc norm", outside="mtp."),
     # MiMo
     Layout(
