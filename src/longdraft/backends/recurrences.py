@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longdraft import ops
 from longdraft.core.states import Inputs, Recurrence
+from longdraft.ops.scan import Terms, chain
 
 
 class Scan(Recurrence, Protocol):
@@ -21,6 +23,18 @@ class Scan(Recurrence, Protocol):
         state None: they are the first tokens. queries [T,..]: what the outputs depend on besides the states.
         """
         ...
+
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        """The same recurrence as kernels are given it."""
+        ...
+
+
+def on_gpu(scan: Scan, state: Tensor | None, inputs: Inputs, queries: Inputs | None) -> tuple[Tensor, Tensor] | None:
+    """What `run` returns, by one launch; None where torch computes scans."""
+    if (gpu := ops.scans(inputs[0])) is None:
+        return None
+    out, saved = gpu.along(scan.terms(inputs, queries), state, chain(len(inputs[0]), inputs[0].device))
+    return out, saved[0]
 
 
 @dataclass(frozen=True)
@@ -52,11 +66,18 @@ class DeltaRule:
     normalised: bool
 
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        return self._run(state, inputs, None)[1]
+        computed = on_gpu(self, state, inputs, None)
+        return self._run(state, inputs, None)[1] if computed is None else computed[1]
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
+        if (computed := on_gpu(self, state, inputs, queries)) is not None:
+            return computed
         out, state = self._run(state, inputs, queries[0])
         return torch.stack(out), state
+
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        k, v, g, beta = inputs
+        return Terms(k, v, g, beta, None if queries is None else queries[0], k.shape[2] ** -0.5, self.normalised)
 
     def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[list[Tensor], Tensor]:
         k, v, g, beta = (x.float() for x in inputs)
@@ -88,11 +109,18 @@ class Additive:
     """
 
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        return self._run(state, inputs, None)[1]
+        computed = on_gpu(self, state, inputs, None)
+        return self._run(state, inputs, None)[1] if computed is None else computed[1]
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
+        if (computed := on_gpu(self, state, inputs, queries)) is not None:
+            return computed
         out, state = self._run(state, inputs, queries[0])
         return torch.stack(out), state
+
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        d, k, v = inputs
+        return Terms(k, v, d, q=None if queries is None else queries[0])
 
     def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[list[Tensor], Tensor]:
         d, k, v = (x.float() for x in inputs)
@@ -123,6 +151,9 @@ class StateSpace:
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
         return Additive().run(state, self._terms(inputs), queries)
+
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        return Additive().terms(self._terms(inputs), queries)
 
     def _terms(self, inputs: Inputs) -> Inputs:
         x, dt, B = inputs

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from longdraft import ops
 from longdraft.backends.recurrences import Convolution, Scan, convolved
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.states import Inputs, RowStates
+from longdraft.ops.scan import Order, chain, depth_first
 
 LONG = 128  # nodes of a chain from which on it is computed in chunks
 CHUNK = 64  # tokens of a chunk; the inputs of the last one or two are kept
@@ -44,6 +46,25 @@ class RowPlan:
         self.long = (size - CHUNK) // CHUNK * CHUNK if self.whole and not self.known and size >= LONG else 0
         self.segments = [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
         self.states.open(self.begin + self.long, self.begin + size)
+        self._order: Order | None = None
+        self._windows: dict[int, Tensor] = {}
+
+    def order(self, device: torch.device) -> Order:
+        """The steps of a scan, for a kernel: those of a chain save the state at its end."""
+        if self._order is None:
+            count, segments = len(self.parent), [(s.after, s.tokens) for s in self.segments]
+            self._order = chain(count, device) if self.whole else depth_first(segments, count, device)
+        return self._order
+
+    def windows(self, size: int, device: torch.device) -> Tensor:
+        """[W,size]: for each new node, where the inputs that it reads lie behind size-1 inputs of settled tokens."""
+        if size not in self._windows:
+            if self.whole:
+                table = torch.arange(self.known, len(self.parent))[:, None] + torch.arange(size)
+            else:
+                table = torch.tensor(_windows(self, size))
+            self._windows[size] = table.to(device)
+        return self._windows[size]
 
     def _branches(self) -> list[Segment]:
         """The tokens on paths to new nodes: a segment ends where several begin, and follows the one it grows from."""
@@ -107,6 +128,11 @@ class RecurrentPass:
         if row.long:
             return self._long(b, number, scan, inputs, queries, in_chunks)
         everything = row.states.inputs(number, row.states.position, row.begin + len(inputs[0]))
+        if (gpu := ops.scans(everything[0])) is not None:  # one launch for all branches
+            out, saved = gpu.along(scan.terms(everything, queries), settled, row.order(everything[0].device))
+            if row.whole:
+                self._tips[b][number] = saved[0]
+            return out
         outputs, stack = list[tuple[list[int], Tensor]](), list[tuple[int, Tensor | None]]()
         for n, segment in enumerate(row.segments):
             while stack and stack[-1][0] != segment.after:
@@ -162,12 +188,15 @@ class RecurrentPass:
             self._before[b][number] = kind.replay(settled, (x[: row.long],))
         else:
             (everything,) = row.states.inputs(number, row.states.position, row.begin + len(x))
+        if row.whole:
+            self._tips[b][number] = kind.replay(settled, (everything,))
+        if (gpu := ops.scans(x)) is not None:
+            return gpu.convolve(settled, everything, row.windows(kind.size, x.device), taps, bias).to(x.dtype)
         source = torch.cat([kind.before(settled, everything), everything])
         if row.whole:
             windows = source[row.known :].unfold(0, kind.size, 1).mT
-            self._tips[b][number] = kind.replay(settled, (everything,))
         else:
-            windows = source[torch.tensor(_windows(row, kind.size), device=x.device)]
+            windows = source[row.windows(kind.size, x.device)]
         return convolved(windows, taps, bias).to(x.dtype)
 
     def finish(self) -> None:
@@ -179,7 +208,6 @@ class RecurrentPass:
 
 
 def _windows(row: RowPlan, size: int) -> list[list[int]]:
-    """For each new node, where the inputs that it reads lie behind size-1 inputs of settled tokens."""
     windows = list[list[int]]()
     for i in range(row.known, len(row.parent)):
         path = [i] if row.parent[i] == PAD else []
