@@ -1,7 +1,7 @@
 """Triton kernels of recurrent layers: a state along the paths of a tree, and a causal convolution along them.
 
-A state is updated by one token after the other in float32. The same code computes drafts, verifications and replays:
-what the number of tokens is does not choose other instructions, and states are kept in registers between tokens.
+A state is updated by one token after the other in float32, in registers. The same instructions compute drafts,
+verifications and replays: they depend on the layer, and not on the number of tokens, on a tree or on a state before.
 """
 
 # Pyright takes a Triton kernel for a Python function.
@@ -24,11 +24,11 @@ def scan_steps(
     k, v, gate, beta, q, state, order, out, saved, steps, first, k_token, k_head, v_token, v_head, gate_token,
     beta_token, q_token, q_head, scale,
     GROUP: tl.constexpr, N: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-    DELTA: tl.constexpr, NORMALISED: tl.constexpr, CHANNELS: tl.constexpr, HELD: tl.constexpr,
+    DELTA: tl.constexpr, NORMALISED: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Program (head, block of columns): see ops/scan.py. out [W,H,P] of tokens from `first` on, saved [slots,H,N,P].
 
-    gate [T,H], or [T,H,N] with CHANNELS. Without HELD the committed state is zero.
+    gate [T,H], or [T,H,N] with CHANNELS.
     """
     head, heads = tl.program_id(0), tl.num_programs(0)
     n, p = tl.arange(0, WIDE), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -40,10 +40,7 @@ def scan_steps(
         before = tl.load(order + 3 * i + 1)
         save = tl.load(order + 3 * i + 2)
         if before < -1:
-            if HELD:
-                now = tl.load(state + place, mask=here, other=0.0)
-            else:
-                now = tl.zeros([WIDE, BLOCK], tl.float32)
+            now = tl.load(state + place, mask=here, other=0.0)
         if before >= 0:
             now = tl.load(saved + before.to(tl.int64) * (heads * N * P) + place, mask=here, other=0.0)
         t = token.to(tl.int64)
@@ -85,9 +82,9 @@ def convolve_paths(
     for i in range(K):
         spot = tl.load(windows + node * K + i)
         late = (spot - (K - 1)).to(tl.int64)
-        value = tl.load(x + late * x_token + c, mask=real & (late >= 0), other=0.0).to(tl.float32)
+        value = tl.load(x + late * x_token + c, mask=c < tl.where(late >= 0, channels, 0), other=0.0).to(tl.float32)
         if HELD:
-            early = tl.load(state + spot * channels + c, mask=real & (late < 0), other=0.0).to(tl.float32)
-            value = tl.where(late < 0, early, value)
+            early = tl.load(state + spot * channels + c, mask=c < tl.where(late < 0, channels, 0), other=0.0)
+            value += early.to(tl.float32)  # one of the two is zero
         total += value * tl.load(taps + c * K + i, mask=real, other=0.0).to(tl.float32)
     tl.store(out + node * channels + c, total.to(out.dtype.element_ty), mask=real)

@@ -16,13 +16,13 @@ FEW = 4096  # columns of all heads below which a program takes fewer of them, so
 CHANNELS = 256  # of a convolution, in a program
 
 
-def sizes(terms: Terms, held: bool) -> dict:
+def sizes(terms: Terms) -> dict:
     """The compile-time constants of scan_steps: they depend on the layer, and not on the number of tokens."""
     heads, N, P = terms.v.shape[1], terms.k.shape[2], terms.v.shape[2]
     return {
         "GROUP": heads // terms.k.shape[1], "N": N, "P": P, "WIDE": triton.next_power_of_2(N),
         "BLOCK": min(triton.next_power_of_2(P), 16 if heads * P < FEW else 32), "DELTA": terms.beta is not None,
-        "NORMALISED": terms.normalised, "CHANNELS": terms.gate.ndim == 3, "HELD": held,
+        "NORMALISED": terms.normalised, "CHANNELS": terms.gate.ndim == 3,
     }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Ten
     new = torch.empty if order.all else torch.zeros
     out = new(len(k) - first, heads, v.shape[2], dtype=torch.float32, device=v.device)
     saved = torch.empty(order.saved, heads, k.shape[2], v.shape[2], dtype=torch.float32, device=v.device)
-    constants = sizes(terms, state is not None)
+    state, constants = saved.new_zeros(saved.shape[1:]) if state is None else state, sizes(terms)
     scan_steps[(heads, triton.cdiv(v.shape[2], constants["BLOCK"]))](
         k, v, gate, beta, q, state, order.steps, out, saved, len(order.steps), first, k.stride(0), k.stride(1),
         v.stride(0), v.stride(1), gate.stride(0), 0 if beta is None else beta.stride(0), q.stride(0), q.stride(1),
