@@ -17,7 +17,7 @@ from longdraft.backends import recurrent_pass
 from longdraft.backends.recurrences import Additive, DeltaRule, StateSpace, convolved
 from longdraft.backends.recurrent_pass import RowPlan
 from longdraft.core.states import RowStates
-from longdraft.core.tree import PAD
+from longdraft.core.tree import PAD, Tree
 from longdraft.models.lm import LM
 from longdraft.ops import scan
 from longdraft.ops.scan import ON, Order, Terms, chain
@@ -169,6 +169,22 @@ def test_passes_by_kernels_write_the_text_of_torch(kind, monkeypatch):
     tree = build("vegas-tree", lm, widths=[2, 2], min_budget=8)
     assert generate(lm, prompts, tree, max_new_tokens=12) == plain
     assert gpu.scans and gpu.convolutions and gpu.branches
+
+
+@pytest.mark.parametrize("gpu", [None, Spec()], ids=["torch", "kernels"])
+@torch.no_grad()
+def test_a_row_may_have_no_new_node(gpu, monkeypatch):
+    """The other row's are computed as they are alone."""
+    monkeypatch.setattr(ops, "scans", lambda x: gpu)
+    lm = LM(tiny_models.build(tiny_models.config("qwen3_5_text")))
+    cache, alone = lm.new_cache(2, 32), lm.new_cache(1, 32)
+    for held in (cache.row(0), cache.row(1), alone):
+        lm.extend_cache(torch.arange(3, 9)[None], held)
+    tree = Tree.chain(torch.tensor([[5], [5]]))
+    lm(tree, cache)
+    lm(tree.row(0), alone)
+    tree = tree.grow(torch.tensor([[0], [PAD]]), torch.tensor([[7], [7]]))
+    torch.testing.assert_close(lm(tree, cache, 1)[:1], lm(tree.row(0), alone, 1))
 
 
 def test_planted_a_kernel_that_forgets_the_state_changes_the_text(monkeypatch):

@@ -149,6 +149,8 @@ class RecurrentPass:
             stack.append((n, state))
         if row.whole and (end := stack[-1][1]) is not None:
             self._tips[b][number] = end
+        if not outputs:  # all of the row's new nodes are padding
+            return torch.zeros(scan.terms(inputs, queries).v.shape, device=inputs[0].device)
         if len(outputs) == 1 and len(outputs[0][0]) == len(inputs[0]):
             return outputs[0][1]
         out = outputs[0][1].new_zeros(len(inputs[0]), *outputs[0][1].shape[1:])
