@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed: the GPU's kernels are not checked")
 
 HERE = Path(__file__).parents[1]
+OTHERS = "Kimi-Linear", "Nemotron-3-Nano"  # of gpu_compiled.RECURRENT
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def interpreted() -> list[str]:
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the interpreter takes over a minute, more on a busy machine
 def test_kernels_and_the_step_are_right_under_the_interpreter(interpreted):
-    from support.gpu_checks import CHECKS
+    from support.gpu_interpreted import CHECKS
 
     assert {f"right: {check.__name__}" for check in CHECKS} <= set(interpreted)
 
@@ -63,6 +64,22 @@ def test_noise_and_norms_compile(capability):
     from support import gpu_compiled
 
     gpu_compiled.rows(capability)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-27B", *(pytest.param(n, marks=pytest.mark.full) for n in OTHERS)])
+@pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.full) for c in (80, 100))])
+def test_scans_compile(name, capability):
+    from support import gpu_compiled
+
+    gpu_compiled.recurrent(capability, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_causal_convolutions_compile(capability):
+    from support import gpu_compiled
+
+    gpu_compiled.convolution(capability)
 
 
 def test_without_a_gpu_the_step_is_left_out():

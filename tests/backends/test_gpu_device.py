@@ -10,7 +10,7 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.engine import generate as engine
 from longdraft.methods.self_speculative import vegas, vegas_tree
-from longdraft.ops import gumbel, noise, reference
+from longdraft.ops import gumbel, noise, reference, scan
 from longdraft.ops.triton import self_check as trial
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -28,6 +28,7 @@ def prompt() -> list[list[int]]:
 
 def test_the_trial_passes():
     trial.compare(torch.device("cuda"))
+    trial.compare_scans(torch.device("cuda"))
     assert trial.kernels() is not None
 
 
@@ -42,6 +43,31 @@ def test_attention_is_near_float64(nodes, dtype, most):
     found = trial.kernels().attend(q, [reference.Segment(k, v, mask)], 128**-0.5).out
     wanted = reference.attend(q.double(), [reference.Segment(k.double(), v.double(), mask)], 128**-0.5).out
     assert float((found - wanted).norm() / wanted.norm()) < most
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 100])
+def test_scans_are_near_float64(tokens):
+    """A gated delta net in the shape of Qwen3.5-27B; a chain in two launches leaves the same bits."""
+    g = torch.Generator("cuda").manual_seed(tokens)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=g)
+
+    k, q, v = (draw(tokens, heads, 128).bfloat16() for heads in (16, 16, 48))
+    gate, beta, state = -draw(tokens, 48).abs(), draw(tokens, 48).sigmoid().bfloat16(), draw(48, 128, 128)
+    terms, gpu = scan.Terms(k, v, gate, beta, q, 128**-0.5, normalised=True), trial.scans()
+    assert gpu is not None
+    order = scan.chain(tokens, k.device)
+    for found, wanted in zip(
+        gpu.along(terms, state, order), scan.along(terms, state, order, torch.float64), strict=True
+    ):
+        assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+    whole = gpu.along(terms, state, order)[1][0]
+    for part in (slice(tokens // 2), slice(tokens // 2, None)):
+        if count := len(k[part]):
+            own = scan.Terms(k[part], v[part], gate[part], beta[part], None, 128**-0.5, normalised=True)
+            state = gpu.along(own, state, scan.chain(count, k.device))[1][0]
+    assert torch.equal(state, whole)
 
 
 def test_noise_is_that_of_a_cpu():

@@ -14,12 +14,16 @@ from longdraft.backends.recurrent_pass import RecurrentPass, RowPlan, Segment
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.rewinding import Rewinding
 from longdraft.core.states import RowStates
+from longdraft.ops.scan import Terms
 
 PRIME, TAPS = 1009, torch.tensor([[3.0, 5.0, 7.0, 11.0]])
 
 
 class Digest:
     """A toy recurrence whose state tells the whole path: s becomes (31 s + x + 1) mod PRIME, and is the output."""
+
+    def terms(self, inputs, queries):
+        return Terms(inputs[0], inputs[0], inputs[0])  # outputs have the shape of v
 
     def replay(self, state, inputs):
         return self.run(state, inputs, ())[1]

@@ -11,6 +11,7 @@ from torch import Tensor
 from longdraft.backends.recurrences import Additive, DeltaRule, StateSpace
 from longdraft.core.states import Inputs
 from longdraft.ops import native, recurrence
+from longdraft.ops.scan import Terms
 
 BUILDS = [kind for kind in native.NEEDS if native.opened(kind)[0] is not None]
 CASES = ["delta", "delta by key", "plain delta", "additive", "additive by key", "mamba", "narrow mamba"]
@@ -103,8 +104,8 @@ def test_a_token_too_many_is_noticed(build: str) -> None:
 def test_shapes_that_contradict_each_other_are_refused(build: str) -> None:
     _, (k, v, g, beta), q = scan_of("delta")
     with pytest.raises(ValueError, match="4 heads, 64 keys and 96 values"):
-        recurrence.scan(None, g, k, v, beta[:, :2], q)
+        recurrence.scan(Terms(k, v, g, beta[:, :2], q), None)
     with pytest.raises(ValueError, match="has shapes"):
-        recurrence.scan(torch.zeros(4, 64, 95), g, k, v, beta, q)
+        recurrence.scan(Terms(k, v, g, beta, q), torch.zeros(4, 64, 95))
     with pytest.raises(RuntimeError, match="shapes of a recurrence"):
-        recurrence.scan(None, g[:, :3], k, v[:, :3])
+        recurrence.scan(Terms(k, v[:, :3], g[:, :3]), None)

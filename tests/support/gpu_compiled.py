@@ -8,8 +8,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
+from longdraft.ops.scan import Terms
 from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import kernels, slots
+from longdraft.ops.triton import kernels, scan_kernels, scans, slots
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may have
 HALF, FLOAT, LONG, BYTE, INT = "*bf16", "*fp32", "*i64", "*u8", "*i32"
@@ -71,6 +72,31 @@ def around(capability: int, nodes: int) -> None:
     for weights, pooled in ((True, True), (True, False), (False, False)):
         constants = {"W": nodes, "KEPT": 2, "PER": 32, "WEIGHTS": weights, "POOLED": pooled, "BLOCK": slots.BLOCK}
         build(kernels.mean_scores, capability, 4, types, constants)
+
+
+RECURRENT = {  # heads, groups, N, P, delta rule, a gate for each channel
+    "Qwen3.5-27B": (48, 16, 128, 128, True, False),
+    "Kimi-Linear": (32, 32, 128, 128, True, True),
+    "Nemotron-3-Nano": (64, 8, 128, 64, False, False),
+}
+
+
+def recurrent(capability: int, name: str) -> None:
+    """A scan of such a layer."""
+    heads, groups, N, P, delta, channels = RECURRENT[name]
+    types = dict.fromkeys(("k", "v", "q", "beta"), HALF) | {"order": INT, "scale": "fp32"}
+    types |= dict.fromkeys(("gate", "state", "out", "saved"), FLOAT)
+    types |= {} if delta else {"v": FLOAT}  # inputs times their time steps
+    k, v = torch.empty(1, groups, N, device="meta"), torch.empty(1, heads, P, device="meta")
+    gate = torch.empty(1, heads, *[N] * channels, device="meta")
+    terms = Terms(k, v, gate, gate if delta else None, normalised=delta)
+    build(scan_kernels.scan_steps, capability, 4, types, scans.sizes(terms))
+
+
+def convolution(capability: int) -> None:
+    types = dict.fromkeys(("state", "x", "taps", "bias", "out"), HALF) | {"windows": LONG}
+    constants = {"K": 4, "HELD": True, "BIASED": True, "BLOCK": scans.CHANNELS}
+    build(scan_kernels.convolve_paths, capability, 4, types, constants)
 
 
 def rows(capability: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs gpu_checks.py under the interpreter, and again with planted faults: started by test_gpu.py in a new process."""
+"""Runs gpu_checks.py and scan_checks.py under the interpreter, also with planted faults: test_gpu.py starts it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from support import gpu_checks
+from support import gpu_checks, scan_checks
 
 from longdraft.backends import cuda
 from longdraft.backends.cuda import static_pass
 from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import kernels, slots
+from longdraft.ops.triton import kernels, scans, slots
 
 KERNELS, STEP = Path(kernels.__file__), Path(static_pass.__file__)
+CHECKS = [*gpu_checks.CHECKS, *scan_checks.CHECKS]
 FAULTS = {
     "the scale is left out": (KERNELS, "* scale\n", "\n", gpu_checks.attention),
     "a masked tail starts one key late": (KERNELS, "tail = n - first", "tail = n - first - 1", gpu_checks.attention),
@@ -39,6 +40,7 @@ FAULTS = {
     "a step waits for the host": (STEP, "self.logits =", "logits.sum().item(); self.logits =", gpu_checks.fixed),
     "a launch follows the length": (STEP, "bucket(tail, 1024)", "1024 + tail", gpu_checks.fixed),
 }  # fmt: skip
+FAULTS |= scan_checks.FAULTS
 
 
 def plant(file: Path, good: str, bad: str, folder: Path) -> None:
@@ -54,7 +56,7 @@ def plant(file: Path, good: str, bad: str, folder: Path) -> None:
     if file is STEP:
         cuda.Shape, cuda.StaticPass = module.Shape, module.StaticPass
         return
-    for user in (gpu, slots):
+    for user in (gpu, slots, scans):
         for name in vars(user).keys() & vars(module).keys():
             if type(vars(module)[name]).__name__ == "InterpretedFunction":
                 setattr(user, name, vars(module)[name])
@@ -65,9 +67,10 @@ def main() -> None:
     gpu.PROGRAMS = 4  # each costs the interpreter its time
     slots.BLOCK = 1024
     torch.empty = gpu_checks.poisoned
-    good = {(m, n): v for m in (gpu, slots, cuda, gpu_checks) for n, v in vars(m).items() if not n.startswith("__")}
+    modules = gpu, slots, scans, cuda, gpu_checks
+    good = {(m, n): v for m in modules for n, v in vars(m).items() if not n.startswith("__")}
     with torch.inference_mode():
-        for check in gpu_checks.CHECKS:
+        for check in CHECKS:
             check()
             print(f"right: {check.__name__}", flush=True)
         for name, fault in FAULTS.items():

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdraft.core.states import Inputs, Recurrence
+from longdraft import ops
+from longdraft.core.states import Inputs
 from longdraft.ops import recurrence
+from longdraft.ops.scan import Terms, along, chain
 
 
-class Scan(Recurrence, Protocol):
-    """A recurrence that has an output for each token."""
+class Scan:
+    """A recurrence that has an output for each token; what kernels are given of it says what it computes."""
+
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        """The steps of tokens. queries [T,..]: what outputs depend on besides the states; None: no outputs."""
+        raise NotImplementedError
+
+    def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
+        """As Recurrence.replay: the state after these tokens."""
+        return _along(self.terms(inputs, None), state)[1]
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
         """Outputs [T,..] in float32 of T tokens that follow each other, and the state after them.
 
-        state None: they are the first tokens. queries [T,..]: what the outputs depend on besides the states.
+        state None: they are the first tokens.
         """
-        ...
+        return _along(self.terms(inputs, queries), state)
+
+
+def _along(terms: Terms, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """By a kernel of the device, if there is one, else in torch."""
+    if recurrence.has_kernel(*terms.tensors):
+        return recurrence.scan(terms, state)
+    compute = gpu.along if (gpu := ops.scans(terms.k)) is not None else along
+    out, saved = compute(terms, state, chain(len(terms.k), terms.k.device))
+    return out, saved[0]
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class DeltaRule:
+class DeltaRule(Scan):
     """Gated delta rule (Gated DeltaNet; Kimi delta attention, whose gate has a number for each channel of a key).
 
     S [H,Dk,Dv] becomes exp(g) S + k (beta (v - k exp(g) S)). inputs: k [T,Hk,Dk], v [T,H,Dv], g [T,H] or [T,H,Dk],
@@ -52,81 +71,25 @@ class DeltaRule:
 
     normalised: bool
 
-    def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        return self._run(state, inputs, None)[1]
-
-    def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
-        out, state = self._run(state, inputs, queries[0])
-        assert out is not None
-        return out, state
-
-    def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        if recurrence.has_kernel(*inputs):
-            k, v, g, beta = inputs
-            return recurrence.scan(state, g, k, v, beta, queries, self.normalised, k.shape[2] ** -0.5)
-        return self.in_torch(state, inputs, queries)
-
-    def in_torch(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """What the kernel computes, up to rounding: its specification, and what runs where there is none."""
-        k, v, g, beta = (x.float() for x in inputs)
-        heads = v.shape[1]
-        k = self._by_value_head(k, heads)
-        q = None if queries is None else self._by_value_head(queries.float(), heads) * k.shape[2] ** -0.5
-        decay = (g if g.ndim == 3 else g[..., None]).exp()[..., None]
-        state = k.new_zeros(heads, k.shape[2], v.shape[2]) if state is None else state
-        out = list[Tensor]()
-        for t in range(len(k)):
-            state = state * decay[t]
-            delta = (v[t] - (state * k[t, :, :, None]).sum(1)) * beta[t, :, None]
-            state = state + k[t, :, :, None] * delta[:, None]
-            if q is not None:
-                out.append((state * q[t, :, :, None]).sum(1))
-        return torch.stack(out) if out else None, state
-
-    def _by_value_head(self, x: Tensor, heads: int) -> Tensor:
-        if self.normalised:
-            x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
-        return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        k, v, g, beta = inputs
+        return Terms(k, v, g, beta, None if queries is None else queries[0], k.shape[2] ** -0.5, self.normalised)
 
 
 @dataclass(frozen=True)
-class Additive:
+class Additive(Scan):
     """A decaying sum of outer products: S [H,N,P] becomes exp(d) S + k v.
 
     inputs: d [T,H] or [T,H,N], k [T,G,N] for H/G heads each, v [T,H,P]; queries: q [T,G,N].
     """
 
-    def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        return self._run(state, inputs, None)[1]
-
-    def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
-        out, state = self._run(state, inputs, queries[0])
-        assert out is not None
-        return out, state
-
-    def _run(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        if recurrence.has_kernel(*inputs):
-            return recurrence.scan(state, *inputs, q=queries)
-        return self.in_torch(state, inputs, queries)
-
-    def in_torch(self, state: Tensor | None, inputs: Inputs, queries: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """What the kernel computes, up to rounding: its specification, and what runs where there is none."""
-        d, k, v = (x.float() for x in inputs)
-        heads = v.shape[1]
-        k = k.repeat_interleave(heads // k.shape[1], 1)
-        q = None if queries is None else queries.float().repeat_interleave(heads // queries.shape[1], 1)
-        decay = (d if d.ndim == 3 else d[..., None]).exp()[..., None]
-        state = k.new_zeros(heads, k.shape[2], v.shape[2]) if state is None else state
-        out = list[Tensor]()
-        for t in range(len(k)):
-            state = state * decay[t] + k[t, :, :, None] * v[t, :, None]
-            if q is not None:
-                out.append((state * q[t, :, :, None]).sum(1))
-        return torch.stack(out) if out else None, state
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
+        d, k, v = inputs
+        return Terms(k, v, d, q=None if queries is None else queries[0])
 
 
 @dataclass(frozen=True)
-class StateSpace:
+class StateSpace(Scan):
     """Mamba's selective scan (Mamba, sec. 3.2; Mamba-2, whose decay A has a number for each head, not channel).
 
     inputs: x [T,H,P], dt [T,H], B [T,G,N]; queries: C [T,G,N]. A [H] or [H,N], negative.
@@ -134,16 +97,11 @@ class StateSpace:
 
     A: Tensor
 
-    def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        return Additive().replay(state, self._terms(inputs))
-
-    def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
-        return Additive().run(state, self._terms(inputs), queries)
-
-    def _terms(self, inputs: Inputs) -> Inputs:
+    def terms(self, inputs: Inputs, queries: Inputs | None) -> Terms:
         x, dt, B = inputs
         dt = dt.float()
-        return (dt[..., None] * self.A if self.A.ndim == 2 else dt * self.A), B, x.float() * dt[..., None]
+        decay = dt[..., None] * self.A if self.A.ndim == 2 else dt * self.A
+        return Additive().terms((decay, B, x.float() * dt[..., None]), queries)
 
 
 def time_steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float] | None = None) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from longdraft import ops
 from longdraft.backends.recurrences import Convolution, Scan, convolved
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.states import Inputs, RowStates
 from longdraft.ops import recurrence
+from longdraft.ops.scan import Order, chain, depth_first
 
 LONG = 128  # nodes of a chain from which on it is computed in chunks
 CHUNK = 64  # tokens of a chunk; the inputs of the last one or two are kept
@@ -45,6 +47,25 @@ class RowPlan:
         self.long = (size - CHUNK) // CHUNK * CHUNK if self.whole and not self.known and size >= LONG else 0
         self.segments = [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
         self.states.open(self.begin + self.long, self.begin + size)
+        self._order: Order | None = None
+        self._windows: dict[int, Tensor] = {}
+
+    def order(self, device: torch.device) -> Order:
+        """The steps of a scan, for a kernel: those of a chain save the state at its end."""
+        if self._order is None:
+            count, segments = len(self.parent), [(s.after, s.tokens) for s in self.segments]
+            self._order = chain(count, device) if self.whole else depth_first(segments, count, device)
+        return self._order
+
+    def windows(self, size: int, device: torch.device) -> Tensor:
+        """[W,size]: for each new node, where the inputs that it reads lie behind size-1 inputs of settled tokens."""
+        if size not in self._windows:
+            if self.whole:
+                table = torch.arange(self.known, len(self.parent))[:, None] + torch.arange(size)
+            else:
+                table = torch.tensor(_windows(self, size))
+            self._windows[size] = table.to(device)
+        return self._windows[size]
 
     def _branches(self) -> list[Segment]:
         """The tokens on paths to new nodes: a segment ends where several begin, and follows the one it grows from."""
@@ -108,6 +129,11 @@ class RecurrentPass:
         if row.long:
             return self._long(b, number, scan, inputs, queries, in_chunks)
         everything = row.states.inputs(number, row.states.position, row.begin + len(inputs[0]))
+        if (gpu := ops.scans(everything[0])) is not None:  # one launch for all branches
+            out, saved = gpu.along(scan.terms(everything, queries), settled, row.order(everything[0].device))
+            if row.whole:
+                self._tips[b][number] = saved[0]
+            return out
         outputs, stack = list[tuple[list[int], Tensor]](), list[tuple[int, Tensor | None]]()
         for n, segment in enumerate(row.segments):
             while stack and stack[-1][0] != segment.after:
@@ -126,9 +152,7 @@ class RecurrentPass:
             self._tips[b][number] = end
         if len(outputs) == 1 and len(outputs[0][0]) == len(inputs[0]):
             return outputs[0][1]
-        one = slice(0, 1)  # whose outputs tell their shape where all new nodes are padding
-        like = outputs[0][1] if outputs else scan.run(None, _of(inputs, one), _of(queries, one))[0]
-        out = like.new_zeros(len(inputs[0]), *like.shape[1:])
+        out = torch.zeros(scan.terms(inputs, queries).v.shape, device=inputs[0].device)  # of padding too
         for local, part in outputs:
             out[local] = part
         return out
@@ -142,7 +166,7 @@ class RecurrentPass:
         def in_order(_: int, nodes: slice, state: Tensor | None) -> tuple[Tensor, Tensor]:
             return scan.run(state, _of(inputs, nodes), _of(queries, nodes))
 
-        # The kernel is several times faster than the model's own form, and has the order of decoding.
+        # The kernel of CPUs is several times faster than the model's own form, and has the order of decoding.
         compute = in_order if in_chunks is None or recurrence.has_kernel(*inputs) else in_chunks
         first, state = compute(b, slice(0, row.long), row.states.states.get(number))
         self._before[b][number] = state
@@ -151,23 +175,32 @@ class RecurrentPass:
 
     def convolve(self, x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
         """Causal convolutions of channels x [B,C,W] with taps [C,K] along the paths -> [B,C,W] in the dtype of x."""
-        rows = self._read(x.mT, taps.shape[1])
-        return torch.stack([convolved(windows, taps, bias).to(x.dtype).mT for windows in rows])
+        size, gpu = taps.shape[1], ops.scans(x)
+        if gpu is None:
+            return convolved(self.windows(x.mT, size), taps, bias).to(x.dtype).mT
+        rows = zip(self.rows, self._left(x.mT, size), strict=True)
+        read = [(left, new, row.windows(size, x.device)) for row, (left, new) in rows]
+        return torch.stack([gpu.convolve(*given, taps, bias).to(x.dtype).mT for given in read])
 
     def windows(self, x: Tensor, size: int) -> Tensor:
         """x [B,W,C] of each node and of the `size` - 1 tokens before it on its path, oldest first -> [B,W,size,C].
 
         Zeros before the first token.
         """
-        return torch.stack(list(self._read(x, size)))
+        rows = list[Tensor]()
+        for row, (left, new) in zip(self.rows, self._left(x, size), strict=True):
+            source = torch.cat([left, new])
+            whole = source[row.known :].unfold(0, size, 1).mT if row.whole else None
+            rows.append(source[row.windows(size, x.device)] if whole is None else whole)
+        return torch.stack(rows)
 
-    def _read(self, x: Tensor, size: int) -> Generator[Tensor]:
-        """For each row [W,size,C]: what a convolution of this size reads of x [B,W,C]."""
+    def _left(self, x: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        """For each row, the size-1 inputs before its settled tokens' end, and those of all tokens of the pass."""
         number, kind = self._next(), Convolution(size)
         self.cache.recurrences[number] = kind
-        return (self._windows(b, number, kind, x[b]) for b in range(len(self.rows)))
+        return [self._row_left(b, number, kind, x[b]) for b in range(len(self.rows))]
 
-    def _windows(self, b: int, number: int, kind: Convolution, x: Tensor) -> Tensor:
+    def _row_left(self, b: int, number: int, kind: Convolution, x: Tensor) -> tuple[Tensor, Tensor]:
         row = self.rows[b]
         row.states.write(number, (x[row.long :],), row.begin + row.long)
         settled = row.states.states.get(number)
@@ -176,11 +209,9 @@ class RecurrentPass:
             self._before[b][number] = kind.replay(settled, (x[: row.long],))
         else:
             (everything,) = row.states.inputs(number, row.states.position, row.begin + len(x))
-        source = torch.cat([kind.before(settled, everything), everything])
         if row.whole:
             self._tips[b][number] = kind.replay(settled, (everything,))
-            return source[row.known :].unfold(0, kind.size, 1).mT
-        return source[torch.tensor(_windows(row, kind.size), device=x.device)]
+        return kind.before(settled, everything), everything
 
     def finish(self) -> None:
         """Keep what the latest chain ended with: it is the row's state if all of it is committed."""

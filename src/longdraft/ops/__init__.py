@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from longdraft.ops import coded, cpu, noise
 from longdraft.ops.noise import ACCEPT, DRAFT, RESIDUAL, Warpers, draw, row_seed, uniform
 from longdraft.ops.reference import Attended, Segment, full_mask
@@ -15,6 +17,11 @@ def attend(q, *args, **options) -> Attended:
     """See reference.attend. Runs Triton kernels on a GPU where they pass their self-check, torch elsewhere."""
     gpu = self_check.kernels() if q.is_cuda and q.shape[2] <= WIDEST else None
     return (gpu or cpu).attend(q, *args, **options)
+
+
+def scans(x) -> ModuleType | None:
+    """triton.scans where x is on a GPU on which its kernels pass their self-check; None: torch computes scans."""
+    return self_check.scans() if x.is_cuda else None
 
 
 def gumbel(seed, position, vocab, tokens=None):
@@ -42,6 +49,7 @@ __all__ = [
     "gumbel",
     "refill",
     "row_seed",
+    "scans",
     "take",
     "uniform",
 ]

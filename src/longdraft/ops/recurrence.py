@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from longdraft.ops import native
+from longdraft.ops.scan import Terms
 
 
 def has_kernel(*tensors: Tensor) -> bool:
@@ -14,37 +15,28 @@ def has_kernel(*tensors: Tensor) -> bool:
     return all(x.is_cpu for x in tensors) and not wanted and native.library() is not None
 
 
-def scan(
-    state: Tensor | None,
-    decay: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None = None,
-    q: Tensor | None = None,
-    normalised: bool = False,
-    scale: float = 1.0,
-) -> tuple[Tensor | None, Tensor]:
-    """Outputs [T,H,P] in float32, None without queries, and the state [H,N,P] after T >= 1 tokens.
+def scan(terms: Terms, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs [T,H,P] in float32 (none without queries) and the state [H,N,P] after T >= 1 tokens.
 
-    decay [T,H] or [T,H,N], k and q [T,G,N], v [T,H,P], beta [T,H]: as Scan in interface.h. state None: zeros. The given
-    state is not written to. The bits do not depend on threads, on outputs, nor on how a chain is divided into calls.
+    state None: zeros. The given state is not written to. The bits do not depend on threads, on outputs, nor on how a
+    chain is divided into calls.
     """
     lib = native.library()
     assert lib is not None
-    decay, k, v = (_numbers(x) for x in (decay, k, v))
-    beta, q = (None if x is None else _numbers(x) for x in (beta, q))
+    decay, k, v = (_numbers(x) for x in (terms.gate, terms.k, terms.v))
+    beta, q = (None if x is None else _numbers(x) for x in (terms.beta, terms.q))
     (T, H, P), (_, G, N) = v.shape, k.shape
     right = [(T, H, N)[: decay.ndim], (T, G, N), *[(T, H)] * (beta is not None), *[(T, G, N)] * (q is not None)]
     actual = [tuple(x.shape) for x in (decay, k, beta, q) if x is not None]
     if actual != right or (state is not None and state.shape != (H, N, P)):
         raise ValueError(f"a recurrence of {T} tokens, {H} heads, {N} keys and {P} values has shapes {actual}")
     before = None if state is None else _numbers(state)
-    after = torch.empty(H, N, P)
-    out = None if q is None else torch.empty(T, H, P)
+    after, out = torch.empty(H, N, P), torch.empty(0 if q is None else T, H, P)
     s = native.Scan(
-        tokens=T, heads=H, key_heads=G, keys=N, values=P, per_key=decay.ndim == 3, normalised=normalised, scale=scale,
+        tokens=T, heads=H, key_heads=G, keys=N, values=P, per_key=decay.ndim == 3,
+        normalised=terms.normalised, scale=terms.scale,
         before=_address(before), after=_address(after), decay=_address(decay), k=_address(k), v=_address(v),
-        beta=_address(beta), q=_address(q), out=_address(out),
+        beta=_address(beta), q=_address(q), out=None if q is None else _address(out),
     )  # fmt: skip
     lib.longdraft_scan(s)
     return out, after

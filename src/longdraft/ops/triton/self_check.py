@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdraft.ops import noise, reference
+from longdraft.ops import noise, reference, scan
 from longdraft.ops.reference import Segment
 
 # Largest norm of the difference, relative to the norm of the reference.
@@ -22,17 +24,26 @@ ERROR = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 @cache
 def kernels() -> ModuleType | None:
     """triton.functions, or None to use torch: no Triton, LONGDRAFT_TRITON=0, or a kernel that fails (one warning)."""
+    return _checked("functions", "Triton kernels", compare)
+
+
+@cache
+def scans() -> ModuleType | None:
+    """triton.scans, or None, for the same reasons."""
+    return _checked("scans", "Triton kernels of recurrent layers", compare_scans)
+
+
+def _checked(name: str, kernels: str, check: Callable[[torch.device], None]) -> ModuleType | None:
     if os.environ.get("LONGDRAFT_TRITON") == "0" or find_spec("triton") is None:
         return None
     try:
-        from longdraft.ops.triton import functions as gpu
-
-        compare(torch.device("cuda"))
+        module = import_module(f"longdraft.ops.triton.{name}")
+        check(torch.device("cuda"))
     except Exception as error:  # from the compiler, the driver, or a wrong number: torch still works
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        warnings.warn(f"Triton kernels are not used on this device: {why[:200]}", stacklevel=2)
+        warnings.warn(f"{kernels} are not used on this device: {why[:200]}", stacklevel=3)
         return None
-    return gpu
+    return module
 
 
 def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> None:
@@ -47,6 +58,30 @@ def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float
         _near("norm", functions.rms_norm(x, weight, 1e-6), wanted, ERROR[dtype])
     seed, position = torch.tensor([3, 1 << 40], device=device), torch.tensor([[5], [9]], device=device)
     _near("noise", functions.gumbel(seed, position, 300), noise.gumbel(seed, position, 300), 1e-5)
+
+
+def compare_scans(device: torch.device) -> None:
+    """Raises ArithmeticError where a kernel of recurrent layers differs from torch.
+
+    Delta rules and a decaying sum over a tree, with and without an earlier state, and a convolution.
+    """
+    from longdraft.ops.triton import scans
+
+    order = scan.depth_first([(-1, [0, 1]), (0, [2, 4]), (0, [3]), (-1, [5])], 6, device)
+    k, v, q, state = _draw(device, torch.bfloat16, (6, 2, 24), (6, 4, 40), (5, 2, 24), (4, 24, 40))
+    gate, each, beta = _draw(device, torch.float32, (6, 4), (6, 4, 24), (6, 4))
+    for held in (state.float(), None):
+        for terms in (
+            scan.Terms(k, v, -gate.abs(), beta.sigmoid(), q, 0.2, normalised=True),
+            scan.Terms(k, v, -each.abs(), beta.sigmoid(), q, 0.2, normalised=True),
+            scan.Terms(k, v, -gate.abs(), None, q),
+        ):
+            for computed, wanted in zip(scans.along(terms, held, order), scan.along(terms, held, order), strict=True):
+                _near("scan", computed, wanted, ERROR[torch.float32])
+    x, before, taps, bias = _draw(device, torch.float32, (6, 300), (3, 300), (300, 4), (300,))
+    windows = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 8], [5, 6, 7, 8]], dtype=torch.int32, device=device)
+    wanted = (torch.cat([before, x])[windows] * taps.T).sum(1) + bias
+    _near("convolution", scans.convolve(before, x, windows, taps, bias), wanted, ERROR[torch.float32])
 
 
 def _near(name: str, computed: Tensor, wanted: Tensor, error: float) -> None:

@@ -1,0 +1,110 @@
+"""A state that runs along the paths of a tree: what its kernels are given, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+COMMITTED, ON = -2, -1  # the state before a step: the committed one, that of the step before, or a saved one
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A step of state S [H,N,P]: S becomes exp(gate) S + k u, and its output is scale S q, summed over N.
+
+    u is v, or with beta (v - k exp(gate) S) beta (delta rule). k [T,G,N] for H/G heads each, v [T,H,P], gate [T,H] or
+    [T,H,N], beta [T,H], and q [W,G,N] of the last W tokens; None: no output. normalised: k and q are divided by their
+    length.
+    """
+
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    beta: Tensor | None = None
+    q: Tensor | None = None
+    scale: float = 1.0
+    normalised: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for x in (self.k, self.v, self.gate, self.beta, self.q) if x is not None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The steps of a scan over a tree: steps [n,3] of int32, each a token, the state before it, and where its own goes.
+
+    The state before it: COMMITTED, ON, or a slot of the saved states. Its own: such a slot, or -1. saved: the number of
+    slots; a slot is taken again once the branches after its token are complete. all: whether all tokens have a step.
+    """
+
+    steps: Tensor
+    saved: int
+    all: bool = True
+
+
+@lru_cache(256)
+def chain(tokens: int, device: torch.device) -> Order:
+    """One token after the other; the state after the last is saved."""
+    steps = torch.full((tokens, 3), ON, dtype=torch.int32)
+    steps[:, 0] = torch.arange(tokens)
+    steps[0, 1], steps[-1, 2] = COMMITTED, 0
+    return Order(steps.to(device), 1)
+
+
+def depth_first(segments: Sequence[tuple[int, list[int]]], tokens: int, device: torch.device) -> Order:
+    """segments: (the segment that it follows or -1, its tokens) in depth-first order. The state after the last token of
+    a segment is saved if a later segment than the next one follows it.
+    """
+    last = {after: n for n, (after, _) in enumerate(segments)}  # the last segment that follows each
+    slots = dict[int, int]()  # of a segment whose state is saved
+    steps, most = list[tuple[int, int, int]](), 0
+    for n, (after, own) in enumerate(segments):
+        slots = {segment: slot for segment, slot in slots.items() if last[segment] >= n}
+        before = COMMITTED if after == -1 else ON if after == n - 1 else slots[after]
+        save = -1
+        if last.get(n, 0) > n + 1:
+            save = slots[n] = min(set(range(len(slots) + 1)) - set(slots.values()))
+            most = max(most, save + 1)
+        for i, token in enumerate(own):
+            steps.append((token, ON if i else before, save if i == len(own) - 1 else -1))
+    return Order(torch.tensor(steps, dtype=torch.int32).reshape(-1, 3).to(device), most, len(steps) == tokens)
+
+
+def along(
+    terms: Terms, state: Tensor | None, order: Order, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The specification: outputs [W,H,P], zero where a token has no step, and saved states [slots,H,N,P].
+
+    state None: the committed one is zero.
+    """
+    k, v, gate = terms.k.to(dtype), terms.v.to(dtype), terms.gate.to(dtype)
+    heads = v.shape[1]
+    empty = k.new_zeros(heads, k.shape[2], v.shape[2])
+    k, q = (None if x is None else _by_head(x.to(dtype), heads, terms.normalised) for x in (k, terms.q))
+    assert k is not None
+    decay = (gate if gate.ndim == 3 else gate[..., None]).exp()[..., None]
+    out = v.new_zeros(0 if q is None else len(q), *v.shape[1:])
+    saved, now, first = v.new_zeros(order.saved, *empty.shape), empty, len(k) - len(out)
+    for token, before, save in order.steps.tolist():
+        if before != ON:
+            now = saved[before] if before >= 0 else empty if state is None else state.to(dtype)
+        now = now * decay[token]
+        new = v[token]
+        if terms.beta is not None:
+            new = (new - (now * k[token, :, :, None]).sum(1)) * terms.beta[token, :, None].to(dtype)
+        now = now + k[token, :, :, None] * new[:, None]
+        if q is not None and token >= first:
+            out[token - first] = (now * (q[token - first] * terms.scale)[:, :, None]).sum(1)
+        if save >= 0:
+            saved[save] = now
+    return out, saved
+
+
+def _by_head(x: Tensor, heads: int, normalised: bool) -> Tensor:
+    x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) if normalised else x
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
