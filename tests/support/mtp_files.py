@@ -183,6 +183,7 @@ def plain_layer(made: Made, family: str, i: int, features: Tensor, tokens: Tenso
     seen = (behind >= 0) & (behind < (facts.window or 1 << 20))
     mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
     kind = ("sliding_attention",) if facts.window else ()
-    rotation = body.rotary_emb(x, place, *kind)
+    by_grid = hasattr(body.rotary_emb, "mrope_section")
+    rotation = body.rotary_emb(x, place.expand(3, -1, -1) if by_grid else place, *kind)
     out = body.layers[BODY + i](x, attention_mask=mask, position_ids=place, position_embeddings=rotation)
     return normed(out[0], norm_out, eps)

@@ -45,6 +45,14 @@ def rotary_of(body: nn.Module) -> Any:
     return getattr(body, "rotary_emb", None) or getattr(body, "pos_emb", None)  # the latter is LFM2-MoE's
 
 
+def rotations(rotary: Any, like: Tensor, position: Tensor, *kind: str) -> Any:
+    """Cosines and sines of positions [B,W] of text, by that module, in the dtype of `like`.
+
+    Models that read images have three positions of a token, which are equal in text.
+    """
+    return rotary(like, position.expand(3, -1, -1) if hasattr(rotary, "mrope_section") else position, *kind)
+
+
 def layout_of(hf: Any) -> Layout:
     """Raises InputError for a model without decoder layers."""
     c = hf.config.get_text_config()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longdraft.backends.layout import rotary_of
+from longdraft.backends.layout import rotary_of, rotations
 from longdraft.core.tree import Tree
 from longdraft.drafters.sizes import mlp_width
 from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
@@ -82,7 +82,7 @@ class Host:
     def rotation(self, position: Tensor) -> Rotation:
         """position [B,W] -> the target's cosines and sines."""
         like = torch.empty(0, dtype=self.target.dtype, device=position.device)
-        return self._rotary(like, position.clamp(max=self.target.reach - 1), *self._kind)
+        return rotations(self._rotary, like, position.clamp(max=self.target.reach - 1), *self._kind)
 
     def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
         """x [B,H,W,D] -> x rotated as the target rotates its queries and keys."""

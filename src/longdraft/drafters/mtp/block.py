@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.layout import rotary_of
+from longdraft.backends.layout import rotary_of, rotations
 from longdraft.backends.recurrent_layers import scans_in
 from longdraft.drafters.mtp.ring import RingPass
 from longdraft.errors import InputError
@@ -127,7 +127,7 @@ class MtpLayers(nn.Module):
     def run(self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: RingPass) -> Tensor:
         """feature [B,W,d] with the tokens [B,W] after it, at their position [B,W] -> output [B,W,d]."""
         position, token = position.clamp(max=self.target.reach - 1), self.embed(tokens)
-        rotation = None if self._rotary is None else self._rotary(token, position, *self._kind)
+        rotation = None if self._rotary is None else rotations(self._rotary, token, position, *self._kind)
         return self.layers[layer](feature, token, attention, position_ids=position, position_embeddings=rotation)
 
 
