@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import longdraft
 from longdraft.cli import main
 from longdraft.errors import InputError
+from longdraft.models import eight_bits
 from longdraft.training import checkpoint, data, target, tokenizer, trainer
 from longdraft.training.schedule import Plan
 
@@ -119,6 +121,21 @@ def test_exported_model_loads_offline_and_is_described(run):
     assert not list(Path("out").glob("*.bin")) and not list(Path().glob(".out*"))
 
 
+def test_a_hybrid_is_exported_stored_in_8_bits_and_reads_back(run):
+    hybrid = "--architecture qwen3_5_text --layers 4 --work run --out out --contexts="
+    assert run(f"{hybrid} --stop-at 3")[0] == 0
+    status, _, err = run(f"{hybrid} --resume --export-only")
+    assert status == 0, err
+    model = AutoModelForCausalLM.from_pretrained("out", local_files_only=True, dtype=torch.float32).eval()
+    assert model.config.model_type == "qwen3_5_text" and model.config.architectures == ["Qwen3_5ForCausalLM"]
+    assert "lm_head.weight" not in load_file("out/model.safetensors"), "tied embeddings are stored once"
+    before, after = eight_bits.store(Path("out"), Path("packed"))
+    packed, info = eight_bits.load_model(type(model), "packed", config=model.config, output_loading_info=True)
+    assert after < 0.8 * before and not info["missing_keys"]
+    ids = torch.arange(1, 100)[None]
+    assert (packed.eval()(ids).logits.softmax(-1) - model(ids).logits.softmax(-1)).abs().max() < 1e-3
+
+
 def test_held_out_text_is_in_neither_corpus_nor_tokenizer(workplace):
     Path("books/copy.txt").write_text(Path("books/one.txt").read_text())
     corpus, heldout = target.prepare(Path("run"), data.Sources(["books/*.txt"], environment=False), 300, 256)
@@ -212,6 +229,8 @@ def test_an_unreadable_checkpoint_is_named(run, damaged):
         ("--text nothing/*.txt", "nothing/*.txt"),
         ("--vocab 100", "258"),
         ("--hidden 33", "--hidden is 33: give a multiple"),
+        ("--architecture qwen4", "choose qwen3 or qwen3_5_text"),
+        ("--architecture qwen3_5_text", "--layers is 2: give 4 or more"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run, extra, said):

@@ -64,6 +64,9 @@ def train_target(
     tokenizer: Annotated[
         str, typer.Option(help="Use the tokenizer of 'bundled' or of a model folder, to draft for that model.")
     ] = "",
+    architecture: Annotated[
+        str, typer.Option(help="What is trained: qwen3, or qwen3_5_text, a hybrid with recurrent layers.")
+    ] = "qwen3",
     layers: Annotated[int, typer.Option(min=1, max=1024, help="Number of layers.")] = 4,
     hidden: Annotated[int, typer.Option(min=16, max=1 << 16, help="Width of the hidden states.")] = 256,
     heads: Annotated[int, typer.Option(min=1, max=1024, help="Number of attention heads.")] = 4,
@@ -73,17 +76,19 @@ def train_target(
     guide_to: Annotated[int, typer.Option(help="Guide some attention heads before this step.", min=0)] = 0,
     run: o.Run = o.Run(step_tokens=2048, decay=1 / 3, probe_every=500),
 ) -> None:
-    """Train a small Qwen3 on this machine's Python files and on books, and export it in bfloat16."""
+    """Train a small model on this machine's Python files and on books, and export it in bfloat16."""
     out = new_folder(out, replaced=None)
     if math.isnan(copies):
         raise InputError("--copies is nan: give a share from 0 to 1")
+    if architecture not in target.ARCHITECTURES:
+        raise InputError(f"--architecture is {architecture[:40]!r}: choose {' or '.join(target.ARCHITECTURES)}")
     if run.threads:
         torch.set_num_threads(run.threads)
     settings = run.settings(stage, positions, work)
     lengths = [int(c) for c in contexts.split(",") if c.strip().isdecimal()]
     sources = data.Sources(text, environment, package_cap, dataset_cap)
     corpus, heldout = target.prepare(work, sources, vocab, positions, tokenizer)
-    model = target.build(vocab, layers, hidden, heads, mlp, positions, run.seed)
+    model = target.ARCHITECTURES[architecture](vocab, layers, hidden, heads, mlp, positions, run.seed)
     if not run.export_only:
         loss_of = target.objective(model, corpus, settings, copies, guide_to)
         facts = {"copies": copies, "guide_to": guide_to}

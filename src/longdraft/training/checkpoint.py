@@ -21,8 +21,7 @@ def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: in
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        weights, first = model.state_dict(), _first_names(model)
-        save_file({k: weights[k].contiguous() for k in set(first.values())}, draft / "model.safetensors")
+        save_file(weights(model), draft / "model.safetensors")
         torch.save([o.state_dict() for o in optimisers], draft / "optimisers.pt")
         (draft / "state.json").write_text(json.dumps({**state, "step": step}))
         shutil.rmtree(final, ignore_errors=True)
@@ -35,8 +34,14 @@ def save(folder: Path, step: int, model, optimisers: list, state: dict, keep: in
     return final
 
 
+def weights(model) -> dict[str, torch.Tensor]:
+    """The model's tensors, tied matrices once."""
+    state = model.state_dict()
+    return {name: state[name].contiguous() for name in dict.fromkeys(_first_names(model).values())}
+
+
 def _first_names(model) -> dict[str, str]:
-    """Of each tensor's name, the first name of the same tensor: tied matrices are written once."""
+    """Of each tensor's name, the first name of the same tensor."""
     names: dict[tuple, str] = {}
     return {k: names.setdefault((v.data_ptr(), v.shape), k) for k, v in model.state_dict().items()}
 
@@ -75,11 +80,11 @@ def load(path: Path, model, optimisers: list) -> dict:
     try:
         state = parse((path / "state.json").read_text())
         _check(state)
-        weights = load_file(path / "model.safetensors")
-        model.load_state_dict({k: weights[first] for k, first in _first_names(model).items()})
+        saved = load_file(path / "model.safetensors")
+        model.load_state_dict({k: saved[first] for k, first in _first_names(model).items()})
         if optimisers:
-            saved = torch.load(path / "optimisers.pt", weights_only=True)
-            for optimiser, its_state in zip(optimisers, saved, strict=True):
+            states = torch.load(path / "optimisers.pt", weights_only=True)
+            for optimiser, its_state in zip(optimisers, states, strict=True):
                 optimiser.load_state_dict(its_state)
     except Exception as error:  # a damaged file raises different errors in each library
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

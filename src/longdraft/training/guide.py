@@ -1,7 +1,8 @@
 """Attention guidance for the first steps of training a target: without it, small models learn induction late.
 
 Head 0 of the middle layer is guided to the previous token, head 0 of each later layer to the token to copy. The extra
-loss is minus the log of the attention weight at that position.
+loss is minus the log of the attention weight at that position. In a hybrid both are guided to the token to copy: its
+recurrent layers bring the previous token along.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from longdraft.training.observed import observed
 from longdraft.training.rows import IGNORE
 
 
-def wanted_positions(sources: Tensor, layers: int) -> dict[int, Tensor]:
+def wanted_positions(sources: Tensor, layers: int, recurrent: bool = False) -> dict[int, Tensor]:
     """sources [B,S+1]: the position of the token that each token repeats, or IGNORE -> {layer: positions [B,S]}.
 
-    The middle layer attends to the previous token; later layers attend to the earlier occurrence of the next token.
+    The middle layer attends to the previous token, unless others are recurrent; later layers attend to the earlier
+    occurrence of the next token.
     """
     count, length = sources.shape[0], sources.shape[1] - 1
     back = torch.arange(-1, length - 1).expand(count, length).clone()
     back[:, 0] = IGNORE
     first = (layers - 1) // 2
-    return {first: back, **dict.fromkeys(range(first + 1, layers), sources[:, 1:])}
+    return dict.fromkeys(range(first, layers), sources[:, 1:]) | ({} if recurrent else {first: back})
 
 
 def guided(model, loss_of, sources: Tensor):
-    """-> (loss, mean guidance loss) of one call of `loss_of`."""
-    wanted, losses = wanted_positions(sources, model.config.num_hidden_layers), []
+    """-> (loss, mean guidance loss, 0 if no token repeats another) of one call of `loss_of`."""
+    recurrent = "linear_attention" in model.config.layer_types
+    wanted, losses = wanted_positions(sources, model.config.num_hidden_layers, recurrent), []
 
     def observer(layer, query: Tensor, key: Tensor, scale: float) -> None:
         if layer.layer_idx in wanted:
@@ -39,4 +42,5 @@ def guided(model, loss_of, sources: Tensor):
 
     with observed(model, observer):
         loss = loss_of()
-    return loss, torch.stack([f for f in losses if torch.isfinite(f)]).mean()
+    known = [f for f in losses if torch.isfinite(f)]
+    return loss, torch.stack(known).mean() if known else torch.zeros_like(loss)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from longdraft.training.data import Corpus
+from longdraft.training.hybrid import in_segments
 from longdraft.training.observed import observed
 
 
@@ -16,7 +17,7 @@ from longdraft.training.observed import observed
 def losses(model, tokens: torch.Tensor, last: int | None = None) -> torch.Tensor:
     """tokens [B,S] -> loss in nats [B, last] of each row's last tokens (by default all but the first)."""
     last = last or tokens.shape[1] - 1
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), in_segments():
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, -last:])
     return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, -last:].flatten(), reduction="none").view(-1, last)

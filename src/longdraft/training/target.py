@@ -1,4 +1,4 @@
-"""The bundled target: a small Qwen3 trained from scratch on this machine's Python files and on books."""
+"""Small targets trained from scratch on this machine's Python files and on books: a Qwen3, or a hybrid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from longdraft.errors import InputError
 from longdraft.models.loading import BUNDLED
-from longdraft.training import checkpoint, data, guide, probes, tokenizer
+from longdraft.training import checkpoint, data, guide, hybrid, probes, tokenizer
 from longdraft.training.rows import IGNORE, batch
 from longdraft.training.trainer import Settings
 
@@ -78,9 +78,12 @@ def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions:
     return Qwen3ForCausalLM(config)
 
 
+ARCHITECTURES = {"qwen3": build, "qwen3_5_text": hybrid.build}  # by model_type
+
+
 def loss(model, tokens: torch.Tensor, labels: torch.Tensor, bf16: bool) -> torch.Tensor:
     """Mean next-token loss of tokens, labels [B,S+1]; bf16: autocast, while weights stay float32."""
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16), hybrid.in_segments():
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
         wanted = labels[:, 1:].flatten()
         if hasattr(F, "linear_cross_entropy"):  # torch >= 2.13: the logits are never stored
@@ -112,9 +115,9 @@ def export(folder: Path, out: Path, model, heldout: data.Corpus, facts: dict, co
     draft.mkdir(parents=True)
     try:
         figures = probes.full(model, heldout, model.config.vocab_size, contexts) if contexts else {}
-        weights = {name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+        weights = {name: value.to(torch.bfloat16) for name, value in checkpoint.weights(model).items()}
         save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-        config = {**model.config.to_diff_dict(), "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16"}
+        config = {**model.config.to_diff_dict(), "architectures": [type(model).__name__], "dtype": "bfloat16"}
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for file in (folder / "data" / "tokenizer").iterdir():
             shutil.copy(file, draft)
