@@ -292,6 +292,7 @@ def test_an_interruption_keeps_what_was_measured(folder, tmp_path, monkeypatch, 
         ("--methods vegas --task anchored --accept 3", "leave --shape, --accept, --batch out"),
         ("--methods vegas --shape 4by256 --accept 3", "shape is '4by256'"),
         ("--methods vegas --shape 4x100 --accept 3", "shape is '4x100'"),
+        ("--methods vegas --shape hybrid:2x128 --accept 3", "every fourth one of a hybrid"),
         ("--methods vegas --shape 4x256", "add --accept K"),
         ("--methods vegas --accept 7.5 --context 64", "give 0 to 7"),
         ("--methods vegas --accept -1 --context 64", "give 0 to 7"),
@@ -361,6 +362,14 @@ def test_a_shape_has_the_heads_and_width_it_says():
     assert (c.head_dim, c.intermediate_size) == (64, 1024)
     plain = engine.generate(lm, [tiny.prompts(20)[0]], max_new_tokens=8, sampler=Sampler())[0]
     assert len(set(plain)) == 8  # no loop, and no tie: each token is the one after
+    assert [b - a for a, b in pairwise(plain)] == [1] * 7
+
+
+def test_a_hybrid_shape_has_the_proportions_of_qwen():
+    lm = shapes.random_model("hybrid:4x128", "float32", seed=1, vocab=128, positions=256)
+    attention, nets = lm.hf.model.layers[3].self_attn, [layer.linear_attn for layer in lm.hf.model.layers[:3]]
+    assert attention.head_dim == 256 and {(n.num_v_heads, n.head_v_dim) for n in nets} == {(2, 128)}
+    plain = engine.generate(lm, [tiny.prompts(20)[0]], max_new_tokens=8, sampler=Sampler())[0]
     assert [b - a for a, b in pairwise(plain)] == [1] * 7
 
 

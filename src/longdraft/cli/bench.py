@@ -63,7 +63,8 @@ def bench(
         int, typer.Option(min=0, help="Task anchored: speculative steps before the measured one.")
     ] = 0,
     shape: Annotated[
-        str, typer.Option(help="LAYERSxHIDDEN: use a model of this shape with random weights, to measure cost alone.")
+        str,
+        typer.Option(help="LAYERSxHIDDEN, or hybrid: before it: random weights in this shape, to measure cost alone."),
     ] = "",
     accept: Annotated[
         float | None, typer.Option(help="Let an oracle accept this many drafts per step on average.")
