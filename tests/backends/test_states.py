@@ -13,7 +13,7 @@ from longdraft.backends.recurrences import Additive, Convolution, DeltaRule, Sta
 from longdraft.backends.recurrent_pass import RecurrentPass, RowPlan, Segment
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.rewinding import Rewinding
-from longdraft.core.states import RowStates
+from longdraft.core.states import RECENT, ROOM, RowStates
 from longdraft.ops.scan import Terms
 
 PRIME, TAPS = 1009, torch.tensor([[3.0, 5.0, 7.0, 11.0]])
@@ -139,7 +139,7 @@ class History:
         b = self.draw.randrange(len(self.texts))
         row, wanted = self.cache.row(b), self.draw.randrange(len(self.texts[b]) + 1)
         count = row.resumable(wanted)
-        assert count == wanted or (count < wanted < max(len(self.texts[b]) - 40, self.since[b]))
+        assert count == wanted or (count < wanted < max(len(self.texts[b]) - RECENT, self.since[b]))
         row.truncate(count)
         self.texts[b], self.since[b] = self.texts[b][:count], count
 
@@ -328,8 +328,8 @@ def test_what_is_far_back_is_only_at_checkpoints():
     for _ in range(60):
         history.read(10)
     row = history.cache.row(0)
-    assert row.resumable(599) == 599 and row.resumable(300) == 256 and row.resumable(63) == 0
-    assert row.earliest(300) == 320 and row.earliest(590) == 590
+    assert row.resumable(580) == 580 and row.resumable(300) == 256 and row.resumable(63) == 0
+    assert row.earliest(300) == 320 and row.earliest(580) == 580
     with pytest.raises(ValueError, match="no state of 300 tokens"):
         row.truncate(300)
 
@@ -341,5 +341,5 @@ def test_memory_does_not_grow_with_the_text():
         history.read(20)
     row = history.cache.states(0)
     kept = sum(len(buffers[0]) for buffers in row._inputs.values())
-    assert kept <= 2 * 2 * 256 and len(row.recent) == 2 and not row.checkpoints
+    assert kept <= 2 * 2 * ROOM and len(row.recent) == 2 and not row.checkpoints
     assert recurrent_pass.LONG <= 2 * recurrent_pass.CHUNK

@@ -15,8 +15,8 @@ from longdraft.core.states import Inputs, RowStates
 from longdraft.ops import recurrence
 from longdraft.ops.scan import Order, chain, depth_first
 
-LONG = 128  # nodes of a chain from which on it is computed in chunks
-CHUNK = 64  # tokens of a chunk; the inputs of the last one or two are kept
+LONG = 64  # nodes of a chain from which on it is computed in chunks
+CHUNK = 32  # tokens of a chunk; the inputs of the last one or two are kept
 
 InChunks = Callable[[int, slice, Tensor | None], tuple[Tensor, Tensor]]
 """(row, nodes of a chain, state before) -> outputs [T,..] and the state after: the model's own form for prompts."""

@@ -11,9 +11,9 @@ from torch import Tensor
 Inputs = tuple[Tensor, ...]  # [T,..] each: what a recurrence reads of T tokens
 ByScan = Mapping[int, Tensor]  # a state for each scan of a pass, numbered in the order of the model; none of new rows
 
-RECENT = 64  # a row can be rewound by as many tokens without a checkpoint
-MOST = 32  # checkpoints of a row
-ROOM = 256  # slots of inputs that are allocated at least
+RECENT = 32  # a row can be rewound by as many tokens without a checkpoint
+MOST, MOST_BYTES = 32, 1 << 30  # checkpoints of a row, and what they may take
+ROOM = 96  # slots of inputs that are allocated at least
 
 
 class Recurrence(Protocol):
@@ -80,7 +80,8 @@ class RowStates:
         self.position, self.states = position, states
         if self.every and position % self.every == 0:
             self.checkpoints[position] = states
-            if len(self.checkpoints) > MOST:  # every second one goes, so that they reach back as far
+            if len(self.checkpoints) > max(2, min(MOST, MOST_BYTES // max(self.nbytes(), 1))):
+                # every second one goes, so that they reach back as far
                 self.checkpoints = {n: s for n, s in self.checkpoints.items() if n // self.every % 2 == 0}
                 self.every *= 2
 
