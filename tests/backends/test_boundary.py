@@ -88,11 +88,11 @@ def test_the_list_of_a_layers_parts_is_the_kernels():
 @NATIVE
 def test_a_part_of_a_wrong_name_is_refused(monkeypatch):
     step, layer = tiny.target("llama").backend.step, tiny.stock("llama").model.layers[0]
-    assert step._layer(layer, 0).q.weight
+    assert step._layer(layer, 0, 0).q.weight
     wrong = (replace(NORMS[0], field="input_norms"), *NORMS[1:])
     monkeypatch.setattr("longdraft.backends.native.step.NORMS", wrong)
     with pytest.raises((AttributeError, TypeError), match="input_norms"):
-        step._layer(layer, 0)
+        step._layer(layer, 0, 0)
 
 
 def test_the_sizes_of_parts_are_those_of_transformers_modules():

@@ -299,7 +299,8 @@ def test_known_prefixes_bring_their_states(method, short_parts):
     without, none = conversation("qwen3.5", method, None)
     found, known = conversation("qwen3.5", method, PrefixCache(40000, block=16))
     assert found == without and none == [0, 0, 0]
-    assert known == [0, 48, 64]  # whole blocks of the prompt before
+    # whole blocks of the prompt before, and of its answer where decoding writes the keys of reading
+    assert known == ([0, 64, 80] if tiny.target("qwen3.5").exact else [0, 48, 64])
 
 
 def test_a_prefix_with_the_states_of_another_one_is_noticed(short_parts):

@@ -302,7 +302,7 @@ def test_a_refused_architecture_in_a_folder(folder):
     path = folder()
     AutoConfig.for_model("xlnet").save_pretrained(path)
     assert "attention interface" in failing(path)
-    AutoConfig.for_model("qwen3_next").save_pretrained(path)
+    AutoConfig.for_model("rwkv").save_pretrained(path)
     assert "rolled back" in failing(path)
     (path / "config.json").write_text('{"model_type": "musicgen"}')  # without its parts
     assert any(words in failing(path) for words in ("has an encoder", "cannot load"))  # by Transformers' version

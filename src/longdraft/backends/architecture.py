@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from longdraft.backends.attention_pass import AttentionPass
@@ -19,10 +19,10 @@ from longdraft.backends.differential import is_differential
 from longdraft.backends.indexers import LAYERS, Choice, Intercepting, indexed_layers
 from longdraft.backends.latent import latents_of
 from longdraft.backends.layer_numbers import follow_layers, number_of
-from longdraft.backends.layout import Layout, layout_of, rotary_of
+from longdraft.backends.layout import Layout, layout_of
 from longdraft.backends.longrope import LongRope
 from longdraft.backends.past import LatentPass, Past
-from longdraft.backends.recurrent_layers import recurring
+from longdraft.backends.recurrent_layers import recurring, scans_in
 from longdraft.backends.recurrent_layers import take_over as take_over_scans
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.backends.shared_keys import sources_of
@@ -158,6 +158,10 @@ class Architecture:
         counts = (getattr(self.config, name, None) for name in EXPERTS)
         self.experts = next(filter(None, counts), 0)
 
+    def has_scans(self, layers: nn.Module) -> bool:
+        """Whether layers of this model's kind have a state beside their keys."""
+        return bool(scans_in(layers))
+
     def use(self, implementation: str) -> None:
         """Compute attention by this one of Transformers' implementations, or longdraft's."""
         self.hf.set_attn_implementation(implementation)
@@ -288,5 +292,5 @@ def windows_of(config: Any) -> dict[int, int]:
 
 def rotates(hf: Any) -> bool:
     """Whether all positions are rotations of a kind in ROPES, so that the model accepts any position."""
-    kinds = getattr(rotary_of(layout_of(hf).body), "rope_type", None)
+    kinds = getattr(layout_of(hf).rotary, "rope_type", None)
     return kinds is not None and set(kinds.values() if isinstance(kinds, dict) else [kinds]) <= ROPES

@@ -35,22 +35,22 @@ class Layout:
             hidden = module(hidden)
         return hidden
 
+    @property
+    def rotary(self) -> Any:
+        """The module that computes rotations of positions; None: the decoder has none, or one for each layer."""
+        return getattr(self.body, "rotary_emb", None) or getattr(self.body, "pos_emb", None)  # the latter is LFM2-MoE's
+
+    def rotations(self, like: Tensor, position: Tensor, *kind: str) -> Any:
+        """Cosines and sines of positions [B,W] of text, in the dtype of `like`.
+
+        Models that read images have three positions of a token, which are equal in text.
+        """
+        by_grid = hasattr(self.rotary, "mrope_section")
+        return self.rotary(like, position.expand(3, -1, -1) if by_grid else position, *kind)
+
     def norm_weight(self) -> Tensor | None:
         """[d]; None without a final norm, or for one without weights."""
         return getattr(self.norm, "weight", None)
-
-
-def rotary_of(body: nn.Module) -> Any:
-    """The module of a decoder that computes rotations of positions; None: it has none, or one for each layer."""
-    return getattr(body, "rotary_emb", None) or getattr(body, "pos_emb", None)  # the latter is LFM2-MoE's
-
-
-def rotations(rotary: Any, like: Tensor, position: Tensor, *kind: str) -> Any:
-    """Cosines and sines of positions [B,W] of text, by that module, in the dtype of `like`.
-
-    Models that read images have three positions of a token, which are equal in text.
-    """
-    return rotary(like, position.expand(3, -1, -1) if hasattr(rotary, "mrope_section") else position, *kind)
 
 
 def layout_of(hf: Any) -> Layout:

@@ -16,7 +16,8 @@ def mlp_width(config: Any) -> int:
 
 def query_heads(config: Any) -> int:
     """Query heads of a layer of a drafter's own: of 64 numbers each for a target without attention."""
-    return int(getattr(config, "num_attention_heads", None) or max(1, config.hidden_size // 64))
+    heads = getattr(config, "num_attention_heads", None)
+    return max(1, config.hidden_size // 64) if heads is None else int(heads)
 
 
 def key_heads(config: Any) -> int:

@@ -90,6 +90,8 @@ class PromptFolder:
             for part in parts[known // self.part : there]:
                 states = self._read(part, row)
                 if states is None:  # its slots hold nothing that is known
+                    known = part.begin if not self.origin.states or row.length[0] == part.begin else 0
+                    row.resume(known, row.states_at(known) or {})
                     break
                 known = part.begin + self.part
                 row.resume(known, states)

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longdraft.backends.layout import rotary_of, rotations
 from longdraft.core.tree import Tree
 from longdraft.drafters.sizes import mlp_width
 from longdraft.drafters.vocabulary import draft_logits, draft_vocabulary
@@ -39,8 +38,9 @@ class Host:
             raise InputError(f"{target.config.model_type} {fault}: use another method")
         self.layer = max(own - set(target.windows), default=max(own))
         self.window = target.windows.get(self.layer)
-        module, body = sys.modules[type(target.hf).__module__], target.architecture.layout.body
-        self._rotary = rotary_of(body)
+        module = sys.modules[type(target.hf).__module__]
+        self._layout = target.architecture.layout
+        self._rotary = self._layout.rotary
         self._apply: Any = getattr(module, "apply_rotary_pos_emb", None)
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (self._rotated_type(target.config.layer_types[self.layer]),) if by_type else ()
@@ -82,7 +82,7 @@ class Host:
     def rotation(self, position: Tensor) -> Rotation:
         """position [B,W] -> the target's cosines and sines."""
         like = torch.empty(0, dtype=self.target.dtype, device=position.device)
-        return rotations(self._rotary, like, position.clamp(max=self.target.reach - 1), *self._kind)
+        return self._layout.rotations(like, position.clamp(max=self.target.reach - 1), *self._kind)
 
     def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
         """x [B,H,W,D] -> x rotated as the target rotates its queries and keys."""

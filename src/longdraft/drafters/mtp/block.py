@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longdraft.backends.layout import rotary_of, rotations
-from longdraft.backends.recurrent_layers import scans_in
 from longdraft.drafters.mtp.ring import RingPass
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -87,11 +85,11 @@ class MtpLayers(nn.Module):
         if indexed or target.architecture.layout.join is not None:
             fault = f"{target.config.model_type}'s layers have an indexer, or several residual streams"
             raise InputError(f"{fault}, which mtp does not run: use another method")
-        if scans_in(self.layers):
+        if target.architecture.has_scans(self.layers):
             fault = "layers of this kind have a state beside their keys, which MTP layers do not have"
             raise InputError(f"{target.config.model_type}'s {fault}: use another method than mtp")
         self.host = (target,)  # in a tuple, so that the target's weights do not become this module's
-        self._rotary = rotary_of(target.architecture.layout.body)
+        self._rotary = target.architecture.layout.rotary
         by_type = self._rotary is not None and "layer_type" in inspect.signature(self._rotary.forward).parameters
         self._kind = (kind,) if by_type else ()
         rotated: Any = getattr(self._rotary, "rope_type", None)
@@ -127,7 +125,9 @@ class MtpLayers(nn.Module):
     def run(self, layer: int, feature: Tensor, tokens: Tensor, position: Tensor, attention: RingPass) -> Tensor:
         """feature [B,W,d] with the tokens [B,W] after it, at their position [B,W] -> output [B,W,d]."""
         position, token = position.clamp(max=self.target.reach - 1), self.embed(tokens)
-        rotation = None if self._rotary is None else rotations(self._rotary, token, position, *self._kind)
+        rotation = (
+            None if self._rotary is None else self.target.architecture.layout.rotations(token, position, *self._kind)
+        )
         return self.layers[layer](feature, token, attention, position_ids=position, position_embeddings=rotation)
 
 
