@@ -104,8 +104,8 @@ def scan_without_decay(self, scan, inputs, queries, in_chunks=None, right=Recurr
     return right(self, scan, (torch.zeros_like(inputs[0]), *inputs[1:]), queries, in_chunks)
 
 
-def run_from_nothing(self, state, inputs, queries, right=Additive.run):
-    return right(self, None, inputs, queries)
+def along_from_nothing(self, state, inputs, queries, order, right=Additive.along):
+    return right(self, None, inputs, queries, order)
 
 
 def left_context_of_zeros(self, state, x):
@@ -120,7 +120,7 @@ def windows_by_slot(self, x, size, right=RecurrentPass.windows):
 
 FAULTS = {
     "a slope that is ignored": ("minimax", RecurrentPass, "scan", scan_without_decay),
-    "a state that is forgotten": ("recurrent_gemma", Additive, "run", run_from_nothing),
+    "a state that is forgotten": ("recurrent_gemma", Additive, "along", along_from_nothing),
     "a convolution without its left context": ("recurrent_gemma", Convolution, "before", left_context_of_zeros),
     "values of the node beside": ("zaya", RecurrentPass, "windows", windows_by_slot),
     "a shared block's other layer": ("zamba", architecture, "number_of", lambda module: 2),

@@ -9,31 +9,29 @@ import torch
 from torch import Tensor
 
 from longdraft.backends import recurrent_pass
-from longdraft.backends.recurrences import Additive, Convolution, DeltaRule, StateSpace
+from longdraft.backends.recurrences import Additive, Convolution, DeltaRule, Scan, StateSpace
 from longdraft.backends.recurrent_pass import RecurrentPass, RowPlan, Segment
 from longdraft.core import PAD, KVCache, Tree
 from longdraft.core.rewinding import Rewinding
 from longdraft.core.states import RECENT, ROOM, RowStates
-from longdraft.ops.scan import Terms
+from longdraft.ops.scan import ON
 
 PRIME, TAPS = 1009, torch.tensor([[3.0, 5.0, 7.0, 11.0]])
 
 
-class Digest:
+class Digest(Scan):
     """A toy recurrence whose state tells the whole path: s becomes (31 s + x + 1) mod PRIME, and is the output."""
 
-    def terms(self, inputs, queries):
-        return Terms(inputs[0], inputs[0], inputs[0])  # outputs have the shape of v
-
-    def replay(self, state, inputs):
-        return self.run(state, inputs, ())[1]
-
-    def run(self, state, inputs, queries):
-        state, out = torch.zeros(1) if state is None else state, []
-        for x in inputs[0]:
-            state = (31 * state + x + 1) % PRIME
-            out.append(state)
-        return torch.stack(out), state
+    def along(self, state, inputs, queries, order):
+        (x,), empty = inputs, torch.zeros(1)
+        out, saved, now = torch.zeros(len(x), 1), torch.zeros(order.saved, 1), empty
+        for token, before, save in order.steps.tolist():
+            if before != ON:
+                now = saved[before].clone() if before >= 0 else empty if state is None else state
+            out[token] = now = (31 * now + x[token] + 1) % PRIME
+            if save >= 0:
+                saved[save] = now
+        return out[len(x) - len(queries[0]) :] if queries else out[:0], saved[: order.kept].clone()
 
 
 def said(path: list[int]) -> float:
@@ -74,21 +72,21 @@ class History:
             trees.append(tree)
         return trees
 
-    def run(self, trees: list[Tree]) -> None:
-        """Passes over the levels of a tree, each compared with the paths of its nodes."""
+    def run(self, trees: list[Tree], whole: bool = True) -> None:
+        """Passes over the levels of a tree, each compared with the paths of its nodes. whole: through all layers."""
         start = 0
         for tree in trees:
             p = RecurrentPass(tree, self.cache, start)
             tokens = tree.tokens[:, start:].float()
-            out = p.scan(Digest(), (tokens[..., None],), ())
-            conv = p.convolve(tokens[:, None], TAPS, None)[:, 0]
+            out = p.scan(Digest(), (tokens[..., None],), (tokens,))  # queries only tell which outputs are wanted
+            conv = p.convolve(tokens[:, None], TAPS, None)[:, 0] if whole else None
             p.finish()
             for b, text in enumerate(self.texts):
                 for i in range(start, tree.size):
                     if int(tree.parent[b, i]) != PAD:
                         path = text + tree.tokens[b, tree.mask[b, i].nonzero()[:, 0]].tolist()
                         assert float(out[b, i - start]) == said(path)
-                        assert float(conv[b, i - start]) == convolved(path)
+                        assert conv is None or float(conv[b, i - start]) == convolved(path)
             start = tree.size
 
     def path(self, tree: Tree, b: int) -> list[int]:
@@ -106,17 +104,19 @@ class History:
 
     def step(self) -> None:
         trees = self.grown([self.draw.randrange(1, 4) for _ in range(self.draw.randrange(4))])
+        if self.draw.random() < 0.2:
+            self.run(trees, whole=False)  # as an early exit does
         self.run(trees)  # as a drafter does
         if self.draw.random() < 0.7:
             self.run(trees[-1:])  # as verification does
         self.commit(trees[-1])
 
-    def read(self, many: int) -> None:
-        """A chain that is committed whole, as of a prompt."""
+    def read(self, many: int, kept: int | None = None) -> None:
+        """A chain that is committed whole, as of a prompt, or the first `kept` tokens of it."""
         tokens = torch.tensor([[self.token() for _ in range(many)] for _ in self.texts])
         self.run([Tree.chain(tokens)])
-        self.cache.length += many
-        self.texts = [text + new for text, new in zip(self.texts, tokens.tolist(), strict=True)]
+        self.cache.length += many if kept is None else kept
+        self.texts = [text + new[:kept] for text, new in zip(self.texts, tokens.tolist(), strict=True)]
 
     def rolled_back(self) -> None:
         before = list(self.texts)
@@ -176,6 +176,7 @@ def live(seed: int, steps: int = 30) -> None:
     history.read(history.draw.choice([1, 5, 70]))
     rare = [history.rolled_back, history.reopened, history.shortened, history.moved, history.cleared]
     rare += [history.resumed, history.marked, lambda: history.read(history.draw.choice([3, 40, 200]))]
+    rare += [lambda: history.read(30, history.draw.randrange(1, 30))]
     for _ in range(steps):
         history.step()
         if history.draw.random() < 0.5:
@@ -195,16 +196,39 @@ def test_a_node_reads_the_states_of_its_path_in_many_histories(seed):
 
 def too_many(monkeypatch):
     """A state is replayed with one token too many."""
-    replay = RowStates._replay
+    create = RowPlan.__init__
 
-    def wrong(self, end, recurrences):
-        before = self.position
-        replay(self, end, recurrences)
-        if end > before and self.high > end:
-            more = {n: r.replay(self.states.get(n), self.inputs(n, end, end + 1)) for n, r in recurrences.items()}
-            self.states = more
+    def wrong(self, states, length, parent, start):
+        create(self, states, length, parent, start)
+        if self.stops and self.whole:
+            self.kept = (self.kept[0] + 1, *self.kept[1:])
 
-    monkeypatch.setattr(RowStates, "_replay", wrong)
+    monkeypatch.setattr(RowPlan, "__init__", wrong)
+
+
+def swapped(monkeypatch):
+    """The states of a border are those of the pass's other stop."""
+    finish = RecurrentPass.finish
+
+    def wrong(self):
+        self._kept = [{n: states[::-1] for n, states in kept.items()} for kept in self._kept]
+        finish(self)
+
+    monkeypatch.setattr(RecurrentPass, "finish", wrong)
+
+
+def some_layers(monkeypatch):
+    """A pass through some of the layers settles their states, and not the others'."""
+    finish = RecurrentPass.finish
+
+    def wrong(self):
+        every = dict(self.cache.recurrences)
+        for n in every.keys() - self._kept[0].keys():
+            del self.cache.recurrences[n]
+        finish(self)
+        self.cache.recurrences.update(every)
+
+    monkeypatch.setattr(RecurrentPass, "finish", wrong)
 
 
 def sibling(monkeypatch):
@@ -224,14 +248,14 @@ def no_left(monkeypatch):
 
 def stale_tip(monkeypatch):
     """The end of the latest chain counts as committed, whatever was accepted of it."""
-    settle = RowStates.settle
+    adopt = RowStates.adopt
 
     def wrong(self, length, recurrences):
         if self.tip is not None and self.tip[0] > length > self.position:
             self.tip = (length, self.tip[1])
-        settle(self, length, recurrences)
+        adopt(self, length, recurrences)
 
-    monkeypatch.setattr(RowStates, "settle", wrong)
+    monkeypatch.setattr(RowStates, "adopt", wrong)
 
 
 def refused(monkeypatch):
@@ -261,7 +285,10 @@ def shared(monkeypatch):
     monkeypatch.setattr(RowStates, "copy", lambda self: self)
 
 
-@pytest.mark.parametrize("fault", [too_many, sibling, no_left, stale_tip, refused, beyond, neighbour, shared])
+FAULTS = [too_many, swapped, some_layers, sibling, no_left, stale_tip, refused, beyond, neighbour, shared]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_states_would_be_noticed(fault, monkeypatch):
     fault(monkeypatch)
     with pytest.raises((AssertionError, ValueError)):

@@ -1,7 +1,8 @@
-"""The kernel for recurrences along chains, in every build that this machine can run."""
+"""The kernel for recurrences along the paths of a tree, in every build that this machine can run."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from longdraft.backends.recurrences import Additive, DeltaRule, StateSpace
 from longdraft.core.states import Inputs
 from longdraft.ops import native, recurrence
-from longdraft.ops.scan import Terms
+from longdraft.ops.scan import COMMITTED, ON, Order, Terms, chain, depth_first
 
 BUILDS = [kind for kind in native.NEEDS if native.opened(kind)[0] is not None]
 CASES = ["delta", "delta by key", "plain delta", "additive", "additive by key", "mamba", "narrow mamba"]
@@ -45,7 +46,7 @@ def scan_of(case: str) -> tuple[DeltaRule | Additive | StateSpace, Inputs, Tenso
     return StateSpace(-torch.rand(D, S)), (x, dt, B), C
 
 
-def of(inputs: Inputs, tokens: slice) -> Inputs:
+def of(inputs: Inputs, tokens: slice | list[int]) -> Inputs:
     return tuple(x[tokens] for x in inputs)
 
 
@@ -103,9 +104,80 @@ def test_a_token_too_many_is_noticed(build: str) -> None:
 
 def test_shapes_that_contradict_each_other_are_refused(build: str) -> None:
     _, (k, v, g, beta), q = scan_of("delta")
+    whole = chain(T, torch.device("cpu"))
     with pytest.raises(ValueError, match="4 heads, 64 keys and 96 values"):
-        recurrence.scan(Terms(k, v, g, beta[:, :2], q), None)
+        recurrence.along(Terms(k, v, g, beta[:, :2], q), None, whole)
     with pytest.raises(ValueError, match="has shapes"):
-        recurrence.scan(Terms(k, v, g, beta, q), torch.zeros(4, 64, 95))
+        recurrence.along(Terms(k, v, g, beta, q), torch.zeros(4, 64, 95), whole)
     with pytest.raises(RuntimeError, match="shapes of a recurrence"):
-        recurrence.scan(Terms(k, v[:, :3], g[:, :3]), None)
+        recurrence.along(Terms(k, v[:, :3], g[:, :3]), None, whole)
+
+
+@pytest.mark.parametrize("step", [(T, ON, -1), (3, -3, -1), (3, 1, -1), (3, ON, 1), (3, ON, -2)])
+def test_orders_beyond_the_tokens_or_slots_are_refused(build: str, step: tuple[int, int, int]) -> None:
+    _, (k, v, g, beta), _ = scan_of("delta")
+    order = Order(torch.tensor([(0, COMMITTED, 0), step], dtype=torch.int32), 1, 1)
+    with pytest.raises(RuntimeError, match="shapes of a recurrence"):
+        recurrence.along(Terms(k, v, g, beta), None, order)
+
+
+def a_tree(seed: int, size: int) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
+    """Segments of a random tree of `size` tokens in depth-first order, whose numbers are shuffled, and each one's path
+    to its last token."""
+    draw = random.Random(seed)
+    left, segments, paths = draw.sample(range(T), size), list[tuple[int, list[int]]](), list[list[int]]()
+
+    def grow(after: int, path: list[int], depth: int) -> None:
+        own = [left.pop() for _ in range(min(len(left), draw.randint(1, 6)))]
+        if own:
+            number = len(segments)
+            segments.append((after, own))
+            paths.append(path + own)
+            for _ in range(draw.randint(0, 3) if depth < 5 else 0):
+                grow(number, paths[number], depth + 1)
+
+    while left:
+        grow(-1, [], 0)
+    return segments, paths
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [9, 149])
+def test_a_tree_in_a_call_has_the_bits_of_its_paths(build: str, case: str, size: int) -> None:
+    """In one tile of the kernel and in two; from a state; a token that was left out has an output of zero."""
+    assert tree_differs(case, size) == 0
+
+
+def tree_differs(case: str, size: int) -> int:
+    """How many paths of trees have other outputs or kept states than alone."""
+    scan, inputs, q = scan_of(case)
+    start = scan.replay(None, inputs)
+    first, different = 5, 0  # tokens before have no outputs
+    for seed in range(3):
+        segments, paths = a_tree(seed, size)
+        keep = (paths[0][0], paths[len(paths) // 2][-1])
+        order = depth_first(segments, T, torch.device("cpu"), keep)
+        out, kept = scan.along(start, inputs, (q[first:],), order)
+        expected = torch.zeros_like(out)
+        for path in paths:
+            wanted, _ = scan.run(start, of(inputs, path), (q[path],))
+            for i, token in enumerate(path):
+                if token >= first:
+                    expected[token - first] = wanted[i]
+        different += int((out != expected).flatten(1).any(1).sum())
+        for state, token in zip(kept, keep, strict=True):
+            path = next(path[: path.index(token) + 1] for path in paths if token in path)
+            different += not torch.equal(state, scan.replay(start, of(inputs, path)))
+    return different
+
+
+def test_planted_a_branch_of_another_state_is_noticed(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    along = recurrence.along
+
+    def wrong(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Tensor]:
+        steps = order.steps.clone()
+        steps[:, 1][steps[:, 1] >= 0] = ON
+        return along(terms, state, Order(steps, order.saved, order.kept, order.all))
+
+    monkeypatch.setattr(recurrence, "along", wrong)
+    assert tree_differs("delta", 149)

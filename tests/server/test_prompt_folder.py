@@ -229,6 +229,7 @@ def test_damage_that_is_believed_would_be_noticed(tmp_path, monkeypatch):
         self._damaged = lambda why: None  # type: ignore[method-assign]
         with suppress(TypeError):  # nothing is raised
             right(self, row, count)
+        return {}
 
     right = SavedPrompt.read
     monkeypatch.setattr(SavedPrompt, "read", careless)

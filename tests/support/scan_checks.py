@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 # A fork whose last branch has a fork; a second path from the root; token 6 is padding; 9 follows the settled state.
 BRANCHES = [(-1, [0, 1]), (0, [2]), (0, [3, 4]), (2, [5]), (2, [7, 8]), (-1, [9])]
 TOKENS, KNOWN = 10, 2
+KEPT = (0, 1)  # tokens
 KINDS = [(True, True, False, 20, 12), (True, False, True, 8, 24), (False, False, False, 16, 17)]
 
 
@@ -41,7 +42,7 @@ def near(computed: Tensor, wanted: Tensor) -> None:
 
 
 def tree() -> Order:
-    return scan.depth_first(BRANCHES, TOKENS, CPU)
+    return scan.depth_first(BRANCHES, TOKENS, CPU, keep=KEPT)
 
 
 def along() -> None:
@@ -67,7 +68,7 @@ def same_bits() -> None:
     first = scans.along(part(slice(7)), None, scan.chain(7, CPU))[1][0]
     assert torch.equal(scans.along(part(slice(7, None)), first, scan.chain(TOKENS - 7, CPU))[1][0], whole)
     assert torch.equal(scans.along(part(slice(None)), None, scan.chain(TOKENS, CPU))[1][0], whole)
-    line = scan.depth_first([(-1, list(range(7))), (0, [7]), (0, [8, 9])], TOKENS, CPU)
+    line = scan.depth_first([(-1, list(range(7))), (0, [7]), (0, [8, 9])], TOKENS, CPU, keep=(6,))
     assert torch.equal(scans.along(terms, None, line)[1][0], first)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from longdraft import ops
 from longdraft.core.states import Inputs
 from longdraft.ops import recurrence
-from longdraft.ops.scan import Terms, along, chain
+from longdraft.ops.scan import Order, Terms, along, chain
 
 
 class Scan:
@@ -22,25 +22,26 @@ class Scan:
         """The steps of tokens. queries [T,..]: what outputs depend on besides the states; None: no outputs."""
         raise NotImplementedError
 
+    def along(
+        self, state: Tensor | None, inputs: Inputs, queries: Inputs | None, order: Order
+    ) -> tuple[Tensor, Tensor]:
+        """As ops.scan.along: outputs in float32 of the last tokens, which have queries, and the kept states."""
+        terms = self.terms(inputs, queries)
+        if (gpu := ops.scans(terms.k)) is not None:
+            return gpu.along(terms, state, order)
+        return (recurrence.along if recurrence.has_kernel(*terms.tensors) else along)(terms, state, order)
+
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
         """As Recurrence.replay: the state after these tokens."""
-        return _along(self.terms(inputs, None), state)[1]
+        return self.along(state, inputs, None, chain(len(inputs[0]), inputs[0].device))[1][0]
 
     def run(self, state: Tensor | None, inputs: Inputs, queries: Inputs) -> tuple[Tensor, Tensor]:
         """Outputs [T,..] in float32 of T tokens that follow each other, and the state after them.
 
         state None: they are the first tokens.
         """
-        return _along(self.terms(inputs, queries), state)
-
-
-def _along(terms: Terms, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """By a kernel of the device, if there is one, else in torch."""
-    if recurrence.has_kernel(*terms.tensors):
-        return recurrence.scan(terms, state)
-    compute = gpu.along if (gpu := ops.scans(terms.k)) is not None else along
-    out, saved = compute(terms, state, chain(len(terms.k), terms.k.device))
-    return out, saved[0]
+        out, kept = self.along(state, inputs, queries, chain(len(inputs[0]), inputs[0].device))
+        return out, kept[0]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class Convolution:
 
     def replay(self, state: Tensor | None, inputs: Inputs) -> Tensor:
         (x,) = inputs
-        return torch.cat([self.before(state, x), x])[len(x) :].clone()
+        if len(x) < self.size - 1:
+            x = torch.cat([self.before(state, x), x])
+        return x[len(x) - self.size + 1 :].clone()
 
     def before(self, state: Tensor | None, x: Tensor) -> Tensor:
         """The inputs [size-1,C] to the left of x, zeros before the first token."""

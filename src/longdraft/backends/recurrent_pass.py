@@ -15,6 +15,7 @@ from longdraft.core.states import Inputs, RowStates
 from longdraft.ops import recurrence
 from longdraft.ops.scan import Order, chain, depth_first
 
+FEW = 16  # nodes of a pass that are replayed faster than the states after them are written
 LONG = 64  # nodes of a chain from which on it is computed in chunks
 CHUNK = 32  # tokens of a chunk; the inputs of the last one or two are kept
 
@@ -34,7 +35,9 @@ class RowPlan:
     """What a pass computes of one row: the new nodes, and before them what no state contains yet.
 
     early: slots that are committed and not settled. known: tokens whose inputs are in the cache. whole: whether all
-    tokens follow each other. long: how many nodes of a long pass leave no inputs behind.
+    tokens follow each other. long: how many nodes of a long pass leave no inputs behind. stops: after how many slots
+    the pass settles states, which it computes on the way. tip: whether it keeps the states that it ends with too.
+    kept: the tokens after which states are kept, those of stops first.
     """
 
     def __init__(self, states: RowStates, length: int, parent: list[int], start: int):
@@ -45,16 +48,24 @@ class RowPlan:
         self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
         size = len(parent) - start
         self.long = (size - CHUNK) // CHUNK * CHUNK if self.whole and not self.known and size >= LONG else 0
+        self.stops = states.stops(length)
+        # Writing a state costs as much as many tokens: that after the last one only where it is likely to be committed.
+        lasting = size > FEW or (size == 1 and not self.stops)
+        self.tip = self.whole and not start and states.floor is None and lasting
+        self.kept = (*(n - states.position - 1 for n in self.stops), *[len(self.parent) - 1] * self.tip)
         self.segments = [Segment(-1, list(range(len(self.parent))))] if self.whole else self._branches()
         self.states.open(self.begin + self.long, self.begin + size)
         self._order: Order | None = None
         self._windows: dict[int, Tensor] = {}
 
     def order(self, device: torch.device) -> Order:
-        """The steps of a scan, for a kernel: those of a chain save the state at its end."""
+        """The steps of a scan."""
         if self._order is None:
             count, segments = len(self.parent), [(s.after, s.tokens) for s in self.segments]
-            self._order = chain(count, device) if self.whole else depth_first(segments, count, device)
+            if self.whole:
+                self._order = chain(count, device, self.kept)
+            else:
+                self._order = depth_first(segments, count, device, self.kept)
         return self._order
 
     def windows(self, size: int, device: torch.device) -> Tensor:
@@ -70,7 +81,7 @@ class RowPlan:
     def _branches(self) -> list[Segment]:
         """The tokens on paths to new nodes: a segment ends where several begin, and follows the one it grows from."""
         real = [p != PAD for p in self.parent]
-        needed = [i >= self.known and real[i] for i in range(len(real))]
+        needed = [real[i] and (i >= self.known or i in self.kept) for i in range(len(real))]
         for i in reversed(range(len(real))):
             if needed[i] and self.parent[i] >= 0:
                 needed[self.parent[i]] = True
@@ -100,9 +111,9 @@ class RecurrentPass:
         lengths, self.rows = cache.length.tolist(), list[RowPlan]()
         for b, (n, parent) in enumerate(zip(lengths, tree.parent.tolist(), strict=True)):
             states = cache.states(b)
-            states.settle(n, cache.recurrences)
+            (states.settle if len(parent) - start >= LONG else states.adopt)(n, cache.recurrences)
             self.rows.append(RowPlan(states, n, parent, start))
-        self._tips: list[dict[int, Tensor]] = [{} for _ in lengths]
+        self._kept: list[dict[int, list[Tensor]]] = [{} for _ in lengths]  # as RowPlan.kept
         self._before: list[dict[int, Tensor]] = [{} for _ in lengths]
 
     def _next(self) -> int:
@@ -129,32 +140,8 @@ class RecurrentPass:
         if row.long:
             return self._long(b, number, scan, inputs, queries, in_chunks)
         everything = row.states.inputs(number, row.states.position, row.begin + len(inputs[0]))
-        if (gpu := ops.scans(everything[0])) is not None:  # one launch for all branches
-            out, saved = gpu.along(scan.terms(everything, queries), settled, row.order(everything[0].device))
-            if row.whole:
-                self._tips[b][number] = saved[0]
-            return out
-        outputs, stack = list[tuple[list[int], Tensor]](), list[tuple[int, Tensor | None]]()
-        for n, segment in enumerate(row.segments):
-            while stack and stack[-1][0] != segment.after:
-                stack.pop()
-            state = stack[-1][1] if stack else settled
-            old = [i for i in segment.tokens if i < row.known]
-            new = segment.tokens[len(old) :]
-            if old:
-                state = scan.replay(state, _of(everything, old))
-            if new:
-                local = [i - row.known for i in new]
-                out, state = scan.run(state, _of(everything, new), _of(queries, local))
-                outputs.append((local, out))
-            stack.append((n, state))
-        if row.whole and (end := stack[-1][1]) is not None:
-            self._tips[b][number] = end
-        if len(outputs) == 1 and len(outputs[0][0]) == len(inputs[0]):
-            return outputs[0][1]
-        out = torch.zeros(scan.terms(inputs, queries).v.shape, device=inputs[0].device)  # of padding too
-        for local, part in outputs:
-            out[local] = part
+        out, kept = scan.along(settled, everything, queries, row.order(everything[0].device))
+        self._kept[b][number] = list(kept) if len(kept) == 1 else [x.clone() for x in kept]  # none holds another one
         return out
 
     def _long(
@@ -170,7 +157,8 @@ class RecurrentPass:
         compute = in_order if in_chunks is None or recurrence.has_kernel(*inputs) else in_chunks
         first, state = compute(b, slice(0, row.long), row.states.states.get(number))
         self._before[b][number] = state
-        second, self._tips[b][number] = compute(b, slice(row.long, None), state)
+        second, end = compute(b, slice(row.long, None), state)
+        self._kept[b][number] = [end]
         return torch.cat([first.float(), second.float()])
 
     def convolve(self, x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
@@ -209,16 +197,19 @@ class RecurrentPass:
             self._before[b][number] = kind.replay(settled, (x[: row.long],))
         else:
             (everything,) = row.states.inputs(number, row.states.position, row.begin + len(x))
-        if row.whole:
-            self._tips[b][number] = kind.replay(settled, (everything,))
+        self._kept[b][number] = [kind.replay(settled, (everything[: last + 1],)) for last in row.kept]
         return kind.before(settled, everything), everything
 
     def finish(self) -> None:
-        """Keep what the latest chain ended with: it is the row's state if all of it is committed."""
-        for b, row in enumerate(self.rows):
-            end = row.begin + len(row.parent) - row.known
-            row.states.tip = (end, self._tips[b]) if row.whole else None
-            row.states.before_tip = (row.begin + row.long, self._before[b]) if row.long else None
+        """Settle the states that were computed on the way, and keep what the latest chain ended with: that is the row's
+        state if all of it is committed. A pass through some of the layers settles nothing.
+        """
+        for row, kept, before in zip(self.rows, self._kept, self._before, strict=True):
+            complete, end = len(kept) == len(self.cache.recurrences), row.begin + len(row.parent) - row.known
+            for i, stop in enumerate(row.stops if complete else ()):
+                row.states.advance(stop, {n: states[i] for n, states in kept.items()})
+            row.states.tip = (end, {n: s[-1] for n, s in kept.items()}) if row.tip and complete else None
+            row.states.before_tip = (row.begin + row.long, before) if row.long else None
 
 
 def _windows(row: RowPlan, size: int) -> list[list[int]]:
@@ -235,7 +226,5 @@ def _windows(row: RowPlan, size: int) -> list[list[int]]:
     return windows
 
 
-def _of(tensors: Inputs, tokens: list[int] | slice) -> Inputs:
-    if isinstance(tokens, list) and tokens[-1] - tokens[0] == len(tokens) - 1:
-        tokens = slice(tokens[0], tokens[-1] + 1)
+def _of(tensors: Inputs, tokens: slice) -> Inputs:
     return tuple(x[tokens] for x in tensors)

@@ -28,9 +28,9 @@ class Recurrence(Protocol):
 class RowStates:
     """The states of one row after its first `position` tokens, and the inputs of slots [low, high).
 
-    A pass writes inputs to scratch and never changes a state; what is committed later is replayed onto the states
-    before the next pass (`settle`), in the order and arithmetic in which passes run. So rollback is nothing, and a
-    state is one tensor that rows and checkpoints share: it is replaced, not written to.
+    A pass writes inputs to scratch and never changes a state; what is committed later is replayed onto the states by
+    the next pass (`stops`, `advance`) or without one (`settle`), in the order and arithmetic in which passes run. So
+    rollback is nothing, and a state is one tensor that rows and checkpoints share: it is replaced, not written to.
 
     floor: the states stay at this position or before it, None: they follow the committed length. tip: the states that
     the latest pass ended with, if it was a chain, and their position. before_tip: of a long pass, the states behind
@@ -51,30 +51,43 @@ class RowStates:
     _inputs: dict[int, Inputs] = field(default_factory=dict)  # buffers [room,..], whose first entry is of slot `low`
 
     def settle(self, length: int, recurrences: Mapping[int, Recurrence]) -> None:
-        """Replay what was committed onto the states, up to `length` tokens, or to the floor.
+        """Replay what was committed onto the states, up to `length` tokens, or to the floor."""
+        self.adopt(length, recurrences)
+        self._replay(self.stops(length), recurrences)
+
+    def adopt(self, length: int, recurrences: Mapping[int, Recurrence]) -> None:
+        """Take the states that the latest pass ended with, if the first `length` tokens are committed and they are
+        states of these, or of the first tokens up to the floor.
 
         Raises ValueError if the row was shortened otherwise than by `rewound`.
         """
         if length < self.position:
             raise ValueError(f"a row of {length} tokens has the states of {self.position}: shorten it by truncate")
-        target = length if self.floor is None else min(length, self.floor)
+        target = self._target(length)
         if self.before_tip is not None and self.position < self.before_tip[0] <= target:
-            self._advance(*self.before_tip)
-        if every := self.every:  # which may grow on the way
-            for border in range((self.position // every + 1) * every, target, every):
-                self._replay(border, recurrences)
+            self.advance(*self.before_tip)
         if self.tip is not None and self.position < self.tip[0] <= target:
-            self._advance(*self.tip)
-        self._replay(target, recurrences)
+            self._replay([n for n in self.stops(self.tip[0]) if n < self.tip[0]], recurrences)
+            self.advance(*self.tip)
         self.tip = self.before_tip = None
 
-    def _replay(self, end: int, recurrences: Mapping[int, Recurrence]) -> None:
-        if end > self.position:
-            begin, before = self.position, self.states
-            replayed = {n: r.replay(before.get(n), self.inputs(n, begin, end)) for n, r in recurrences.items()}
-            self._advance(end, replayed)
+    def stops(self, length: int) -> list[int]:
+        """After how many tokens states are to be kept on the way to `length` tokens, or to the floor: there, and at
+        borders."""
+        target, every = self._target(length), self.every
+        borders = range((self.position // every + 1) * every, target, every) if every else ()
+        return [*borders, *[target] * (target > self.position)]
 
-    def _advance(self, position: int, states: ByScan) -> None:
+    def _target(self, length: int) -> int:
+        return length if self.floor is None else min(length, self.floor)
+
+    def _replay(self, stops: list[int], recurrences: Mapping[int, Recurrence]) -> None:
+        for end in stops:
+            begin, before = self.position, self.states
+            self.advance(end, {n: r.replay(before.get(n), self.inputs(n, begin, end)) for n, r in recurrences.items()})
+
+    def advance(self, position: int, states: ByScan) -> None:
+        """The states after the first `position` tokens are these."""
         if not self.recent or self.position - self.recent[-1][0] >= RECENT:
             self.recent = [*self.recent[-1:], (self.position, self.states)]
         self.position, self.states = position, states

@@ -39,46 +39,57 @@ class Order:
     """The steps of a scan over a tree: steps [n,3] of int32, each a token, the state before it, and where its own goes.
 
     The state before it: COMMITTED, ON, or a slot of the saved states. Its own: such a slot, or -1. saved: the number of
-    slots; a slot is taken again once the branches after its token are complete. all: whether all tokens have a step.
+    slots, of which the first `kept` are a result; another is taken again once the branches after its token are
+    complete. all: whether all tokens have a step.
     """
 
     steps: Tensor
     saved: int
+    kept: int
     all: bool = True
 
 
 @lru_cache(256)
-def chain(tokens: int, device: torch.device) -> Order:
-    """One token after the other; the state after the last is saved."""
+def chain(tokens: int, device: torch.device, keep: tuple[int, ...] | None = None) -> Order:
+    """One token after the other. keep: the tokens after which the state is kept, ascending; None: the last."""
+    keep = (tokens - 1,) if keep is None else keep
     steps = torch.full((tokens, 3), ON, dtype=torch.int32)
     steps[:, 0] = torch.arange(tokens)
-    steps[0, 1], steps[-1, 2] = COMMITTED, 0
-    return Order(steps.to(device), 1)
+    steps[:1, 1] = COMMITTED
+    for slot, token in enumerate(keep):
+        steps[token, 2] = slot
+    return Order(steps.to(device), len(keep), len(keep))
 
 
-def depth_first(segments: Sequence[tuple[int, list[int]]], tokens: int, device: torch.device) -> Order:
-    """segments: (the segment that it follows or -1, its tokens) in depth-first order. The state after the last token of
-    a segment is saved if a later segment than the next one follows it.
+def depth_first(
+    segments: Sequence[tuple[int, list[int]]], tokens: int, device: torch.device, keep: tuple[int, ...] = ()
+) -> Order:
+    """segments: (the segment that it follows or -1, its tokens) in depth-first order. keep: the tokens after which the
+    state is kept. That after the last token of a segment is saved too if a later segment than the next one follows it.
     """
     last = {after: n for n, (after, _) in enumerate(segments)}  # the last segment that follows each
+    kept = {token: slot for slot, token in enumerate(keep)}
     slots = dict[int, int]()  # of a segment whose state is saved
-    steps, most = list[tuple[int, int, int]](), 0
+    steps, most = list[tuple[int, int, int]](), len(keep)
     for n, (after, own) in enumerate(segments):
         slots = {segment: slot for segment, slot in slots.items() if last[segment] >= n}
         before = COMMITTED if after == -1 else ON if after == n - 1 else slots[after]
-        save = -1
+        save = kept.get(own[-1], -1)
         if last.get(n, 0) > n + 1:
-            save = slots[n] = min(set(range(len(slots) + 1)) - set(slots.values()))
+            free = set(range(len(keep), len(keep) + len(slots) + 1)) - set(slots.values())
+            save = slots[n] = save if save >= 0 else min(free)
             most = max(most, save + 1)
         for i, token in enumerate(own):
-            steps.append((token, ON if i else before, save if i == len(own) - 1 else -1))
-    return Order(torch.tensor(steps, dtype=torch.int32).reshape(-1, 3).to(device), most, len(steps) == tokens)
+            steps.append((token, ON if i else before, save if i == len(own) - 1 else kept.get(token, -1)))
+    return Order(
+        torch.tensor(steps, dtype=torch.int32).reshape(-1, 3).to(device), most, len(keep), len(steps) == tokens
+    )
 
 
 def along(
     terms: Terms, state: Tensor | None, order: Order, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """The specification: outputs [W,H,P], zero where a token has no step, and saved states [slots,H,N,P].
+    """The specification: outputs [W,H,P], zero where a token has no step, and the kept states [kept,H,N,P].
 
     state None: the committed one is zero.
     """
@@ -102,7 +113,7 @@ def along(
             out[token - first] = (now * (q[token - first] * terms.scale)[:, :, None]).sum(1)
         if save >= 0:
             saved[save] = now
-    return out, saved
+    return out, saved[: order.kept].clone() if 0 < order.kept < order.saved else saved[: order.kept]
 
 
 def _by_head(x: Tensor, heads: int, normalised: bool) -> Tensor:

@@ -171,21 +171,26 @@ struct Copy {
     int64_t* place;  // [count], written: the place of each wanted slot
 };
 
-// A recurrence along tokens that follow each other, each head's with a state S [keys,values]: S becomes decay S + k d, where d is
+// A recurrence along the paths of a tree, each head's with a state S [keys,values]: S becomes decay S + k d, where d is
 // beta (v - k decay S), or v where beta is null; the output is q S. One head of k and q is that of heads / key_heads heads.
 struct Scan {
     int64_t tokens, heads, key_heads, keys, values;
-    int64_t per_key;      // 1: a decay for each key; 0: for each head
-    int64_t normalised;   // 1: keys and queries are divided by their length
-    float scale;          // of queries
-    const float* before;  // [heads,keys,values], or null: zeros
-    float* after;         // [heads,keys,values], written: the state after the last token
-    const float* decay;   // [tokens,heads], or [tokens,heads,keys]: what e is raised to
-    const float* k;       // [tokens,key_heads,keys]
-    const float* v;       // [tokens,heads,values]
-    const float* beta;    // [tokens,heads], or null
-    const float* q;       // [tokens,key_heads,keys], or null: no outputs
-    float* out;           // [tokens,heads,values], or null
+    int64_t first;         // tokens [first, tokens) have queries and outputs
+    int64_t per_key;       // 1: a decay for each key; 0: for each head
+    int64_t normalised;    // 1: keys and queries are divided by their length
+    float scale;           // of queries
+    int64_t steps, slots;  // of the order; how many slots it uses for states
+    const int* order;      // [steps,3]: a token, the state before it (-2: `before`, -1: that of the step before, or a slot's), and
+                           // the slot that its own goes to, or -1
+    const float* before;   // [heads,keys,values], or null: zeros
+    int64_t kept;          // the first slots, whose states are written to `after`
+    float* after;          // [kept,heads,keys,values], or null if none are kept
+    const float* decay;    // [tokens,heads], or [tokens,heads,keys]: what e is raised to
+    const float* k;        // [tokens,key_heads,keys]
+    const float* v;        // [tokens,heads,values]
+    const float* beta;     // [tokens,heads], or null
+    const float* q;        // [tokens-first,key_heads,keys], or null: no outputs
+    float* out;            // [tokens-first,heads,values], or null; a token's without a step is not written
 };
 
 // The memory that passes use, kept from one to the next. One pass at a time may use it.
@@ -229,7 +234,7 @@ Code longdraft_uniform(const int64_t* seed, const int64_t* position, int64_t row
 Code longdraft_draw(const float* logits, const Warpers* warpers, const int64_t* seed, const int64_t* position, int64_t rows,
                     int64_t nodes, int64_t vocab, int64_t* out);
 
-// The result does not depend on how a chain is divided into calls, nor on threads or outputs.
+// The result does not depend on how paths are divided into calls, nor on threads or outputs.
 Code longdraft_scan(const Scan* scan);
 
 // What surrounds the recurrence of a gated delta net; each number is computed alike wherever it stands.

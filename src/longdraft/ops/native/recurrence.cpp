@@ -1,4 +1,4 @@
-// Recurrences of layers with a state, and causal convolutions, along chains of tokens, for calls from Python.
+// Recurrences of layers with a state along the paths of a tree, and what surrounds them, for calls from Python.
 #include "recurrence.h"
 
 #include "guard.h"
@@ -11,63 +11,68 @@ static bool fits(const Scan& s) {
     for (const int64_t n : {s.tokens, s.heads, s.key_heads, s.keys, s.values})
         if (!in_range(n, 1, MANY)) return false;
     if (s.heads % s.key_heads || s.heads * s.keys >= MANY || s.heads * s.values >= MANY) return false;
-    return s.after && s.decay && s.k && s.v && (!s.q == !s.out);
+    if (!in_range(s.first, 0, s.tokens) || !in_range(s.steps, 1, MANY)) return false;
+    if (!in_range(s.slots, 0, MANY) || !in_range(s.kept, 0, s.slots)) return false;
+    if (!s.order || !s.decay || !s.k || !s.v || !s.q != !s.out || (s.kept && !s.after)) return false;
+    for (int64_t i = 0; i < s.steps; i++) {
+        const Step step = step_of(s, i);
+        if (!in_range(step.token, 0, s.tokens - 1) || !in_range(step.save, -1, s.slots - 1)) return false;
+        if (!in_range(step.before, COMMITTED, i ? s.slots - 1 : COMMITTED)) return false;
+    }
+    return true;
 }
 
-// The decays, keys and queries of tokens [from, from + count). Called by every thread of a parallel region.
+// The decays, keys and queries of steps [from, from + count). Called by every thread of a parallel region.
 static void prepare(const Scan& s, int64_t from, int64_t count, const Prepared& to) {
     const int64_t N = s.keys, K = s.key_heads, H = s.heads * (s.per_key ? N : 1);
 #pragma omp for schedule(static) nowait
     for (int64_t i = 0; i < count * K; i++) {
-        const int64_t at = (from * K + i) * N;
-        scaled(s.k + at, N, s.normalised, 1, to.k + i * N);
-        if (s.q) scaled(s.q + at, N, s.normalised, s.scale, to.q + i * N);
+        const int64_t token = step_of(s, from + i / K).token, head = i % K;
+        scaled(s.k + (token * K + head) * N, N, s.normalised, 1, to.k + i * N);
+        if (s.q && token >= s.first)
+            scaled(s.q + ((token - s.first) * K + head) * N, N, s.normalised, s.scale, to.q + i * N);
     }
 #pragma omp for schedule(static) nowait
-    for (int64_t t = 0; t < count; t++) exponentials(s.decay + (from + t) * H, H, to.decay + t * H);
+    for (int64_t i = 0; i < count; i++) exponentials(s.decay + step_of(s, from + i).token * H, H, to.decay + i * H);
 }
 
-// What a call needs: a tile's tokens, and a block of a state for each thread.
+// What a call needs: a tile's tokens, and for each thread, or where there are several tiles for each head, its states.
 struct ScanMemory {
     Prepared prepared;
-    float* own;  // [threads,keys,COLUMNS]
+    int64_t each;  // numbers of a head's states
+    float* states;
     int64_t bytes;
-    ScanMemory(const Scan& s, int64_t tile, int64_t threads, Arena arena) {
+    ScanMemory(const Scan& s, int64_t tile, int64_t owners, Arena arena) : each(States(s, tile < s.steps, nullptr).numbers()) {
         prepared.k = arena.array<float>(tile * s.key_heads * s.keys);
         prepared.q = arena.array<float>(s.q ? tile * s.key_heads * s.keys : 0);
         prepared.decay = arena.array<float>(tile * s.heads * (s.per_key ? s.keys : 1));
-        own = arena.array<float>(threads * s.keys * COLUMNS);
+        states = arena.array<float>(owners * each);
         bytes = arena.bytes();
     }
 };
 
-// A head's state to where it will be changed, which reads memory in its order: the blocks do not.
-static void copy_state(const Scan& s, int64_t head) {
-    const int64_t size = s.keys * s.values;
-    std::memcpy(s.after + head * size, s.before + head * size, sizeof(float) * size);
-}
-
 template <bool DELTA, bool PER_KEY>
 static Code scan(const Scan& s) {
-    const int threads = s.tokens * s.heads * s.keys * s.values < (1 << 15) ? 1 : team_size();
-    const int64_t tile = std::min(s.tokens, TILE_TOKENS), blocks = (s.values + COLUMNS - 1) / COLUMNS;
+    const int threads = s.steps * s.heads * s.keys * s.values < (1 << 15) ? 1 : team_size();
+    const int64_t tile = std::min(s.steps, TILE_STEPS), blocks = (s.values + COLUMNS - 1) / COLUMNS;
     const int64_t shares = s.heads < threads ? blocks : 1;  // of a head
+    const bool several = tile < s.steps;
     Buffer<char> memory;
-    memory.reserve(ScanMemory(s, tile, threads, Arena()).bytes);
-    const ScanMemory t(s, tile, threads, Arena(memory.data()));
+    memory.reserve(ScanMemory(s, tile, several ? s.heads : threads, Arena()).bytes);
+    const ScanMemory t(s, tile, several ? s.heads : threads, Arena(memory.data()));
 #pragma omp parallel num_threads(threads)
-    for (int64_t from = 0; from < s.tokens; from += tile) {
-        const int64_t count = std::min(tile, s.tokens - from);
+    for (int64_t from = 0; from < s.steps; from += tile) {
+        const int64_t count = std::min(tile, s.steps - from);
         prepare(s, from, count, t.prepared);
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t unit = 0; unit < s.heads * shares; unit++) {
-            const int64_t head = unit / shares, share = unit % shares;
-            const bool copied = !from && s.before && shares == 1;
-            if (copied) copy_state(s, head);
-            for (int64_t block = blocks * share / shares; block < blocks * (share + 1) / shares; block++)
-                Block<DELTA, PER_KEY>(s, t.prepared, from, count, head, block, from || copied)
-                    .run(t.own + omp_get_thread_num() * s.keys * COLUMNS);
+            const int64_t head = unit / shares, share = unit % shares, end = blocks * (share + 1) / shares;
+            const States states(s, several, t.states + (several ? head : omp_get_thread_num()) * t.each);
+            if (!from) states.load(head, blocks * share / shares, end);
+            for (int64_t block = blocks * share / shares; block < end; block++)
+                Block<DELTA, PER_KEY>(s, t.prepared, states, from, count, head, block).run();
+            if (from + count == s.steps) states.store(head, blocks * share / shares, end);
         }
     }
     return DONE;
@@ -76,24 +81,38 @@ static Code scan(const Scan& s) {
 // Additive recurrences of heads with one value, as Mamba has them: its keys are side by side in a vector.
 static Code narrow(const Scan& s) {
     constexpr int64_t BESIDE = 64;  // heads
-    const int64_t N = s.keys, H = s.heads, groups = (H + BESIDE - 1) / BESIDE;
-    const int threads = s.tokens * H * N < (1 << 15) ? 1 : team_size();
+    const int64_t N = s.keys, H = s.heads, groups = (H + BESIDE - 1) / BESIDE, block = BESIDE * N;
+    const int threads = s.steps * H * N < (1 << 15) ? 1 : team_size();
+    Buffer<float> memory;
+    memory.reserve(threads * (1 + s.slots - s.kept) * block);
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t group = 0; group < groups; group++)
-        for (int64_t t = 0; t < s.tokens; t++)
-            for (int64_t h = group * BESIDE; h < std::min(H, (group + 1) * BESIDE); h++) {
-                const int64_t key_head = (t * s.key_heads + h / (H / s.key_heads)) * N, head = t * H + h;
-                const float* const before = t ? s.after : s.before;
+    for (int64_t group = 0; group < groups; group++) {
+        const int64_t begin = group * BESIDE, end = std::min(H, begin + BESIDE), size = sizeof(float) * (end - begin) * N;
+        float* const own = memory.data() + omp_get_thread_num() * (1 + s.slots - s.kept) * block;
+        const auto slot = [&](int64_t i) { return i < s.kept ? s.after + (i * H + begin) * N : own + (1 + i - s.kept) * block; };
+        for (int64_t i = 0; i < s.steps; i++) {
+            const auto [t, before, save] = step_of(s, i);
+            const bool empty = before == COMMITTED && !s.before, out = s.out && t >= s.first;
+            if (empty) std::memset(own, 0, size);
+            if (before != ON && !empty) std::memcpy(own, before == COMMITTED ? s.before + begin * N : slot(before), size);
+            for (int64_t h = begin; h < end; h++) {
+                const int64_t key_head = h / (H / s.key_heads), head = t * H + h;
+                const float *const k = s.k + (t * s.key_heads + key_head) * N;
+                const float *const q = out ? s.q + ((t - s.first) * s.key_heads + key_head) * N : k;
+                float* const state = own + (h - begin) * N;
                 const vec v = splat(s.v[head]);
-                vec out = splat(0);
+                vec y = splat(0);
                 for (int64_t n = 0; n < N; n += V) {
                     const vec d = vexp(s.per_key ? load(s.decay + head * N + n) : splat(s.decay[head]));
-                    const vec x = fused(load(s.k + key_head + n), v, before ? load(before + h * N + n) * d : splat(0));
-                    store(s.after + h * N + n, x);
-                    if (s.q) out = fused(load(s.q + key_head + n), x, out);
+                    const vec x = fused(load(k + n), v, load(state + n) * d);
+                    store(state + n, x);
+                    if (out) y = fused(load(q + n), x, y);
                 }
-                if (s.out) s.out[head] = sum(out);
+                if (out) s.out[head - s.first * H] = sum(y);
             }
+            if (save >= 0) std::memcpy(slot(save), own, size);
+        }
+    }
     return DONE;
 }
 

@@ -1,19 +1,26 @@
-// What tokens that follow each other do to a block of a state, and what they read of it: S becomes decay S + k delta, and an
+// What tokens do to a block of a state along the paths of a tree, and what they read of it: S becomes decay S + k delta, and an
 // output is q S. A column of a block is its own sum over the keys, in their order, so neither the division of the columns among
-// threads, nor of the tokens among calls, nor the absence of outputs changes a bit.
+// threads, nor of the tokens among calls, nor branches or the absence of outputs change a bit.
 #pragma once
 #include <algorithm>
 
 #include "blocks.h"
 #include "interface.h"
 
-constexpr int64_t TILE_TOKENS = 64;                          // tokens that are prepared together
+constexpr int64_t TILE_STEPS = 128;                          // steps whose tokens are prepared together
+constexpr int64_t LARGE = 1 << 17;                           // numbers of all heads' states
 constexpr int VECTORS = V == 4 ? 4 : 2, COLUMNS = VECTORS * V;  // of a block, which stays in the first-level cache
 
-// What some tokens have that a block of any head reads: k and q as they are multiplied, decays as factors.
+constexpr int32_t COMMITTED = -2, ON = -1;  // the state before a step: see interface.h
+struct Step {
+    int32_t token, before, save;
+};
+static inline Step step_of(const Scan& s, int64_t i) { return {s.order[3 * i], s.order[3 * i + 1], s.order[3 * i + 2]}; }
+
+// What the tokens of some steps have that a block of any head reads: k and q as they are multiplied, decays as factors.
 struct Prepared {
-    float *k, *q;  // [tokens,key_heads,keys]
-    float* decay;  // [tokens,heads], or [tokens,heads,keys]
+    float *k, *q;  // [steps,key_heads,keys]
+    float* decay;  // [steps,heads], or [steps,heads,keys]
 };
 
 // out [n] = x scaled, and divided by its length if it is to be.
@@ -40,97 +47,143 @@ ONE_COPY static void exponentials(const float* x, int64_t n, float* out) {
     std::memcpy(out + i, last, sizeof(float) * (n - i));
 }
 
-// A block of a state: COLUMNS columns of all keys.
-struct Place {
-    float* first;
-    int64_t stride;
-    float* row(int64_t key) const { return first + key * stride; }
+// The states of one head, in blocks of columns; memory is read and written in its order, which is several times faster than
+// block by block. Columns beyond a narrow block's are zeros. apart: whether blocks share the memory of slots that are not kept.
+class States {
+    const Scan& s;
+    const int64_t blocks = (s.values + COLUMNS - 1) / COLUMNS, size = s.keys * COLUMNS;  // numbers of a block
+    const bool apart;
+    float* const memory;  // [1+kept,blocks,size], then [slots-kept,size], for each block if apart
+
+   public:
+    States(const Scan& s, bool apart, float* memory) : s(s), apart(apart), memory(memory) {}
+    int64_t numbers() const { return ((1 + s.kept) * blocks + (s.slots - s.kept) * (apart ? blocks : 1)) * size; }
+    float* now(int64_t block) const { return memory + block * size; }
+    float* slot(int64_t i, int64_t block) const {
+        if (i < s.kept) return memory + ((1 + i) * blocks + block) * size;
+        return memory + ((1 + s.kept) * blocks + (i - s.kept) * (apart ? blocks : 1) + (apart ? block : 0)) * size;
+    }
+    // The committed state of blocks [first, end) becomes the present one.
+    void load(int64_t head, int64_t first, int64_t end) const {
+        if (!s.before || s.values % COLUMNS) std::memset(now(first), 0, sizeof(float) * (end - first) * size);
+        if (!s.before) return;
+        rows(head, first, end, s.before,
+             [&](const float* x, int64_t block, int64_t n) { part(x, now(block) + n * COLUMNS, block); });
+    }
+    // Kept states to where they are wanted. Large ones go past the caches, which the weights of the next layers fill anyway.
+    void store(int64_t head, int64_t first, int64_t end) const {
+        const int64_t numbers = s.heads * s.keys * s.values, last = step_of(s, s.steps - 1).save;
+        const bool past = numbers >= LARGE && s.values % COLUMNS == 0 && reinterpret_cast<uintptr_t>(s.after) % sizeof(vec) == 0;
+        for (int64_t i = 0; i < s.kept; i++)
+            rows(head, first, end, s.after + i * numbers, [&](float* x, int64_t block, int64_t n) {
+                const float* const y = (i == last ? now(block) : slot(i, block)) + n * COLUMNS;
+                if (!past) return part(y, x, block);
+                each<VECTORS>([&](int v) { stream(x + v * V, ::load(y + v * V)); });
+            });
+        if (past) streamed();
+    }
+
+   private:
+    template <typename Float, typename F>
+    void rows(int64_t head, int64_t first, int64_t end, Float* x, F f) const {
+        for (int64_t n = 0; n < s.keys; n++)
+            for (int64_t block = first; block < end; block++) f(x + (head * s.keys + n) * s.values + block * COLUMNS, block, n);
+    }
+    void part(const float* from, float* to, int64_t block) const {
+        const int64_t columns = s.values - block * COLUMNS;
+        if (columns >= COLUMNS)
+            each<VECTORS>([&](int i) { ::store(to + i * V, ::load(from + i * V)); });
+        else
+            std::memcpy(to, from, sizeof(float) * columns);
+    }
 };
 
-// Of one head: the tokens of a tile, and `columns` columns from `column` on. Columns beyond a narrow block's are zeros. begun: the
-// state before the tile lies where that after it will.
+// Of one head: steps [from, from + count), and `columns` columns from those of `block` on.
 template <bool DELTA, bool PER_KEY>
 class Block {
     const Scan& s;
     const Prepared& p;
-    const int64_t from, count, head, column, columns;  // tokens [from, from + count)
-    const bool begun;
+    const States& states;
+    const int64_t from, count, head, block, column, columns;
+    float* const own;
     const int64_t N = s.keys, key_head = head / (s.heads / s.key_heads);
-    const float* k(int64_t t) const { return p.k + (t * s.key_heads + key_head) * N; }
-    const float* q(int64_t t) const { return p.q + (t * s.key_heads + key_head) * N; }
-    const float* decay(int64_t t) const { return p.decay + (t * s.heads + head) * (PER_KEY ? N : 1); }
-    int64_t values(int64_t t) const { return ((from + t) * s.heads + head) * s.values + column; }
+    const float* k(int64_t i) const { return p.k + (i * s.key_heads + key_head) * N; }
+    const float* q(int64_t i) const { return p.q + (i * s.key_heads + key_head) * N; }
+    const float* decay(int64_t i) const { return p.decay + (i * s.heads + head) * (PER_KEY ? N : 1); }
+    int64_t values(int64_t token) const { return (token * s.heads + head) * s.values + column; }
 
    public:
-    Block(const Scan& s, const Prepared& p, int64_t from, int64_t count, int64_t head, int64_t block, bool begun)
-        : s(s), p(p), from(from), count(count), head(head), column(block * COLUMNS),
-          columns(std::min<int64_t>(COLUMNS, s.values - column)), begun(begun) {}
+    Block(const Scan& s, const Prepared& p, const States& states, int64_t from, int64_t count, int64_t head, int64_t block)
+        : s(s), p(p), states(states), from(from), count(count), head(head), block(block), column(block * COLUMNS),
+          columns(std::min<int64_t>(COLUMNS, s.values - column)), own(states.now(block)) {}
 
-    // own [keys,COLUMNS]: memory of the thread.
-    void run(float* own) {
-        const bool whole = columns == COLUMNS;
-        const Place inside = {own, COLUMNS}, after = {s.after + head * N * s.values + column, s.values};
-        const Place before = begun || !s.before ? after : Place{const_cast<float*>(s.before) + (after.first - s.after), s.values};
-        Place source = whole && (begun || s.before) ? before : inside;
-        if (source.first == own) fill(own, begun || s.before ? before.first : nullptr);
-        vec read[VECTORS] = {};
-        if (DELTA) recall(source, 0, read);
-        for (int64_t t = 0; t < count; t++) {
-            const Place to = whole && t + 1 == count ? after : inside;
-            vec delta[VECTORS];
-            change(t, read, delta);
-            s.out ? update<true>(source, to, t, delta, read) : update<false>(source, to, t, delta, read);
-            source = to;
+    void run() {
+        vec read[VECTORS], delta[VECTORS];
+        for (int64_t i = 0; i < count; i++) {
+            const Step step = step_of(s, from + i);
+            if (step.before != ON) fetch(from + i, step.before);
+            if (DELTA && (step.before != ON || !i)) recall(i, read);
+            change(i, step.token, read, delta);
+            const bool out = s.out && step.token >= s.first;
+            const bool more = DELTA && i + 1 < count && step_of(s, from + i + 1).before == ON;
+            if (out)
+                more ? update<true, true>(i, step.token, delta, read) : update<true, false>(i, step.token, delta, read);
+            else
+                more ? update<false, true>(i, step.token, delta, read) : update<false, false>(i, step.token, delta, read);
+            if (step.save >= 0) put(from + i, step.save);
         }
-        if (!whole)
-            for (int64_t n = 0; n < N; n++) std::memcpy(after.row(n), inside.row(n), sizeof(float) * columns);
     }
 
    private:
-    void fill(float* own, const float* before) const {
-        std::memset(own, 0, sizeof(float) * N * COLUMNS);
-        for (int64_t n = 0; before && n < N; n++) std::memcpy(own + n * COLUMNS, before + n * s.values, sizeof(float) * columns);
+    // The state before a step. That before the first one is in place.
+    void fetch(int64_t step, int32_t before) const {
+        if (before == COMMITTED && step) states.load(head, block, block + 1);
+        if (before >= 0) std::memcpy(own, states.slot(before, block), sizeof(float) * N * COLUMNS);
+    }
+    // The last step's state stays in place.
+    void put(int64_t step, int32_t save) const {
+        if (step + 1 < s.steps) std::memcpy(states.slot(save, block), own, sizeof(float) * N * COLUMNS);
     }
 
-    // How the numbers of key n at token t enter what is read for it before its own change.
-    vec weight(int64_t t, int64_t n) const { return PER_KEY ? splat(k(t)[n]) * splat(decay(t)[n]) : splat(k(t)[n]); }
+    // How the numbers of key n at step i enter what is read for it before its own change.
+    static vec weight(const float* k, const float* decay, int64_t n) { return PER_KEY ? splat(k[n]) * splat(decay[n]) : splat(k[n]); }
 
     // read = k S, before any update.
-    void recall(Place source, int64_t t, vec* read) const {
-        for (int64_t n = 0; n < N; n++) {
-            const vec w = weight(t, n);
-            each<VECTORS>([&](int i) { read[i] = fused(w, load(source.row(n) + i * V), read[i]); });
+    void recall(int64_t step, vec* read) const {
+        vec total[VECTORS] = {};
+        const float *const key = k(step), *const keep = decay(step), *row = own;
+        for (int64_t n = 0, all = N; n < all; n++, row += COLUMNS) {
+            const vec w = weight(key, keep, n);
+            each<VECTORS>([&](int i) { total[i] = fused(w, load(row + i * V), total[i]); });
         }
+        each<VECTORS>([&](int i) { read[i] = total[i]; });
     }
 
     // delta = beta (v - decay read), or v.
-    void change(int64_t t, const vec* read, vec* delta) const {
+    void change(int64_t step, int64_t token, const vec* read, vec* delta) const {
         alignas(64) float v[COLUMNS] = {};
-        std::memcpy(v, s.v + values(t), sizeof(float) * columns);
+        std::memcpy(v, s.v + values(token), sizeof(float) * columns);
         each<VECTORS>([&](int i) {
             delta[i] = load(v + i * V);
             if constexpr (!DELTA) return;
-            delta[i] = fused(PER_KEY ? splat(-1) : splat(-*decay(t)), read[i], delta[i]) * splat(s.beta[(from + t) * s.heads + head]);
+            delta[i] = fused(PER_KEY ? splat(-1) : splat(-*decay(step)), read[i], delta[i]) * splat(s.beta[token * s.heads + head]);
         });
     }
 
-    // S of token t, its output, and what the next token reads.
-    template <bool OUT>
-    void update(Place source, Place to, int64_t t, const vec* delta, vec* read) const {
-        const bool more = DELTA && t + 1 < count;
-        more ? update<OUT, true>(source, to, t, delta, read) : update<OUT, false>(source, to, t, delta, read);
-    }
+    // S of a step, its output, and what the next step reads.
     template <bool OUT, bool MORE>
-    void update(Place source, Place to, int64_t t, const vec* given, vec* read) const {
+    void update(int64_t step, int64_t token, const vec* given, vec* read) const {
         vec out[VECTORS] = {}, next[VECTORS] = {}, delta[VECTORS];
         each<VECTORS>([&](int i) { delta[i] = given[i]; });
-        const float *const key = k(t), *const query = q(t), *const keep = decay(t);
-        for (int64_t n = 0; n < N; n++) {
+        const float *const key = k(step), *const query = q(step), *const keep = decay(step);
+        const float *const next_key = k(step + MORE), *const next_keep = decay(step + MORE);
+        float* row = own;
+        for (int64_t n = 0, all = N; n < all; n++, row += COLUMNS) {
             const vec a = splat(key[n]), d = splat(keep[PER_KEY ? n : 0]);
-            const vec b = OUT ? splat(query[n]) : a, c = MORE ? weight(t + 1, n) : a;
+            const vec b = OUT ? splat(query[n]) : a, c = MORE ? weight(next_key, next_keep, n) : a;
             each<VECTORS>([&](int i) {
-                const vec x = fused(a, delta[i], load(source.row(n) + i * V) * d);
-                store(to.row(n) + i * V, x);
+                const vec x = fused(a, delta[i], load(row + i * V) * d);
+                store(row + i * V, x);
                 if constexpr (OUT) out[i] = fused(b, x, out[i]);
                 if constexpr (MORE) next[i] = fused(c, x, next[i]);
             });
@@ -139,6 +192,6 @@ class Block {
         if constexpr (!OUT) return;
         alignas(64) float y[COLUMNS];
         each<VECTORS>([&](int i) { store(y + i * V, out[i]); });
-        std::memcpy(s.out + values(t), y, sizeof(float) * columns);
+        std::memcpy(s.out + values(token - s.first), y, sizeof(float) * columns);
     }
 };

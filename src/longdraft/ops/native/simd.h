@@ -116,6 +116,22 @@ static inline void store(bf16* p, vec x) {  // to nearest, ties to even
     std::memcpy(p, &h, sizeof h);
 }
 
+// To p, which is aligned like a vector, past the caches; other threads may read it once `streamed` has returned.
+static inline void stream(float* p, vec x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(p, (__m256)x);
+#else
+    store(p, x);
+#endif
+}
+static inline void streamed() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
 #ifdef __AVX512BF16__
 #define BF16_PAIRS
 // Two numbers that one instruction multiplies with two others: the sum of both products is added to a float.

@@ -44,7 +44,7 @@ def along(terms: Terms, state: Tensor | None, order: Order) -> tuple[Tensor, Ten
         v.stride(0), v.stride(1), gate.stride(0), 0 if beta is None else beta.stride(0), q.stride(0), q.stride(1),
         terms.scale, **constants,
     )  # fmt: skip
-    return out, saved
+    return out, saved[: order.kept].clone() if 0 < order.kept < order.saved else saved[: order.kept]
 
 
 def convolve(state: Tensor | None, x: Tensor, windows: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:

@@ -67,7 +67,7 @@ def compare_scans(device: torch.device) -> None:
     """
     from longdraft.ops.triton import scans
 
-    order = scan.depth_first([(-1, [0, 1]), (0, [2, 4]), (0, [3]), (-1, [5])], 6, device)
+    order = scan.depth_first([(-1, [0, 1]), (0, [2, 4]), (0, [3]), (-1, [5])], 6, device, keep=(1, 2))
     k, v, q, state = _draw(device, torch.bfloat16, (6, 2, 24), (6, 4, 40), (5, 2, 24), (4, 24, 40))
     gate, each, beta = _draw(device, torch.float32, (6, 4), (6, 4, 24), (6, 4))
     for held in (state.float(), None):
