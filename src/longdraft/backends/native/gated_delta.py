@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +13,23 @@ from longdraft.backends.native.step import Pins
 from longdraft.backends.recurrences import DeltaRule
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.ops import native
+
+FEW = 64  # nodes of a pass whose convolution is too small to divide
+
+
+@contextmanager
+def in_one_thread() -> Generator[None]:
+    """Inside, torch computes in the calling thread alone.
+
+    Its parallel loops between those of the kernels make threads wait for each other twice as often, which took several
+    times as long as the work where another process computed too.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class GatedDelta:
@@ -44,7 +63,8 @@ class GatedDelta:
         """What the linear layers have computed for B rows of W new nodes -> [B,W,values]."""
         x, z, gates = (part.view(B, W, -1) for part in inputs.split([B * W * size for size in self.sizes]))
         (K, D), (H, P) = self.keys, self.values
-        mixed = scans.convolve(x.mT, self.taps, self.bias).mT.contiguous()
+        with in_one_thread() if B * W <= FEW else nullcontext():
+            mixed = scans.convolve(x.mT, self.taps, self.bias).mT.contiguous()
         lib.longdraft_silu(mixed.data_ptr(), mixed.numel())
         q, k, v = mixed.split([K * D, K * D, H * P], -1)
         beta, decay = torch.empty(2, B, W, H)
