@@ -24,6 +24,9 @@ class Divided(Eager):
         if architecture.differential:
             kind = architecture.config.model_type
             raise InputError(f"{kind}'s layers pair heads that processes would divide: start it without torchrun")
+        if architecture.scans:
+            kind = architecture.config.model_type
+            raise InputError(f"{kind} has layers with states, which are not divided yet: start it without torchrun")
         self.team = team
 
     def forward(
