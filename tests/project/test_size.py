@@ -1,4 +1,4 @@
-"""The checkout travels: what is tracked stays below 40 MB, a wheel below 20 MB, and no file is large."""
+"""The checkout travels: what is tracked stays below 44 MB, a wheel below 20 MB, and no file is large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
-TREE, FILE, WHEEL, DRAFTERS = 40 * MB, 11 * MB, 20 * MB, 12 * MB
+TREE, FILE, WHEEL, DRAFTERS = 44 * MB, 11 * MB, 20 * MB, 12 * MB
 
 
 def tracked() -> list[Path]:
