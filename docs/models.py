@@ -60,10 +60,10 @@ def summary(every: list[dict[str, Any]]) -> str:
         counts = Counter(r["class"] for r in every if r.get("group", "causal") == group)
         if counts:
             rows.append((words, *(str(counts[name]) for name in names), str(sum(counts.values()))))
-    first = every[0]
+    first, runs = every[0], Counter(f"`{r['git_sha'][:7]}` ({r['time'][:10]})" for r in every)
     origin = (
-        f"Transformers {first['versions']['transformers']}, torch {first['versions']['torch']}, float32,"
-        f" {first['time'][:10]}, revision `{first['git_sha'][:7]}`."
+        f"Transformers {first['versions']['transformers']}, torch {first['versions']['torch']}, float32;"
+        f" kinds by revision: {', '.join(f'{count} at {run}' for run, count in sorted(runs.items()))}."
     )
     return f"{table(('', *names, 'all'), rows)}\n\n{origin}"
 
