@@ -39,20 +39,25 @@ class Rewinding:
         for b in range(len(self.length)):
             self._states[self._first + b] = RowStates(every=self.states(b).every)
 
+    def _settled(self, b: int) -> RowStates:
+        """The states of row b with all that is committed: what the latest pass ended with counts too."""
+        self.states(b).settle(int(self.length[b]), self.recurrences)
+        return self.states(b)
+
     def resumable(self, count: int) -> int:
         """The most slots, at most `count`, to which the first row can be truncated: without recurrent layers, count."""
-        return self.states(0).resumable(count) if self.recurrences else count
+        return self._settled(0).resumable(count) if self.recurrences else count
 
     def earliest(self, count: int) -> int:
         """The fewest slots, at least `count`, to which the first row can be truncated."""
-        return self.states(0).earliest(count) if self.recurrences else count
+        return self._settled(0).earliest(count) if self.recurrences else count
 
     def truncate(self, lengths: Tensor | int) -> None:
         """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row has no states of its
         length (see resumable)."""
         wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
         for b, n in enumerate(wanted.tolist() if self.recurrences else []):
-            if n < self.states(b).position:
+            if n < int(self.length[b]) and n < self._settled(b).position:
                 self._states[self._first + b] = self.states(b).rewound(n)
         self.length.copy_(wanted)
 
@@ -100,6 +105,9 @@ class Rewinding:
     def earlier(self, lengths: list[int]) -> Generator[None]:
         """Inside the block the rows have the states of these lengths."""
         rows = slice(self._first, self._first + len(lengths))
+        if self.recurrences:
+            for b in range(len(lengths)):
+                self._settled(b)
         saved = self._states[rows]
         if self.recurrences:
             self._states[rows] = [row.rewound(n).copy() for row, n in zip(saved, lengths, strict=True)]
