@@ -159,6 +159,17 @@ def test_a_drafter_that_touches_the_prompts_keys_is_flagged_though_the_text_is_r
     assert "changed" in runs[0]["found"][0]["why"]
 
 
+def test_a_drafter_that_touches_the_prompts_states_is_flagged():
+    class Scribbler(Drafter):
+        def grow(self, tree, seqs, limits):
+            if int(seqs.length[0]) == 71:  # the prompt's states are still the row's
+                next(iter(seqs.cache.states(0).states.values()))[0] += 1e-3
+            return tree
+
+    runs = run(audit(lambda t: Scribbler(), "qwen3.5", lengths=(70,)))
+    assert "changed" in runs[0]["found"][0]["why"]
+
+
 @pytest.mark.parametrize(
     ("dtype", "by", "seen"), [("float32", 0.01, True), ("float32", 1e-6, False), ("bfloat16", 0.01, False)]
 )

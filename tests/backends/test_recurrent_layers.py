@@ -175,3 +175,30 @@ def test_the_head_has_the_factors_that_its_decoder_keeps():
     captured = Captures(CaptureSpec(hidden=(lm.depth,)))
     logits = lm(Tree.chain(torch.tensor([tiny_models.prompt(9)])), lm.new_cache(1, 16), captured=captured)
     assert torch.allclose(lm.head(captured.states[lm.depth]), logits, rtol=1e-4, atol=1e-4)
+
+
+def in_chunks_error(kind: str, monkeypatch) -> float:
+    """The largest difference of a prompt from Transformers', where no kernel reads it token after token."""
+    monkeypatch.setattr("longdraft.ops.recurrence.has_kernel", lambda *tensors: False)
+    lm, prompt = target(kind), tiny_models.prompt(150)
+    with torch.inference_mode():
+        said = lm.eager.forward(Tree.chain(torch.tensor([prompt])), lm.new_cache(1, 160), 0, None, Captures())[0]
+    want = logits_of(kind, prompt)
+    return float((said - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", pytest.param("kimi_linear", marks=full)])
+def test_prompts_in_chunks_say_what_transformers_says(kind, monkeypatch):
+    assert in_chunks_error(kind, monkeypatch) < ROUNDING
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+def test_a_chunk_that_forgets_the_one_before_would_be_noticed(kind, monkeypatch):
+    scan = RecurrentPass.scan
+
+    def forgetful(self, kind, inputs, queries, in_chunks=None):
+        lost = in_chunks and (lambda b, nodes, state: in_chunks(b, nodes, None))
+        return scan(self, kind, inputs, queries, lost)
+
+    monkeypatch.setattr(RecurrentPass, "scan", forgetful)
+    assert in_chunks_error(kind, monkeypatch) > ROUNDING

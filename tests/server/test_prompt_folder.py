@@ -202,20 +202,22 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("model", ["llama", "qwen3.5"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_part_is_read_again(tmp_path, damage, memory):
-    [prompt], lm = tiny.prompts(150), tiny.target("llama")
-    answered(opened(tmp_path), prompt)
+def test_a_damaged_part_is_read_again(tmp_path, damage, memory, model):
+    [prompt], lm = tiny.prompts(150), tiny.target(model)
+    answered(opened(tmp_path, model), prompt, lm=lm)
     *_, third, _, _ = found = parts(tmp_path)
     third.write_bytes(damage(third.read_bytes(), found[0].read_bytes()))
-    folder = opened(tmp_path, memory=memory)
+    folder = opened(tmp_path, model, memory=memory)
     if folder.memory is not None:  # it knows half of the damaged part
         with torch.inference_mode():
             row = lm.new_cache(1, 200)
             lm.prefill(prompt[:80], row)
             folder.memory.store(prompt[:80], row)
-    assert answered(folder, prompt) == (alone("llama", prompt), 64)
-    assert len(parts(tmp_path)) >= 4 and answered(opened(tmp_path), prompt) == (alone("llama", prompt), 128)
+    known = 0 if memory and model == "qwen3.5" else 64  # the memory has no states of what comes before that part
+    assert answered(folder, prompt, lm=lm) == (alone(model, prompt), known)
+    assert len(parts(tmp_path)) >= 4 and answered(opened(tmp_path, model), prompt, lm=lm) == (alone(model, prompt), 128)
 
 
 def test_damage_that_is_believed_would_be_noticed(tmp_path, monkeypatch):

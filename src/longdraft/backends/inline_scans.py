@@ -20,13 +20,17 @@ from longdraft.errors import InputError
 LIGHTNING = ("qkv_proj", "act_fn", "slope_rate", "norm", "out_proj")  # what MiniMax's lightning attention consists of
 GRIFFIN = ("conv_1d", "rg_lru")  # and RecurrentGemma's recurrent block
 COMPRESSED = ("v_proj_delayed", "conv_qk_depthwise", "conv_qk_grouped")  # and Zaya's projections to attention
-INLINE = (LIGHTNING, GRIFFIN, COMPRESSED)
+INLINE = {
+    "LightningAttention": LIGHTNING,
+    "RecurrentBlock": GRIFFIN,
+    "CCAProjection": COMPRESSED,
+}  # by classes' endings
 Running = Callable[[], RecurrentPass | None]  # the pass that the calling thread runs
 _inside = threading.local()  # qkv: what the lightning attention that the thread runs has projected
 
 
 def is_inline(module: Any) -> bool:
-    return any(_has(module, names) for names in INLINE)
+    return any(_has(module, names) for names in INLINE.values())
 
 
 def _has(module: Any, names: tuple[str, ...]) -> bool:

@@ -13,8 +13,10 @@ _running = threading.local()  # its layer: the one that the module which the thr
 def follow_layers(hf: Any) -> None:
     """Let `number_of` know the layer of every module of the model that is told it. The hooks stay registered."""
     for module in hf.modules():
+        if not hasattr(module, ARGUMENT) or hasattr(module, "follows_layers"):
+            continue
         names = list(inspect.signature(type(module).forward).parameters)[1:]
-        if hasattr(module, ARGUMENT) and ARGUMENT in names and not hasattr(module, "follows_layers"):
+        if ARGUMENT in names:
             module.register_forward_pre_hook(_before(names.index(ARGUMENT)), with_kwargs=True)
             module.follows_layers = True
 

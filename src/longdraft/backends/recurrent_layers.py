@@ -12,14 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from longdraft.backends.inline_scans import hook, is_inline
+from longdraft.backends.inline_scans import INLINE, hook, is_inline
 from longdraft.backends.recurrences import DeltaRule, StateSpace, time_steps
 from longdraft.backends.recurrent_pass import RecurrentPass
 from longdraft.errors import InputError
@@ -52,7 +52,7 @@ def _delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    **others: Any,
+    **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """query, key [B,W,Hk,Dk], value [B,W,H,Dv], g [B,W,H] or [B,W,H,Dk], beta [B,W,H] -> [B,W,H,Dv]."""
     _check(original, initial_state)
@@ -135,9 +135,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-INLINE = ("LightningAttention", "RecurrentBlock", "CCAProjection")  # how classes that inline_scans.py knows are named
-
-
 def _check(original: Any, *unknown: Any) -> None:
     if any(x is not None for x in unknown):
         raise InputError(f"{original.__name__} is given arguments that longdraft does not know: use another model")
@@ -146,17 +143,20 @@ def _check(original: Any, *unknown: Any) -> None:
 def has_scans(cls: type) -> bool:
     """Whether longdraft knows the recurrent layers of this class of models, if it has any."""
     names = vars(sys.modules[cls.__module__])
-    return bool(FUNCTIONS.keys() & names.keys()) or any(name.endswith(INLINE) for name in names)
+    return bool(FUNCTIONS.keys() & names.keys()) or any(name.endswith(tuple(INLINE)) for name in names)
 
 
 def scans_in(modules: nn.Module) -> dict[nn.Module, set[str]]:
     """The modules inside that are recurrent layers, and what of FUNCTIONS they call; nothing if they are inline."""
-    called = {
-        m: FUNCTIONS.keys() & set(inspect.unwrap(type(m).forward).__code__.co_names)
-        for m in modules.modules()
-        if hasattr(inspect.unwrap(type(m).forward), "__code__")
-    }
+    called = {module: _called(type(module)) for module in modules.modules()}
     return {module: names for module, names in called.items() if names or is_inline(module)}
+
+
+@cache
+def _called(cls: type[nn.Module]) -> set[str]:
+    """What of FUNCTIONS the modules of a class call."""
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+    return set() if code is None else FUNCTIONS.keys() & set(code.co_names)
 
 
 def take_over(layers: nn.Module) -> int:

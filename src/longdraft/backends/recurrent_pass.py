@@ -34,15 +34,15 @@ class Segment:
 class RowPlan:
     """What a pass computes of one row: the new nodes, and before them what no state contains yet.
 
-    early: slots that are committed and not settled. known: tokens whose inputs are in the cache. whole: whether all
-    tokens follow each other. long: how many nodes of a long pass leave no inputs behind. stops: after how many slots
-    the pass settles states, which it computes on the way. tip: whether it keeps the states that it ends with too.
-    kept: the tokens after which states are kept, those of stops first.
+    known: tokens whose inputs are in the cache: committed slots that are not settled, and earlier nodes. whole: whether
+    all tokens follow each other. long: how many nodes of a long pass leave no inputs behind. stops: after how many
+    slots the pass settles states, which it computes on the way. tip: whether it keeps the states that it ends with
+    too. kept: the tokens after which states are kept, those of stops first.
     """
 
     def __init__(self, states: RowStates, length: int, parent: list[int], start: int):
         self.states, self.begin = states, length + start
-        self.early = early = length - states.position
+        early = length - states.position
         self.known = early + start
         self.parent = [*range(-1, early - 1), *(p if p == PAD else early + p for p in parent)]  # a root's is -1
         self.whole = all(p == i - 1 for i, p in enumerate(self.parent))
@@ -178,8 +178,8 @@ class RecurrentPass:
         rows = list[Tensor]()
         for row, (left, new) in zip(self.rows, self._left(x, size), strict=True):
             source = torch.cat([left, new])
-            whole = source[row.known :].unfold(0, size, 1).mT if row.whole else None
-            rows.append(source[row.windows(size, x.device)] if whole is None else whole)
+            in_order = row.whole  # then windows overlap in memory, and nothing is copied
+            rows.append(source[row.known :].unfold(0, size, 1).mT if in_order else source[row.windows(size, x.device)])
         return torch.stack(rows)
 
     def _left(self, x: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:

@@ -64,7 +64,9 @@ def bench(
     ] = 0,
     shape: Annotated[
         str,
-        typer.Option(help="LAYERSxHIDDEN, or hybrid: before it: random weights in this shape, to measure cost alone."),
+        typer.Option(
+            help="LAYERSxHIDDEN or hybrid:LAYERSxHIDDEN: random weights of this shape, to measure cost alone."
+        ),
     ] = "",
     accept: Annotated[
         float | None, typer.Option(help="Let an oracle accept this many drafts per step on average.")

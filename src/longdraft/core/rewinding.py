@@ -39,6 +39,10 @@ class Rewinding:
         for b in range(len(self.length)):
             self._states[self._first + b] = RowStates(every=self.states(b).every)
 
+    def _has_states(self, b: int) -> bool:
+        """Whether row b has states, by a pass or by `resume` before the first one."""
+        return bool(self._recurrences or self.states(b).states)
+
     def _settled(self, b: int) -> RowStates:
         """The states of row b with all that is committed: what the latest pass ended with counts too."""
         self.states(b).settle(int(self.length[b]), self.recurrences)
@@ -46,18 +50,18 @@ class Rewinding:
 
     def resumable(self, count: int) -> int:
         """The most slots, at most `count`, to which the first row can be truncated: without recurrent layers, count."""
-        return self._settled(0).resumable(count) if self.recurrences else count
+        return self._settled(0).resumable(count) if self._has_states(0) else count
 
     def earliest(self, count: int) -> int:
         """The fewest slots, at least `count`, to which the first row can be truncated."""
-        return self._settled(0).earliest(count) if self.recurrences else count
+        return self._settled(0).earliest(count) if self._has_states(0) else count
 
     def truncate(self, lengths: Tensor | int) -> None:
         """Keep the first slots of each row, as many as it has or fewer. Raises ValueError if a row has no states of its
         length (see resumable)."""
         wanted = torch.as_tensor(lengths, device=self.length.device).expand_as(self.length)
-        for b, n in enumerate(wanted.tolist() if self.recurrences else []):
-            if n < int(self.length[b]) and n < self._settled(b).position:
+        for b, (n, before) in enumerate(zip(wanted.tolist(), self.length.tolist(), strict=True)):
+            if n < before and self._has_states(b) and n < self._settled(b).position:
                 self._states[self._first + b] = self.states(b).rewound(n)
         self.length.copy_(wanted)
 
@@ -68,7 +72,7 @@ class Rewinding:
 
     def states_at(self, count: int) -> ByScan | None:
         """What the first row's first `count` tokens have left, {} without recurrent layers; None: it is not kept."""
-        if not self.recurrences:
+        if not self._has_states(0):
             return {}
         row = self.states(0)
         if count == int(self.length[0]):
@@ -77,7 +81,8 @@ class Rewinding:
 
     def mark(self) -> Mark:
         """The present lengths and states, for `restore`."""
-        return self.length.clone(), [self.states(b).copy() for b in range(len(self.length))]
+        rows = [self._settled(b) if self._has_states(b) else self.states(b) for b in range(len(self.length))]
+        return self.length.clone(), [row.copy() for row in rows]
 
     def restore(self, mark: Mark) -> None:
         """Shorten the rows to what they were."""
@@ -105,12 +110,10 @@ class Rewinding:
     def earlier(self, lengths: list[int]) -> Generator[None]:
         """Inside the block the rows have the states of these lengths."""
         rows = slice(self._first, self._first + len(lengths))
-        if self.recurrences:
-            for b in range(len(lengths)):
-                self._settled(b)
         saved = self._states[rows]
-        if self.recurrences:
-            self._states[rows] = [row.rewound(n).copy() for row, n in zip(saved, lengths, strict=True)]
+        for b, n in enumerate(lengths):
+            if self._has_states(b):
+                self._states[self._first + b] = self._settled(b).rewound(n).copy()
         try:
             yield
         finally:

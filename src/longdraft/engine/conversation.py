@@ -35,7 +35,8 @@ class Conversation:
     def known(self, prompt: list[int]) -> int:
         """How many of a prompt's first tokens need no prefill."""
         end = min(len(self.tokens), len(prompt) - 1)  # the last one is the root of the first step
-        return self._whole(next((i for i in range(end) if self.tokens[i] != prompt[i]), end))
+        shared = next((i for i in range(end) if self.tokens[i] != prompt[i]), end)
+        return self.cache.resumable(self._whole(shared))
 
     def _whole(self, count: int) -> int:
         """Of so many tokens of a prompt, those in whole blocks."""
@@ -88,8 +89,7 @@ class Conversation:
         drafter, stats = drafter or Drafter(), stats if stats is not None else Stats()
         check(self.target, [prompt], max_new_tokens, drafter, match)
         self._plan(planned(len(prompt), max_new_tokens))
-        begin, kept = clock(self.target.device), self.cache.resumable(self.known(prompt))
-        kept = self._whole(kept)
+        begin, kept = clock(self.target.device), self.known(prompt)
         self.tokens = self.tokens[:kept]
         with torch.inference_mode():
             self.cache.truncate(kept)

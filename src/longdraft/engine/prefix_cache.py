@@ -62,13 +62,14 @@ class PrefixCache:
         self.most, self.block = tokens // block, block
         self.asked = self.hits = 0  # tokens of all prompts so far, and those that were known
         self._blocks = OrderedDict[Key, Block]()  # the one used longest ago first
+        self._taken = 0  # the room of all of them
         self._shapes: dict[int, tuple[int, int, int, torch.dtype]] = {}  # those of a cache
         self._count = 0
 
     @property
     def used(self) -> float:
         """The share of its room that is in use."""
-        return sum(b.room for b in self._blocks.values()) / self.most
+        return self._taken / self.most
 
     def load(self, tokens: list[int], row: KVCache, multiple: int = 1, owner: str = "") -> int:
         """Write what is known of these tokens to an empty cache of one row -> how many tokens that is, a multiple."""
@@ -100,6 +101,7 @@ class PrefixCache:
             self._store(tokens, row, owner)
         except (MemoryError, RuntimeError):  # torch raises the latter for memory
             self._blocks.clear()
+            self._taken = 0
 
     def _store(self, tokens: list[int], row: KVCache, owner: str) -> None:
         known = self._known(tokens, owner)
@@ -116,14 +118,14 @@ class PrefixCache:
             self._make_room(room)
             self._count += 1
             self._blocks[before, tuple(tokens[span])] = Block(self._count, layers, states, room)
+            self._taken += room
             before = self._count
         self._known(tokens, owner)  # a block is used no less recently than those after it
 
     def _make_room(self, room: int) -> None:
         """Forget what was used longest ago: before something is added, so that there is no moment with too much."""
-        taken = sum(b.room for b in self._blocks.values())
-        while self._blocks and taken + room > self.most:
-            taken -= self._blocks.popitem(last=False)[1].room
+        while self._blocks and self._taken + room > self.most:
+            self._taken -= self._blocks.popitem(last=False)[1].room
 
     def _known(self, tokens: list[int], owner: str) -> list[Block]:
         """The blocks that these tokens begin with. They count as used, later ones first, so that they go first."""

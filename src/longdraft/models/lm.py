@@ -26,7 +26,7 @@ from longdraft.models.alignment import align_weights
 from longdraft.models.tensor_parallel import rows_of_all
 
 KV_BITS = {"int8": 8}
-CHECKPOINT = 512
+CHECKPOINT = 512  # tokens between two checkpoints of recurrent states
 PART = 1024  # prompt tokens of a pass, where the backend computes as many
 
 

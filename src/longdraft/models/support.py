@@ -100,9 +100,10 @@ def probe(hf: Any, tokens: int = 12) -> None:
             f"{hf.config.model_type} counts positions from its padding token's number on, but in Transformers' generate"
             " from 0, so its output is not defined: use another architecture"
         )
-    comparisons = [compare_branches] if lacks_interface(hf) else [compare_chain]
     if scans_in(hf):
         comparisons = [compare_chain, compare_branches]
+    else:
+        comparisons = [compare_branches if lacks_interface(hf) else compare_chain]
     for long in (True, False) if changes_rotation(hf.config) else (True,):
         with shrunk(hf, tokens, long):
             error = max(compare(hf, tokens) for compare in comparisons)

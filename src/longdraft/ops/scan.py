@@ -93,11 +93,10 @@ def along(
 
     state None: the committed one is zero.
     """
-    k, v, gate = terms.k.to(dtype), terms.v.to(dtype), terms.gate.to(dtype)
-    heads = v.shape[1]
+    v, gate, heads = terms.v.to(dtype), terms.gate.to(dtype), terms.v.shape[1]
+    k = _by_head(terms.k.to(dtype), heads, terms.normalised)
+    q = None if terms.q is None else _by_head(terms.q.to(dtype), heads, terms.normalised)
     empty = k.new_zeros(heads, k.shape[2], v.shape[2])
-    k, q = (None if x is None else _by_head(x.to(dtype), heads, terms.normalised) for x in (k, terms.q))
-    assert k is not None
     decay = (gate if gate.ndim == 3 else gate[..., None]).exp()[..., None]
     out = v.new_zeros(0 if q is None else len(q), *v.shape[1:])
     saved, now, first = v.new_zeros(order.saved, *empty.shape), empty, len(k) - len(out)

@@ -42,10 +42,8 @@ def build(vocab: int, layers: int, hidden: int, heads: int, mlp: int, positions:
         max_position_embeddings=positions,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.EOS_ID,
-        pad_token_id=tokenizer.EOS_ID,
         use_cache=True,
+        **tokenizer.SPECIAL,
     )
     config._attn_implementation = "sdpa"
     torch.manual_seed(seed)
