@@ -30,7 +30,8 @@ def test_every_model_type_runs_or_is_refused(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"})]
+    ("kind", "outcome"),
+    [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"}), ("inkling_text", {"refused"})],
 )
 def test_what_became_of_a_kind(kind, outcome):
     record = coverage.examined(kind, {"vegas": coverage.METHODS["vegas"]})

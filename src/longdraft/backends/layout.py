@@ -43,10 +43,10 @@ class Layout:
     def rotations(self, like: Tensor, position: Tensor, *kind: str) -> Any:
         """Cosines and sines of positions [B,W] of text, in the dtype of `like`.
 
-        Models that read images have three positions of a token, which are equal in text.
+        Models that read images have several positions of a token, mostly three, which are equal in text.
         """
-        by_grid = hasattr(self.rotary, "mrope_section")
-        return self.rotary(like, position.expand(3, -1, -1) if by_grid else position, *kind)
+        axes = len(getattr(self.rotary, "mrope_section", None) or ())
+        return self.rotary(like, position.expand(axes, -1, -1) if axes else position, *kind)
 
     def norm_weight(self) -> Tensor | None:
         """[d]; None without a final norm, or for one without weights."""

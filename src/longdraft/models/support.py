@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,8 @@ def refuse(config: Any, cls: Any = None) -> None:
     why = "keeps a state that cannot be rolled back" if stateful else None
     if pools_keys(c):
         why = "has an indexer that chooses among pools of keys, which would mix the branches of a tree"
+    if adds_biases(cls):
+        why = "adds a bias to the scores of attention, which longdraft does not know"
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
     if why:
@@ -66,6 +69,12 @@ def needs_beside_text(cls: Any, config: Any) -> str | None:
     if "shared_kv_states" in accepted:
         return "reads the keys of another model, for which it drafts"
     return "writes blocks of tokens by diffusion" if "Diffusion" in cls.__name__ else None
+
+
+def adds_biases(cls: Any) -> bool:
+    """Whether the attention functions of its module take a bias of positions beside the mask."""
+    own = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
+    return own is not None and "position_bias" in inspect.signature(own).parameters
 
 
 def verify(hf: Any) -> None:
