@@ -7,8 +7,9 @@ from dataclasses import replace
 import coverage
 import pytest
 import tiny_models
+import torch
 
-from longdraft.backends.layout import layout_of
+from longdraft.backends.layout import Layout, layout_of
 from longdraft.models.lm import LM
 
 KINDS = {  # the path of the layers, and the class of the final norm
@@ -36,6 +37,17 @@ def test_where_layers_and_norm_are(kind):
 def test_the_norm_of_the_embeddings_is_not_the_final_one():
     hf = tiny_models.build(tiny_models.config("bloom"))
     assert layout_of(hf).norm is hf.transformer.ln_f
+
+
+def test_text_has_as_many_axes_of_positions_as_the_rotation(monkeypatch):
+    """HunYuan-VL has four, most models that read images have three."""
+    hf = tiny_models.build(tiny_models.config("hunyuan_vl"))
+    layout, position = layout_of(hf), torch.arange(5)[None]
+    cos, _ = layout.rotations(torch.zeros(1), position)
+    assert len(layout.rotary.mrope_section) == 4 and cos.shape[-2] == 5
+    monkeypatch.setattr(Layout, "rotations", lambda self, like, x: self.rotary(like, x.expand(3, -1, -1)))  # planted
+    with pytest.raises(RuntimeError):
+        layout.rotations(torch.zeros(1), position)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])

@@ -7,6 +7,8 @@ import pytest
 import tiny_models
 
 import longdraft.models.lm
+from longdraft import InputError
+from longdraft.models.support import refuse
 
 WORKS = ("exact", "equal")
 # Of each layout and each kind of layer one, with a tree and a view; `make test-all` runs everything.
@@ -30,13 +32,22 @@ def test_every_model_type_runs_or_is_refused(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"),
-    [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"}), ("inkling_text", {"refused"})],
+    ("kind", "outcome"), [("llama", {"exact", "equal"}), ("gemma2", {"equal"}), ("rwkv", {"refused"})]
 )
 def test_what_became_of_a_kind(kind, outcome):
     record = coverage.examined(kind, {"vegas": coverage.METHODS["vegas"]})
     assert record["class"] in outcome, record
     assert ("why" in record) == (outcome == {"refused"})
+
+
+@pytest.mark.parametrize("kind", ["inkling_text", "inkling_mm_model"])
+def test_a_bias_of_positions_is_refused_before_a_model_is_built(kind, monkeypatch):
+    """Building one needs scipy, and decoding would fail only at the first pass."""
+    config = tiny_models.config(kind)
+    with pytest.raises(InputError, match="adds a bias of positions"):
+        refuse(config)
+    monkeypatch.setattr("longdraft.models.support.adds_biases", lambda cls: False)  # planted
+    refuse(config)
 
 
 def test_a_method_that_says_something_else_is_a_failure(monkeypatch):

@@ -43,7 +43,7 @@ class Layout:
     def rotations(self, like: Tensor, position: Tensor, *kind: str) -> Any:
         """Cosines and sines of positions [B,W] of text, in the dtype of `like`.
 
-        Models that read images have several positions of a token, mostly three, which are equal in text.
+        Models that read images give each token several positions, mostly three, which are equal in text.
         """
         axes = len(getattr(self.rotary, "mrope_section", None) or ())
         return self.rotary(like, position.expand(axes, -1, -1) if axes else position, *kind)

@@ -52,7 +52,7 @@ def refuse(config: Any, cls: Any = None) -> None:
     if pools_keys(c):
         why = "has an indexer that chooses among pools of keys, which would mix the branches of a tree"
     if adds_biases(cls):
-        why = "adds a bias to the scores of attention, which longdraft does not know"
+        why = "adds a bias of positions to its attention scores"
     if why is None and lacks_interface(cls) and (lacking := obstacle(cls, c)):
         why = f"has no attention interface in Transformers and {lacking}"
     if why:
@@ -72,7 +72,7 @@ def needs_beside_text(cls: Any, config: Any) -> str | None:
 
 
 def adds_biases(cls: Any) -> bool:
-    """Whether the attention functions of its module take a bias of positions beside the mask."""
+    """Whether its module's attention function takes a bias of positions beside the mask."""
     own = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
     return own is not None and "position_bias" in inspect.signature(own).parameters
 
