@@ -156,7 +156,8 @@ def drafter_command(kind: DrafterKind, training: Training) -> Callable[..., None
             fill(module, eight_bits.read(start / WEIGHTS), str(start))
         if not run.export_only:
             state = run_training(objective, corpus, heldout, settings, options, grid=states is not None)
-            if run.stop_at and state["step"] < settings.plan.steps:
+            early = run.stop_at or (run.minutes and not trainer.stale(state["probes"], patience))
+            if early and state["step"] < settings.plan.steps:
                 typer.echo(o.stopped(state["step"], settings.plan.steps))
                 return
         if not team.first:

@@ -62,6 +62,7 @@ class Run:
     code: Annotated[float, typer.Option(help="Share of rows that are code.", min=0, max=1)] = 0.65
     resume: Annotated[bool, typer.Option(help="Continue from the newest checkpoint.")] = False
     stop_at: Annotated[int, typer.Option(help="Stop after this step, to resume later (0: never).", min=0)] = 0
+    minutes: Annotated[float, typer.Option(help="Stop after so many minutes, to resume later (0: never).")] = 0
     export_only: Annotated[bool, typer.Option(help="Do not train; write the newest checkpoint to --out.")] = False
     probe_every: Annotated[int, typer.Option(min=1, help="Steps between evaluations on held-out text.")] = 200
     log_every: Annotated[int, typer.Option(min=1, help="Steps between lines of the log.")] = 10
@@ -72,7 +73,7 @@ class Run:
 
     def settings(self, stages: list[str], positions: int, work: Path, **more: Any) -> Settings:
         """What the trainer needs. Raises InputError for stages that are not LENGTH:STEPS, and numbers that are none."""
-        for name in ("matrix_rate", "other_rate", "decay", "code", "save_seconds"):
+        for name in ("matrix_rate", "other_rate", "decay", "code", "save_seconds", "minutes"):
             if not (math.isfinite(value := getattr(self, name)) and value >= 0):
                 raise InputError(f"--{name.replace('_', '-')} is {value}: give a number of 0 or more")
         plan = Plan(parse_stages(stages, positions), self.step_tokens, self.decay)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +26,7 @@ from longdraft.training import rows, trainer
 from longdraft.training.frozen import Frozen
 from longdraft.training.instructions import ask
 from longdraft.training.run import corpora
+from longdraft.training.writing import by_generate
 
 CODE = 0.65  # share of prompts made of source code
 
@@ -43,7 +43,9 @@ def write_text(
     turns: Annotated[
         int, typer.Option(min=1, max=1024, help="Number of prompts, with what follows them, per text.")
     ] = 1,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="Number of prompts decoded side by side.")] = 8,
+    batch: Annotated[
+        int, typer.Option(min=1, max=4096, help="Number of prompts decoded side by side; hundreds on a GPU.")
+    ] = 8,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, help="Number of tokens of each piece; with --chat the most, of varied lengths.")
     ] = 64,
@@ -77,15 +79,20 @@ def write_text(
     prompts = [prompt(i) for i in range(before * turns, count * turns)]
     room = max(map(len, prompts), default=0) + max_new_tokens
     eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    # Decoding is plain: at such lengths a view of the cache saves nothing.
-    given = {"max_new_tokens": max_new_tokens, "sampler": Sampler(temperature), "seed": seed, "eos": eos}
-    answers = _ordered(serve(target, prompts, None, batch, room + 128, **given, first=before * turns), before * turns)
+    if target.device.type == "cpu":
+        # Decoding is plain: at such lengths a view of the cache saves nothing.
+        given = {"max_new_tokens": max_new_tokens, "sampler": Sampler(temperature), "seed": seed, "eos": eos}
+        served = serve(target, prompts, None, batch, room + 128, **given, first=before * turns)
+        answers = (done.tokens for done in _ordered(served, before * turns))
+    else:
+        answers = by_generate(target, prompts, batch, max_new_tokens, temperature, seed + before * turns, eos)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         bar = trainer.bar("{task.completed}/{task.total} texts")
         with out.open("a", encoding="utf-8", buffering=1) as file, bar:
             for i in bar.track(range(before, count), total=count, completed=before, description="text"):
-                pieces = [prompts[n.index - before * turns] + n.tokens for n in islice(answers, turns)]
+                first = (i - before) * turns
+                pieces = [p + new for p, new in zip(prompts[first : first + turns], answers, strict=False)]
                 file.write(json.dumps({"text": "".join(_decoded(tokenizer, p, chat) for p in pieces)}) + "\n")
                 done = i + 1 - before
     except OSError as error:

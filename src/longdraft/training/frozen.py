@@ -109,7 +109,8 @@ class Frozen:
     def predictions(self, state: Tensor) -> Tensor:
         """The target's most likely next token [B,S], given its last states [B,S,d] before the final norm."""
         flat = state.reshape(-1, state.shape[-1])  # max is several times faster than argmax
-        tokens = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(losses.chunk_rows(self.lm.vocab))]
+        size = losses.chunk_rows(self.lm.vocab, flat.device)
+        tokens = [self.lm.head(chunk).max(-1).indices for chunk in flat.split(size)]
         return torch.cat(tokens).view(state.shape[:-1])
 
     def head_loss(self, normed: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:

@@ -13,11 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from longdraft.training.rows import IGNORE
 
 LOGITS = 1 << 21  # logits held at once: few enough for the processor's cache
+ON_GPU = 1 << 28  # enough that a GPU computes them in few launches
 
 
-def chunk_rows(vocab: int) -> int:
+def chunk_rows(vocab: int, device: torch.device) -> int:
     """Rows of one chunk."""
-    return max(16, LOGITS // vocab)
+    return max(16, (LOGITS if device.type == "cpu" else ON_GPU) // vocab)
 
 
 # (rows of the chunk, their logits, which may be overwritten) -> (summed loss, its gradient by the logits)
@@ -29,7 +30,7 @@ class _Head(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, normed: Tensor, matrix: Tensor, score: Score, counted: Tensor) -> Tensor:
-        x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), chunk_rows(len(matrix))
+        x, gradient, size = normed.to(matrix.dtype), torch.empty_like(normed), chunk_rows(len(matrix), normed.device)
         total = torch.zeros((), device=normed.device)
         for begin in range(0, len(x), size):
             chunk = slice(begin, begin + size)
@@ -89,7 +90,7 @@ def distribution_by_function(normed: Tensor, head: Callable[[Tensor], Tensor], t
 
 def _in_chunks(chunk_loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, vocab: int) -> Tensor:
     """Sum of `chunk_loss` over chunks of x and y; the logits are computed again in the backward pass."""
-    size = chunk_rows(vocab)
+    size = chunk_rows(vocab, x.device)
     pairs = zip(x.split(size), y.split(size), strict=True)
     return torch.stack([checkpoint(chunk_loss, *pair, use_reentrant=False) for pair in pairs]).sum()  # type: ignore[arg-type]
 

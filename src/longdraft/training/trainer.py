@@ -73,6 +73,7 @@ class Settings:
     bf16: bool = True
     resume: bool = False
     stop_at: int = 0
+    minutes: float = 0  # of this run, which then stops to be resumed later; 0: no limit
     probe_every: int = 500
     log_every: int = 10
     save_seconds: float = 300
@@ -112,6 +113,8 @@ def train(
     if first > plan.steps:
         raise InputError(f"the checkpoint is at step {first} and the stages end at {plan.steps}: add steps")
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    if (device := next(model.parameters()).device).type == "cuda":
+        machine = torch.cuda.get_device_name(device)
     head = {"command": s.command, "time": provenance.now(), "versions": provenance.versions()}
     head |= {**provenance.checkout(), "machine": machine, "from_step": first}
     head |= {"stages": list(plan.stages), "decay": plan.decay, "step_tokens": plan.step_tokens, "rates": list(s.rates)}
@@ -119,7 +122,8 @@ def train(
     state["runs"] = [*state["runs"], head]
     log.write("start", **head)
     started = time.monotonic() - state["seconds"]
-    saved, meter = time.monotonic(), Meter(log)
+    began = saved = time.monotonic()
+    meter = Meter(log)
 
     def keep(step: int, where: Path = records, newest: int = 2) -> None:
         state.update(step=step, tokens=parts * plan.tokens(step), seconds=time.monotonic() - started)
@@ -145,6 +149,7 @@ def train(
                     if s.patience and not stale(state["probes"], 1):
                         keep(step, s.work / "best", 1)
                 over = stale(state["probes"], s.patience)
+            over = over or 0 < 60 * s.minutes <= time.monotonic() - began
             if time.monotonic() - saved >= s.save_seconds and step < last:
                 with meter.paused():
                     keep(step)
