@@ -26,8 +26,14 @@ class Recorder:
         self.step = CudaBackend(self.lm.architecture)
         self.step.pool = "a pool"
         self.cache = self.lm.new_cache(1, 4096)
+        self.pools = 0
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.new_pool)
         monkeypatch.setattr(StaticPass, "run", lambda p: self.run(p))
         monkeypatch.setattr(StaticPass, "capture", lambda p, pool: self.capture(p, fails))
+
+    def new_pool(self) -> int:
+        self.pools += 1
+        return self.pools
 
     def run(self, p) -> None:
         self.done.append("run")
@@ -56,6 +62,16 @@ def test_a_shape_runs_once_then_is_recorded_and_replayed(monkeypatch):
     step(length=900)
     step(length=200)
     assert step.done == ["run", "capture", "replay", "replay"]
+
+
+def test_a_pool_that_ended_with_its_last_graph_is_not_used_again(monkeypatch):
+    step = Recorder(monkeypatch)
+    for nodes in (1, 1, 2, 2):
+        step(nodes)
+    assert step.pools == step.step.pool == 1
+    step.step.passes.clear()
+    step(), step()
+    assert step.pools == step.step.pool == 2
 
 
 def test_a_graph_is_made_anew_where_the_bucket_or_the_number_of_nodes_grows(monkeypatch):

@@ -10,7 +10,7 @@ from triton.compiler import ASTSource, compile
 
 from longdraft.ops.scan import Terms
 from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import kernels, scan_kernels, scans, slots
+from longdraft.ops.triton import kernels, row_kernels, scan_kernels, scans, slots
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may have
 HALF, FLOAT, LONG, BYTE, INT = "*bf16", "*fp32", "*i64", "*u8", "*i32"
@@ -102,6 +102,9 @@ def convolution(capability: int) -> None:
 def rows(capability: int) -> None:
     """What has neither heads nor nodes: noise, and a model's norms."""
     types = {"x": HALF, "weight": HALF, "out": HALF, "eps": "fp32"}
-    build(kernels.rms_rows, capability, 4, types, {"D": 4096, "WIDE": 4096})
+    build(row_kernels.rms_rows, capability, 4, types, {"D": 4096, "WIDE": 4096})
+    types = dict.fromkeys(("x", "cos", "sin", "out"), HALF)
+    build(row_kernels.rotate_heads, capability, 4, types, {"W": 8, "HALF": 64, "WIDE": 64})
+    build(row_kernels.gate_values, capability, 4, dict.fromkeys(("gate", "up", "out"), HALF), {"WIDE": 1024})
     types = {"seed": LONG, "position": LONG, "out": FLOAT}
-    build(kernels.gumbel_noise, capability, 4, types, {"WIDE": 1024})
+    build(row_kernels.gumbel_noise, capability, 4, types, {"WIDE": 1024})

@@ -13,19 +13,22 @@ from support import gpu_checks, scan_checks
 from longdraft.backends import cuda
 from longdraft.backends.cuda import static_pass
 from longdraft.ops.triton import functions as gpu
-from longdraft.ops.triton import kernels, scans, slots
+from longdraft.ops.triton import kernels, row_kernels, scans, slots
 
-KERNELS, STEP = Path(kernels.__file__), Path(static_pass.__file__)
+KERNELS, ROWS, STEP = (Path(m.__file__) for m in (kernels, row_kernels, static_pass))
 CHECKS = [*gpu_checks.CHECKS, *scan_checks.CHECKS]
 FAULTS = {
+    "a block reaches into the tree": (KERNELS, "// STEP * STEP\n", "// STEP * STEP + STEP\n", gpu_checks.attention),
+    "a rotation turns the wrong way": (ROWS, "float32) - (right", "float32) + (right", gpu_checks.first_use),
+    "the gate is left open": (ROWS, "1.0 + tl.exp(-x)", "1.0", gpu_checks.first_use),
     "the scale is left out": (KERNELS, "* scale\n", "\n", gpu_checks.attention),
     "a masked tail starts one key late": (KERNELS, "tail = n - first", "tail = n - first - 1", gpu_checks.attention),
     "old values are not shrunk": (KERNELS, "mixed * shrink[:, None]", "mixed", gpu_checks.attention),
     "keys beyond the end are read": (KERNELS, "there = n < end", "there = n < end + 3", gpu_checks.attention),
     "a tile is folded twice": (KERNELS, "% tiles, tl.program_id(1)\n", "* 0, tl.program_id(1)\n", gpu_checks.attention),
-    "the noise forgets the token": (KERNELS, "token.to(tl.uint64)", "(token * 0).to(tl.uint64)", gpu_checks.gumbel),
+    "the noise forgets the token": (ROWS, "token.to(tl.uint64)", "(token * 0).to(tl.uint64)", gpu_checks.gumbel),
     "the trial's kernel forgets the sink": (KERNELS, "+ tl.exp(extra - top)", "", gpu_checks.first_use),
-    "the norm forgets its width": (KERNELS, "tl.sum(row * row, 0) / D", "tl.sum(row * row, 0)", gpu_checks.first_use),
+    "the norm forgets its width": (ROWS, "tl.sum(row * row, 0) / D", "tl.sum(row * row, 0)", gpu_checks.first_use),
     "a view reads what it does not show": (KERNELS, "tl.load(bounds + b * 4 + 3)", "n * 0", gpu_checks.passes),
     "new keys go one slot too far": (KERNELS, "+ n + start + w)", "+ n + start + w + 1)", gpu_checks.passes),
     "padding is written": (KERNELS, "tl.where(w < size - start, D, 0)", "D", gpu_checks.passes),

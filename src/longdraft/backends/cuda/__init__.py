@@ -102,6 +102,8 @@ class CudaBackend(Backend):
     def _run(self, p: StaticPass) -> None:
         """Run directly the first time, which builds the kernels; from the second time on as a graph, if possible."""
         if p.graph is None and p.used and self.pool is not None:
+            if all(other.graph is None for other in self.passes.values()):
+                self.pool = torch.cuda.graph_pool_handle()  # a pool ends with the last graph in it
             try:
                 p.capture(self.pool)
             except RuntimeError as error:  # the model does something that a graph cannot record

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,9 @@ from longdraft.backends.architecture import Architecture
 from longdraft.core import Captures, CaptureSpec, Tree
 from longdraft.errors import InputError
 
-NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}  # each takes eight launches; ours takes one
+# What of a layer of these models takes many launches, and ours one: they make up much of a small pass's time.
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+NORMS, GATES, ATTENTION = ({f + kind for f in FAMILIES} for kind in ("RMSNorm", "MLP", "Attention"))
 
 
 def head_dim(config: Any) -> int:
@@ -23,17 +26,26 @@ def head_dim(config: Any) -> int:
 
 @contextmanager
 def fused(hf: Any) -> Generator[None]:
-    """Run each of the model's norms in one launch; they make up many of a small pass's launches."""
+    """Run each norm, rotation and gate of the model in one launch."""
     from longdraft.ops.triton import functions as gpu
 
-    norms = [m for m in hf.modules() if type(m).__name__ in NORMS]
-    for m in norms:
-        m.forward = lambda x, m=m: gpu.rms_norm(x, m.weight, m.variance_epsilon)
-    try:
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return gpu.rotate(q, cos, sin), gpu.rotate(k, cos, sin)
+
+    with ExitStack() as restored:
+        for m in hf.modules():
+            kind = type(m).__name__
+            if kind in NORMS:
+                m.forward = lambda x, m=m: gpu.rms_norm(x, m.weight, m.variance_epsilon)
+            elif kind in GATES and m.config.hidden_act == "silu":
+                m.forward = lambda x, m=m: m.down_proj(gpu.gated(m.gate_proj(x), m.up_proj(x)))
+            else:
+                continue
+            restored.callback(delattr, m, "forward")
+        for module in {sys.modules[type(m).__module__] for m in hf.modules() if type(m).__name__ in ATTENTION}:
+            restored.callback(setattr, module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)
+            module.apply_rotary_pos_emb = rotate
         yield
-    finally:
-        for m in norms:
-            del m.forward
 
 
 def bucket(n: int, least: int) -> int:

@@ -12,7 +12,8 @@ import triton
 from torch import Tensor
 
 from longdraft.ops.reference import Attended, Segment
-from longdraft.ops.triton.kernels import attend_split, gumbel_noise, merge_splits, rms_rows
+from longdraft.ops.triton.kernels import attend_split, merge_splits
+from longdraft.ops.triton.row_kernels import gate_values, gumbel_noise, rms_rows, rotate_heads
 
 STEP = 64  # the most keys in one iteration of a program's loop
 PROGRAMS = 512  # the programs of a launch: a few for each of a GPU's 100 to 150 multiprocessors
@@ -111,6 +112,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     out, D = torch.empty_like(x), x.shape[-1]
     rms_rows[(x.numel() // D,)](x, weight, out, eps, D, wide(D))
+    return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Llama's rotation in one launch instead of five: x [B,H,W,D], cos and sin [B or 1,W,D] -> [B,H,W,D]."""
+    B, H, W, D = x.shape
+    x = x if x.stride(3) == 1 else x.contiguous()
+    cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty(B, H, W, D, dtype=x.dtype, device=x.device)
+    row = cos.stride(0) if len(cos) == B else 0
+    rotate_heads[(W, H, B)](x, cos, sin, out, *x.stride()[:3], row, D, W, D // 2, wide(D // 2))
+    return out
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up in one launch instead of two."""
+    gate, up = gate.contiguous(), up.contiguous()
+    out = torch.empty_like(gate)
+    gate_values[(triton.cdiv(gate.numel(), 1024),)](gate, up, out, gate.numel(), 1024)
     return out
 
 

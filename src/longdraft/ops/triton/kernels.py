@@ -1,4 +1,4 @@
-"""Triton kernels: attention of a few query rows over a long cache, with the keys split among programs; keyed noise.
+"""Triton kernels: attention of a few query rows over a long cache, with the keys split among programs.
 
 `fold` goes over one program's keys. Two kernels around it find the keys: in tensors (`attend_split`), or in the slots
 of a cache whose address and lengths are in device memory (`attend_slots`), so that the launch does not depend on them
@@ -15,6 +15,50 @@ import triton.language as tl
 
 
 @triton.jit
+def fold_block(
+    top, total, mixed, block, x, real, node, k, v, k_slot, v_slot, end, first, visible, far, kept, wanted, scale,
+    softcap, masked, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr, WIDE_V: tl.constexpr, STEP: tl.constexpr,
+    PART: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """One iteration of `fold`. PART: the block may reach beyond `end`."""
+    cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
+    n = block + tl.arange(0, STEP)
+    there = n < end
+    if PART or D < WIDE:
+        key = tl.load(
+            k + n[:, None] * k_slot + cols[None, :], mask=there[:, None] & (cols[None, :] < D), other=0.0
+        )  # fmt: skip
+    else:
+        key = tl.load(k + n[:, None] * k_slot + cols[None, :])
+    s = tl.dot(x, tl.trans(key), input_precision="tf32x3") * scale
+    if CAPPED:
+        s = softcap * (2.0 / (1.0 + tl.exp(-2.0 * s / softcap)) - 1.0)  # tanh
+    seen = there[None, :] & real[:, None]
+    if WINDOW:
+        seen = seen & ((n[None, :] >= far[:, None]) | (n >= first)[None, :])
+    if MASKED:
+        tail = n - first
+        bits = tl.load(visible + node[:, None] * masked + tail[None, :], mask=seen & (tail >= 0)[None, :], other=1)
+        seen = seen & (bits != 0)
+    if PART or WINDOW:
+        s = tl.where(seen, s, float("-inf"))
+    if KEPT:
+        tl.store(kept[:, None] + n[None, :], s, mask=wanted[:, None] & there[None, :])
+    new = tl.maximum(top, tl.max(s, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)  # for a row that has seen no key yet
+    p = tl.exp(s - safe[:, None])
+    shrink = tl.exp(top - safe)
+    if PART or DV < WIDE_V:
+        value = tl.load(
+            v + n[:, None] * v_slot + cols_v[None, :], mask=there[:, None] & (cols_v[None, :] < DV), other=0.0
+        )  # fmt: skip
+    else:
+        value = tl.load(v + n[:, None] * v_slot + cols_v[None, :])
+    mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="tf32x3")
+    return new, total * shrink + tl.sum(p, 1), mixed
+
+
+@triton.jit
 def fold(
     x, real, node, k, v, k_slot, v_slot, begin, end, first, visible, far, kept, wanted, scale, softcap,
     masked, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr, WIDE_V: tl.constexpr,
@@ -23,42 +67,23 @@ def fold(
     """Rows x [ROWS,WIDE] over keys [begin, end) of k, v -> their mean value [ROWS,WIDE_V] and log-sum-exp [ROWS].
 
     visible [nodes,masked] decides who sees the keys from `first` on; all rows see the earlier ones (with WINDOW, row r
-    sees those from far[r] on). kept [ROWS]: where scores of `wanted` rows go.
+    sees those from far[r] on): while whole blocks of these are left no mask is read, since reading masks took most of
+    the time of many rows. kept [ROWS]: where scores of `wanted` rows go.
     """
-    cols, cols_v = tl.arange(0, WIDE), tl.arange(0, WIDE_V)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDE_V], tl.float32)
-    for block in range(begin, end, STEP):
-        n = block + tl.arange(0, STEP)
-        there = n < end
-        key = tl.load(
-            k + n[:, None] * k_slot + cols[None, :],
-            mask=there[:, None] & (cols[None, :] < D), other=0.0,
+    shared = begin + tl.maximum(tl.minimum(end, first) - begin, 0) // STEP * STEP
+    for block in range(begin, shared, STEP):
+        top, total, mixed = fold_block(
+            top, total, mixed, block, x, real, node, k, v, k_slot, v_slot, end, first, visible, far, kept, wanted,
+            scale, softcap, masked, D, DV, WIDE, WIDE_V, STEP, False, False, WINDOW, CAPPED, KEPT,
         )  # fmt: skip
-        s = tl.dot(x, tl.trans(key), input_precision="tf32x3") * scale
-        if CAPPED:
-            s = softcap * (2.0 / (1.0 + tl.exp(-2.0 * s / softcap)) - 1.0)  # tanh
-        seen = there[None, :] & real[:, None]
-        if WINDOW:
-            seen = seen & ((n[None, :] >= far[:, None]) | (n >= first)[None, :])
-        if MASKED:
-            tail = n - first
-            bits = tl.load(visible + node[:, None] * masked + tail[None, :], mask=seen & (tail >= 0)[None, :], other=1)
-            seen = seen & (bits != 0)
-        s = tl.where(seen, s, float("-inf"))
-        if KEPT:
-            tl.store(kept[:, None] + n[None, :], s, mask=wanted[:, None] & there[None, :])
-        new = tl.maximum(top, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)  # for a row that has seen no key yet
-        p = tl.exp(s - safe[:, None])
-        shrink = tl.exp(top - safe)
-        value = tl.load(
-            v + n[:, None] * v_slot + cols_v[None, :],
-            mask=there[:, None] & (cols_v[None, :] < DV), other=0.0,
+    for block in range(shared, end, STEP):
+        top, total, mixed = fold_block(
+            top, total, mixed, block, x, real, node, k, v, k_slot, v_slot, end, first, visible, far, kept, wanted,
+            scale, softcap, masked, D, DV, WIDE, WIDE_V, STEP, True, MASKED, WINDOW, CAPPED, KEPT,
         )  # fmt: skip
-        mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="tf32x3")
-        total, top = total * shrink + tl.sum(p, 1), new
     share = tl.where(total > 0, total, 1.0)
     return mixed / share[:, None], tl.where(total > 0, top + tl.log(share), float("-inf"))
 
@@ -215,34 +240,3 @@ def mean_scores(
     mean = tl.where(there, mean / ((high - low) * PER), float("-inf"))
     row_start = ((b * tl.num_programs(1) + row) * columns + column).to(tl.int64) * wide
     tl.store(scores + row_start + slot, mean, mask=slot < wide)
-
-
-@triton.jit
-def rms_rows(x, weight, out, eps, D: tl.constexpr, WIDE: tl.constexpr):
-    """Program (row): x [..,D] over its root mean square, rounded to x's dtype, then times weight [D], as in Llama."""
-    cols = tl.arange(0, WIDE)
-    index = tl.program_id(0).to(tl.int64) * D + cols
-    row = tl.load(x + index, mask=cols < D, other=0.0).to(tl.float32)
-    row = row * tl.rsqrt(tl.sum(row * row, 0) / D + eps)
-    scaled = row.to(x.dtype.element_ty) * tl.load(weight + cols, mask=cols < D, other=0.0)
-    tl.store(out + index, scaled.to(x.dtype.element_ty), mask=cols < D)
-
-
-@triton.jit
-def _mix(x):
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
-
-
-@triton.jit
-def gumbel_noise(seed, position, out, nodes, vocab, WIDE: tl.constexpr):
-    """Program (node of all rows, block of tokens): noise.gumbel; the integers before the logarithms are equal bits."""
-    node = tl.program_id(0)
-    token = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    s = tl.load(seed + node // nodes).to(tl.uint64)
-    p = tl.load(position + node).to(tl.uint64)
-    key = _mix(_mix(s * 0x9E3779B97F4A7C15 + 1) + _mix(p * 0x9E3779B9 + 7))
-    x = _mix(key + token.to(tl.uint64) * 0xD1B54A32D192ED03)
-    u = ((x >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    tl.store(out + node * vocab + token, (-tl.log(-tl.log(u))).to(tl.float32), mask=token < vocab)

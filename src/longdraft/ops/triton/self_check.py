@@ -56,6 +56,11 @@ def compare(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float
         x, weight = _draw(device, dtype, (3, 2, 96), (96,))
         wanted = torch.nn.functional.rms_norm(x.float(), (96,), weight.float(), 1e-6)
         _near("norm", functions.rms_norm(x, weight, 1e-6), wanted, ERROR[dtype])
+        _near("gate", functions.gated(x, 2 * x), torch.nn.functional.silu(x.float()) * 2 * x.float(), ERROR[dtype])
+        q, cos, sin = _draw(device, dtype, (2, 3, 5, 48), (2, 5, 48), (2, 5, 48))
+        turned = torch.cat([-q[..., 24:], q[..., :24]], -1).float()
+        wanted = q.float() * cos[:, None].float() + turned * sin[:, None].float()
+        _near("rotation", functions.rotate(q, cos, sin), wanted, ERROR[dtype])
     seed, position = torch.tensor([3, 1 << 40], device=device), torch.tensor([[5], [9]], device=device)
     _near("noise", functions.gumbel(seed, position, 300), noise.gumbel(seed, position, 300), 1e-5)
 
