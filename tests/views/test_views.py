@@ -186,3 +186,13 @@ def test_weights_guide_better_than_chance():
             errors.append(float((lm(root, cache, view=view) - full).abs().max()))
             cache.length += 1
     assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("lag", [0, 2, 5])
+def test_nodes_of_a_drafter_that_lags_behind_its_view_see_the_tail_of_their_tree(lag):
+    """A small model reads the tokens it lacks under a view of the text as it is now, whose tail begins among them."""
+    view, k = View(torch.tensor([[[0, 1, 2]]]), torch.tensor([20 + lag])), torch.randn(1, 40, 4)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    tail = view.segments(0, 0, k, k, 26, mask)[-1]
+    assert tail.visible is not None and tail.visible.shape[1] == tail.k.shape[1] == 6 - lag
+    assert tail.visible.equal(mask[:, lag:])

@@ -87,6 +87,8 @@ class View:
     ) -> list[Segment]:
         """What row b sees of k, v [K,S,D] in this layer if its scratch slots end at `end`; q is not used."""
         start, selected = self.starts[b], self.compact(layer, b, k, v)
+        if visible is not None:
+            visible = visible[:, -(end - start) :]  # a drafter that lags behind the view has nodes before its tail
         tail = Segment(k[:, start:end], v[:, start:end], visible)
         return [tail] if selected is None else [Segment(*selected), tail]
 
