@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from longdraft.core import Captures, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.core import Captures, CaptureSpec, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
 D = TypeVar("D", bound=Drafter)
@@ -37,11 +38,38 @@ class Combined(Drafter, Generic[D]):
         for d in self.drafters:
             d.start(seqs)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        return sum(d.reads(seqs, depth) for d in self.drafters)
+    @property
+    def usual(self) -> tuple[float, float]:
+        return self.drafters[0].usual
 
-    def least_cost(self, seqs: Sequences) -> float:
-        return max(d.least_cost(seqs) for d in self.drafters)
+    @property
+    def finds(self) -> float:
+        return max(d.finds for d in self.drafters)
+
+    @property
+    def lasts(self) -> int:
+        return max(d.lasts for d in self.drafters)
+
+    @property
+    def renews(self) -> bool:
+        return any(d.renews for d in self.drafters)
+
+    def most_nodes(self, depth: int, width: int) -> int:
+        return sum(d.most_nodes(depth, width) for d in self.drafters)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        return sum(d.seconds(costs, seqs, depth, width) for d in self.drafters)
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        return sum(d.ready_seconds(costs, seqs) for d in self.drafters)
+
+    def choosing(self) -> CaptureSpec:
+        specs = [spec for spec in (d.choosing() for d in self.drafters) if spec.rows or spec.hidden]
+        return specs[0] if specs else CaptureSpec()
+
+    def stay(self, steps: int) -> None:
+        for d in self.drafters:
+            d.stay(steps)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         for d in self.drafters:

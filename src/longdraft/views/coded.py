@@ -10,6 +10,8 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact
 from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
 
+SHARES = {8: 1.0, 4: 0.97}  # the share of acceptance that drafts keep which read codes of so many bits
+
 
 class Coded(Policy):
     """Shows what another policy shows, as codes of so many bits, except each row's latest slots.
@@ -27,6 +29,25 @@ class Coded(Policy):
     def _forget(self) -> None:
         self._copies: ByLayerAndRow[Compact] = {}
         self._view = self._before = None  # the view, and that of the other policy which it was made from
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        share = SHARES[self.bits]
+        return share * self.policy.usual[0], share * self.policy.usual[1]
+
+    @property
+    def lasts(self) -> int:
+        return self.policy.lasts
+
+    @property
+    def renews(self) -> bool:
+        return self.policy.renews
+
+    def stay(self, steps: int) -> None:
+        self.policy.stay(steps)
+
+    def choosing(self) -> CaptureSpec:
+        return self.policy.choosing()
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -65,7 +86,9 @@ class Coded(Policy):
         return self.policy.seen(lengths)
 
     def coded(self, lengths: list[int]) -> list[int]:
-        return [0] * len(lengths) if self._view is None else self._view.counts
+        if self._view is not None and len(self._view.counts) == len(lengths):
+            return self._view.counts
+        return [max(n - self.recent, 0) for n in self.seen(lengths)]  # before there is a view
 
     def view(self, cache: KVCache) -> View | None:
         before, lengths = self.policy.view(cache), cache.length.tolist()
