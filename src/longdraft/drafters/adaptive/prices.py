@@ -17,6 +17,7 @@ from longdraft.models.lm import LM
 DEEPEST = 32  # levels: drafts of a drafter without a limit of its own are no deeper
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
 TOGETHER, APART = 0.2, 0.03  # how fast measurements correct all predictions, and one part's alone
+FIRST = 8  # measurements that correct all predictions alike
 OUTLIER = 2.0  # a measurement counts as at most this many times the prediction, or as 1 / this
 FARTHEST = 3.0  # a correction of one part multiplies it by at most this, or divides it
 
@@ -64,8 +65,8 @@ class Predicted:
     def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
         self.target, self.costs, self.corrects = target, costs, corrects
         self.counts = counts_of(target)
-        self.together: float | None = None  # logarithms of scales; None: nothing was measured
-        self.apart: dict[Part, float] = {}
+        self.together, self.apart = 0.0, dict[Part, float]()  # logarithms of scales
+        self._count = 0
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
 
@@ -98,10 +99,12 @@ class Predicted:
         if predicted <= 0 or measured <= 0:
             return
         most, farthest = log(OUTLIER), log(FARTHEST)
-        off = log(measured / predicted)
-        if self.together is None:  # the first one says nothing of its part by itself
-            self.together = off
-        off = min(max(off - self.together, -most), most)
+        self._count += 1
+        off = log(measured / predicted) - self.together
+        if self._count <= FIRST:  # the first ones say nothing of a part by itself
+            self.together += off / self._count
+            return
+        off = min(max(off, -most), most)
         self.together += TOGETHER * off
         moved = self.apart.get(part, 0.0) + APART * (1 - TOGETHER) * off
         self.apart[part] = min(max(moved, -farthest), farthest)
@@ -155,9 +158,10 @@ def tabulate(prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int
         draft[width] = _between([(0, 0.0), *costs])
     most = max(int(sum(x)) for x in levels.values())
     knots = [n for n in KNOTS if n < most] + [most]
-    verified = [(n, 1.0 if n == 0 else prices.verify(seqs, n + 1, CaptureSpec()) / plain) for n in knots]
+    none = CaptureSpec()
+    verified = [(n, max(prices.verify(seqs, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots]
     middle = 1 + min(most, 4)
-    look = (prices.verify(seqs, middle, spec) - prices.verify(seqs, middle, CaptureSpec())) / plain
+    look = (prices.verify(seqs, middle, spec) - prices.verify(seqs, middle, none)) / plain
     sizes = {w: int(max(x, default=1)) for w, x in levels.items()}
     if not drafter.renews:
         look /= drafter.lasts
