@@ -53,7 +53,7 @@ class Drafter:
         """Called once, after prefill; a session, whose rows enter later, calls it before there are any."""
 
     def most_nodes(self, depth: int, width: int) -> int:
-        """How many nodes a draft within these limits adds to each row at most."""
+        """How many nodes a draft within these limits adds to each row: at most, or where that is rare, usually."""
         return min(depth, self.max_depth) if width else 0
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from longdraft.core import UNBOUNDED, Tree, Verdict
 
 # FADE, WEIGHT and FIRM are set by benchmarks/adaptive_simulation.py (docs/log.md).
-FADE = 0.96  # weight of a draft's outcome one draft later
+FADE = 0.98  # weight of a draft's outcome one draft later
 WEIGHT = 3.0  # drafted tokens that what is usual counts as
-FIRM = 1.0  # drafted tokens of one depth that the mean over all depths counts as
+FIRM = 4.0  # drafted tokens of one depth that the mean over all depths counts as
 ALIKE = 0.5  # the share refused of w choices falls like w ** -ALIKE: from 0.5 of one to 0.25 of four
 WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most
 

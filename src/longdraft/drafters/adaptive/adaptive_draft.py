@@ -40,6 +40,7 @@ class AdaptiveDraft(Combined[Drafter]):
         self.asked: int | None = None  # depth of the current step; None: no decision, it captures
         self.depth, self.width = PLAIN, 1
         self._rejects = False
+        self._first = True  # whether the current step is one before any decision
         self._lengths: tuple[int, int] = (0, 0)  # rows, and their slots, that the table is of
         self._levels = levels_of(inner)
         self._scales: list[float] = []
@@ -63,7 +64,7 @@ class AdaptiveDraft(Combined[Drafter]):
 
     def _meet(self, seqs: Sequences) -> None:
         """Rows begin: forecast what drafting brings; if nothing, the step before the first draft captures nothing."""
-        self.asked, self.forecast = None, None
+        self.asked, self.forecast, self._first = None, None, True
         if self.prices is not None and len(seqs.length):
             self._sampled_as(seqs)
             self._reprice(seqs)
@@ -89,9 +90,14 @@ class AdaptiveDraft(Combined[Drafter]):
             self.pace.acceptance.usual = usual
             self.pace.changed()
 
+    @property
+    def _now(self) -> Prices | None:
+        """The prices that may decide under the verifier in use."""
+        return self.fixed if self._rejects else self.prices
+
     def _reprice(self, seqs: Sequences) -> None:
         """Predict costs again if the rows are others or have grown, or predictions were corrected."""
-        prices = self.fixed if self._rejects else self.prices
+        prices = self._now
         assert prices is not None
         rows, slots = len(seqs.length), int(seqs.cache.length.sum())
         same = rows == self._lengths[0] and abs(slots - self._lengths[1]) <= GROWN * self._lengths[1]
@@ -127,6 +133,8 @@ class AdaptiveDraft(Combined[Drafter]):
             return tree
         if self._rejects is not (tree.draft_probs is not None):
             self._rejects, self._lengths = not self._rejects, (0, 0)
+            self.asked = PLAIN  # so that what was decided by other prices does not show
+        self._first = False
         self._reprice(seqs)
         self.live = (~seqs.done).tolist()
         resting = self.pace.off
@@ -134,23 +142,25 @@ class AdaptiveDraft(Combined[Drafter]):
         self.just_rested = self.pace.off > resting
         if self.asked > 0:
             self.asked = min(self.asked, limits.depth)
-        times = self.prices.corrects and not self._rejects
+        prices = self._now
+        times = prices is not None and prices.corrects
         if self.asked > 0:
             self.inner.ready(seqs)
             begin = perf_counter() if times else 0.0
             tree = self.inner.grow(tree, seqs, limits.within(self.asked, self.width))
             self.depth = int(tree.depth.max())
-            if times and self.depth == self.asked and self.pace.table is not None:
+            if prices is not None and times and self.depth == self.asked and self.pace.table is not None:
                 table, spent = self.pace.table, perf_counter() - begin
-                self.prices.observe(self.inner, table.draft[self.width][self.asked] * table.plain, spent)
+                prices.observe(self.inner, table.drafted(self.asked, self.width) * table.plain, spent)
         self._began = perf_counter() if times else 0.0
         return tree
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        if self._began and self.pace.table is not None and self.prices is not None:
+        prices = self._now
+        if self._began and self.pace.table is not None and prices is not None:
             part = "plain" if self.asked == PLAIN else "verify"
             seconds = self._verified(tree, captured) * self.pace.table.plain
-            self.prices.observe(part, seconds, perf_counter() - self._began)
+            prices.observe(part, seconds, perf_counter() - self._began)
             self._began = 0.0
         if self.asked != PLAIN:
             super().update(seqs, tree, verdict, captured)
@@ -158,14 +168,15 @@ class AdaptiveDraft(Combined[Drafter]):
             assert captured.target is not None
             self.prices = self.fixed = Predicted(captured.target, counted(captured.target))
             self._sampled_as(seqs)
-        if self.asked is None or self.pace.table is None:  # no decision was made
+        if self._first or self.asked is None or self.pace.table is None:  # no decision was made
             return
         self._account(tree, verdict, captured)
 
     def _verified(self, tree: Tree, captured: Captures) -> float:
         table = self.pace.table
         assert table is not None
-        return table.verify(tree.size - 1) + (table.look if captured.spec.rows is not None else 0.0)
+        kept_any = captured.spec.rows is not None or bool(captured.spec.hidden)
+        return table.verify(tree.size - 1) + (table.look if kept_any else 0.0)
 
     def _account(self, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Learn from a step: what it was expected to cost, and what it brought."""
@@ -173,7 +184,7 @@ class AdaptiveDraft(Combined[Drafter]):
         assert table is not None and self.asked is not None
         cost = self._verified(tree, captured)
         if self.asked > 0:
-            cost += table.draft[self.width][self.asked] if self.width in table.draft else 0.0
+            cost += table.drafted(self.asked, self.width)
             accepted = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
             levels = table.levels.get(self.width, [])
             nodes = filled(tree, self.depth, levels) if self.depth else []

@@ -9,7 +9,7 @@ from math import ceil
 # errors of predicted costs; CREDIT is set by benchmarks/adaptive_simulation.py (docs/log.md).
 ALLOWED = 0.31  # plain steps, times the root of the tokens since drafting last had gained something
 EARLY = 16  # tokens that count from the beginning, so that something may be tried at once
-CREDIT = 6.0  # plain steps: the largest gain that may be lost again
+CREDIT = 8.0  # plain steps: the largest gain that may be lost again
 
 
 @dataclass

@@ -129,6 +129,11 @@ class Table:
     once: float = 0.0
     sizes: dict[int, int] = field(default_factory=dict)  # of each width limit, the nodes of the widest level
 
+    def drafted(self, depth: int, width: int) -> float:
+        """The cost of a draft within these limits, also of one that is not in the table."""
+        costs = self.draft[next((w for w in self.widths if w >= width), self.widths[-1])]
+        return costs[min(depth, len(costs) - 1)]
+
     def verify(self, nodes: float) -> float:
         """Of so many drafted nodes, which may be a mean."""
         whole = int(nodes)
