@@ -1,8 +1,9 @@
-"""The counts of a forward pass, the terms that turn them into seconds, and the fit of these terms to measurements."""
+"""The counts of a forward pass, and the terms that turn them into seconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class PassCosts:
 
     call: each pass, or `chained` if it is a later one of a native chain. read, key: a byte of weights, of keys.
     multiply, attend: a multiply-add of the linear layers, of attention. row, node, score, choose, draw: as counted.
+    choice: each pass by which a view is chosen anew, beside `choose` for each slot.
     Work outside of passes: step: the engine's part of a decoding step. tree: a node that Python adds to a tree and
     verifies. block: a call of a drafter's own block, beside the bytes it reads.
     """
@@ -52,21 +54,28 @@ class PassCosts:
     step: float = 0.0
     tree: float = 0.0
     block: float = 0.0
+    choice: float = 0.0
 
     def seconds(self, p: Pass) -> float:
         """Predicted seconds of a pass, without `step` and `tree`.
 
-        Reading and computing overlap, in the linear layers and in attention: the slower one counts.
+        Reading and computing overlap in part, in the linear layers and in attention.
         """
-        read, multiplied = p.weights * self.read, p.products * self.multiply
-        keys, attended = p.keys * self.key, p.pairs * self.attend
         return (
             (self.chained if p.chained else self.call)
-            + (read if read > multiplied else multiplied)
-            + (keys if keys > attended else attended)
+            + overlapped(p.weights * self.read, p.products * self.multiply)
+            + overlapped(p.keys * self.key, p.pairs * self.attend)
             + p.rows * self.row
             + p.nodes * self.node
             + p.scored * self.score
-            + p.chosen * self.choose
+            + (p.chosen * self.choose + self.choice if p.chosen else 0.0)
             + p.drawn * self.draw
         )
+
+
+def overlapped(a: float, b: float) -> float:
+    """Seconds of two kinds of work that overlap in part: the longer one, up to 1.59 times that where they are equal.
+
+    The power 1.5 lies between 1 (one after the other) and infinity (the longer one alone): see docs/log.md.
+    """
+    return (a * sqrt(a) + b * sqrt(b)) ** (2 / 3)
