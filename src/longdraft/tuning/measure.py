@@ -21,7 +21,7 @@ BRIEF_BYTES, MOST_BYTES = 96 << 20, 2 << 30  # of keys that are allocated at loa
 BRIEF_CONTEXT = 8192  # slots of a row at load, at most
 ROUNDS = 8  # at load at most
 WIDEST = 32  # nodes of the widest tree
-PATIENCE = 6  # times as many turns as asked for, until enough of them were calm
+WARMING = 0.4  # share of the time in which every shape runs for the first time
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ def thorough_shapes(
 
     Those held out have other contexts, rows and nodes, up to three times the longest context of the others.
     """
-    longest = context_for(model, 1, room, max(contexts))
+    longest, shared = (context_for(model, rows, room, max(contexts)) for rows in (1, most_rows))
     fitted, held = [], []
     for context in sorted({max(64, longest // n) for n in (128, 12, 3)}):
         for rows in (1, 2, 8):
-            if rows <= most_rows and context_for(model, rows, room, context) == context:
+            if rows <= most_rows and (rows == 1 or context <= shared):
                 fitted += [Shape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
                 fitted += [Shape(rows, context, nodes, scored=True) for nodes in (1, 6)]
                 fitted += [Shape(rows, context, nodes, share) for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))]
     for context in sorted({min(context, longest) for context in contexts}):
         for rows in (1, 4, 8):
-            if rows <= most_rows and context_for(model, rows, room, context) == context:
+            if rows <= most_rows and (rows == 1 or context <= shared):
                 held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
                 held += [Shape(rows, context, 8, scored=True)]
                 held += [Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))]
@@ -136,38 +136,36 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
 def measured(
     model: LM,
     shapes: Sequence[Shape],
-    repeat: int = 5,
+    repeat: int = 8,
     seconds: float = inf,
     tick: Callable[[str], None] = lambda name: None,
 ) -> list[Timed]:
-    """Each shape's shortest time of `repeat` turns, or of fewer where this many `seconds` do not suffice.
+    """Each shape's shortest time of `repeat` turns. All shapes take turns, because a machine is faster and slower.
 
-    The shapes of one cache take turns, so that all see the same machine. Short contexts and few rows come first; what
-    there is no time for is left out.
+    In this many `seconds` about: the most expensive shapes, then turns, are left out. tick: called after every turn.
     """
-    begin, costs, slower, found = perf_counter(), counted(model), 1.0, list[Timed]()
-    for rows, context in sorted({(s.rows, s.context) for s in shapes}, key=lambda pair: pair[0] * pair[1]):
-        own = [s for s in shapes if (s.rows, s.context) == (rows, context)]
-        usual = sum(predicted(costs, passes_of(model, s)) for s in own)
-        if found and 3 * slower * usual > seconds - (perf_counter() - begin):
+    begin, costs = perf_counter(), counted(model)
+    works = {many: works_of(model, [s for s in shapes if (s.rows > 1) == many]) for many in (False, True)}
+    calls: dict[Shape, Callable[[], object]] = {}
+    for shape in sorted(shapes, key=lambda s: predicted(costs, passes_of(model, s))):
+        work = works[shape.rows > 1]
+        if work is None or (calls and perf_counter() - begin > WARMING * seconds):
             continue
-        work = Workload(model, rows, context)
-        calls = {shape: work.timed(shape) for shape in own}
+        calls[shape] = work.timed(shape)
         for _ in range(2):  # on a GPU the first pass of a shape builds kernels, and the second one its graph
-            for call in calls.values():
-                call()
-        turns: dict[Shape, list[Turn]] = {shape: [] for shape in own}
-        for n in range(repeat * PATIENCE):
-            for shape, call in calls.items():
-                late = n > 0 and perf_counter() - begin > seconds
-                if not late and sum(t.calm for t in turns[shape]) < repeat:
-                    turns[shape].append(turn(call, model.device))
-        for shape, taken in turns.items():
-            found.append(Timed(shape, shortest(taken), any(t.calm for t in taken)))
-            tick(f"{rows} x {context}")
-        slower = sum(min(t.seconds for t in taken) for taken in turns.values()) / usual
-        del work, calls
-    return found
+            calls[shape]()
+    turns: dict[Shape, list[Turn]] = {shape: [] for shape in calls}
+    for n in range(repeat):
+        for shape, call in calls.items():
+            if n == 0 or perf_counter() - begin < seconds:
+                turns[shape].append(turn(call, model.device))
+            tick(shape.name)
+    return [Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()]
+
+
+def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
+    """A cache for all of these shapes; None without any."""
+    return Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes)) if shapes else None
 
 
 def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,11 +12,13 @@ from torch.nn.functional import linear
 from longdraft.core import Captures, Sampler, Tree, match
 from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
+from longdraft.tuning.stopwatch import shortest, turn
 from longdraft.tuning.workload import KEPT, Shape, Workload
 from longdraft.views.guided import Guided
 
-TRIES = 5
-NODES = 9  # of the tree whose nodes are compared with a root alone
+CPU = torch.device("cpu")
+TRIES = 7
+LEVELS = 8  # of the tree whose nodes are compared with a root alone
 LOOP = 1.5  # the loop around a step takes half as long again: its sequences, statistics and samplers
 BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and attention
 
@@ -25,12 +26,7 @@ BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and
 def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
     """Seconds of the shortest of some calls, after one that does not count."""
     call()
-    times = []
-    for _ in range(tries):
-        begin = perf_counter()
-        call()
-        times.append(perf_counter() - begin)
-    return min(times)
+    return shortest([turn(call, CPU) for _ in range(tries)])
 
 
 def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
@@ -40,25 +36,27 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
     rows = shape.rows
     prompts = [[0] * (shape.context + 1)] * rows
     seqs = model.sequences(prompts, 1 << 20, cache, Sampler(), eos=())
-    tokens = work.tokens[:rows, :NODES]
+    parent = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
 
-    def step(nodes: int) -> float:
-        logits = torch.zeros(rows, nodes, model.vocab, device=model.device)
+    def step(levels: int) -> float:
+        logits = torch.zeros(rows, levels + 1, model.vocab, device=model.device)
 
         def around() -> None:
             cache.length.fill_(shape.context)
             seqs.length.fill_(shape.context + 1)
-            tree = Tree.root(seqs.last) if nodes == 1 else Tree.chain(tokens[:, :nodes])
+            tree = Tree.root(seqs.last)
+            for level in range(levels):
+                tree = tree.grow(parent + level, work.tokens[:rows, level : level + 1])
             seqs.commit(match(tree, logits, seqs.sampler, seqs))
 
-        drawn = rows * nodes * model.vocab * costs.draw  # part of a pass
+        drawn = rows * (levels + 1) * model.vocab * costs.draw  # part of a pass
         return max(best_of(around) - drawn, 1e-6)
 
-    one = step(1)
+    one = step(0)
     x, w = torch.zeros(rows, 64, device=model.device), torch.zeros(64, 64, device=model.device)
     found = {
         "step": one * LOOP,
-        "tree": max(step(NODES) - one, 0.0) / (rows * (NODES - 1)),
+        "tree": max(step(LEVELS) - one, 0.0) / (rows * LEVELS),
         "block": BLOCK_CALLS * best_of(lambda: linear(x, w)),
     }
     cache.length.fill_(shape.context)
