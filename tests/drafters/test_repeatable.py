@@ -18,21 +18,37 @@ from support.listed import BUILD, each_method, full
 from support.prices import Stated
 
 from longdraft import AdaptiveDraft, build, generate, match, reject
+from longdraft.core.capture import CaptureSpec
 from longdraft.costs.counts import counted
 from longdraft.costs.passes import PassCosts
-from longdraft.drafters import Drafter, Lookup, SelfDrafter
+from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
 from longdraft.drafters.adaptive.prices import Predicted
-from longdraft.methods.prices import adapted, best_of
+from longdraft.methods.prices import adapted
 from longdraft.models.lm import LM
 from longdraft.ops import native
 from longdraft.views import SinkWindow
 
 SMALL = {"gamma": 4, "min_budget": 16}
+
+
+class Cheap(Predicted):
+    """A drafted token costs a twentieth of a plain step, so that drafts pay on tiny models too."""
+
+    def draft(self, drafter, seqs, depth, width):
+        return depth / 20 * self._pass(seqs, 1, CaptureSpec()) * self.scale(drafter)
+
+
+def cheap(target: LM) -> tuple[Cheap, Cheap]:
+    """As for named methods: measurements correct the first one where the output cannot depend on them."""
+    fixed = Cheap(target, counted(target))
+    return (Cheap(target, counted(target), corrects=True) if target.exact else fixed), fixed
+
+
 DRAFTERS = {
-    "vegas": lambda t: adapted(build("vegas", t, **SMALL), t),
-    "lookup": lambda t: adapted(build("lookup", t, n=1, count=5), t),
-    "suffix": lambda t: adapted(build("suffix", t, nodes=8), t),
-    "auto": lambda t: best_of([build("vegas", t, **SMALL), Lookup(1, 5)], t),
+    "vegas": lambda t: AdaptiveDraft(build("vegas", t, **SMALL), *cheap(t)),
+    "lookup": lambda t: AdaptiveDraft(build("lookup", t, n=1, count=5), *cheap(t)),
+    "suffix": lambda t: AdaptiveDraft(build("suffix", t, nodes=8), *cheap(t)),
+    "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], *cheap(t)),
 }
 each_sampler = pytest.mark.parametrize("sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)])
 each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
@@ -99,8 +115,13 @@ GOOD = Predicted.__init__
 
 
 def time_everything(monkeypatch) -> None:
-    """The planted fault; measurements count at once, so that it shows in a short text."""
+    """The planted fault."""
     monkeypatch.setattr(Predicted, "__init__", timed)
+    at_once(monkeypatch)
+
+
+def at_once(monkeypatch) -> None:
+    """Measurements count at once, so that a short text shows what they change."""
     for name, value in (("APART", 0.9), ("FIRST", 0)):
         monkeypatch.setattr(f"longdraft.drafters.adaptive.prices.{name}", value)
 
@@ -173,6 +194,7 @@ def test_the_clock_changes_the_output_where_it_chooses_the_trees(monkeypatch):
 @each_drafter
 def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
     lm = half("llama")
+    at_once(monkeypatch)
     options = {"max_new_tokens": 64, "sampler": SAMPLERS[sampler], "seed": SEED}
     want = generate(lm, tiny.prompts(70), **options)
     found = list(runs(monkeypatch, lm, DRAFTERS[drafter], sampler, times=16))
@@ -184,7 +206,7 @@ def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
 def test_under_reject_trees_change_the_output_of_any_model(monkeypatch):
     """It keeps draft probabilities, so not even on the native step may a clock choose."""
     lm = half("llama")
-    make = lambda t: adapted(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4), t)  # noqa: E731
+    make = lambda t: AdaptiveDraft(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4), *cheap(t))  # noqa: E731
     check_repeats(monkeypatch, lm, make, "T=1", reject)
     time_everything(monkeypatch)
     assert text_differs(monkeypatch, lm, make, "T=1", reject)

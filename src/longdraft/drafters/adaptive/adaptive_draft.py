@@ -15,6 +15,7 @@ from longdraft.drafters.combined import Combined
 
 GROWN = 1 / 16  # costs are predicted again once the rows are longer by this share
 MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
+TIMED = 8  # of so many plain steps while drafting is off, one is timed where that may correct predictions
 RENEW = 16  # drafts between two decisions how long a view stays
 
 
@@ -131,6 +132,12 @@ class AdaptiveDraft(Combined[Drafter]):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.prices is None:  # known once a pass has been verified
             return tree
+        pace = self.pace
+        if pace.off > 1 and pace.off % TIMED and len(seqs.length) == self._lengths[0]:  # microseconds count here
+            pace.off -= 1
+            self.asked, self.depth, self._began, self._first = PLAIN, 0, 0.0, False
+            self.just_rested = False
+            return tree
         if self._rejects is not (tree.draft_probs is not None):
             self._rejects, self._lengths = not self._rejects, (0, 0)
             self.asked = PLAIN  # so that what was decided by other prices does not show
@@ -156,6 +163,10 @@ class AdaptiveDraft(Combined[Drafter]):
         return tree
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        if self.asked == PLAIN and not self._began:
+            if not self._first:
+                self.pace.budget.owe(1.0, 1.0)
+            return
         prices = self._now
         if self._began and self.pace.table is not None and prices is not None:
             part = "plain" if self.asked == PLAIN else "verify"

@@ -11,9 +11,10 @@ from longdraft.drafters.adaptive.prices import Prices
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
 
-EVERY = 8  # steps between two comparisons of forecasts
+EVERY = 8  # steps between two comparisons of forecasts while one drafts
+RARELY = 32  # while drafting is off; comparing takes as long as a small model's step
 BETTER = 1.1  # another drafter must promise this many times the rate of the one in use, or of plain decoding
-FORGET = 0.9  # what a drafter that is not in use has seen counts this much less at each comparison
+FORGET = 0.9  # what a drafter that is not in use has seen counts this much less after EVERY steps
 
 
 class Auto(Combined[AdaptiveDraft]):
@@ -79,13 +80,15 @@ class Auto(Combined[AdaptiveDraft]):
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)
         self.steps += 1
-        if len(self.drafters) > 1 and (self.steps % EVERY == 0 or self.now.just_rested):
+        every = RARELY if self.now.pace.off else EVERY
+        if len(self.drafters) > 1 and (self.steps >= every or self.now.just_rested):
             self._compare(seqs)
 
     def _compare(self, seqs: Sequences) -> None:
+        forget, self.steps = FORGET ** (self.steps / EVERY), 0
         for d in self.drafters:
             if d is not self.now:
-                d.pace.acceptance.fade(FORGET)
+                d.pace.acceptance.fade(forget)
                 d.pace.changed()
         best, left = self._best(seqs), remaining(seqs)
         if best is not self.now and best.promise(seqs, left) > BETTER * max(self.now.promise(seqs, left), 1.0):

@@ -18,7 +18,7 @@ GLANCE = 1  # tokens drafted to test whether drafting that was turned off has be
 OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
 LEAST = 0.1  # plain steps: the smallest cost that counts for it
 DATED = 0.5  # what was seen before drafting was turned off counts this much less
-HOPELESS = 64  # plain steps without drafting where even fully accepted drafts would not pay
+HOPELESS = 64  # plain steps without drafting where even fully accepted drafts would not pay, or may not be tried
 CHOOSING = 0.04  # the share of acceptance that each step of a view's age costs
 STAYS = (1, 2, 4, 8)  # for how many steps a view may stay
 RARE = 0.01  # deeper levels are not considered where fewer drafts than this are accepted so far
@@ -63,6 +63,10 @@ class Pace:
                 return PLAIN, UNBOUNDED
             self.glancing = True
         if self.glancing:
+            wait = self.budget.wait(self._glance(captured))
+            if wait:
+                self.off, self.glancing = min(wait, HOPELESS), False
+                return PLAIN, UNBOUNDED
             if not captured:
                 return CAPTURE, UNBOUNDED
             self.glancing = False
@@ -110,11 +114,16 @@ class Pace:
     def rest(self) -> None:
         """Turn drafting off for a while."""
         assert self.table is not None
-        glance = self._cost(Choice(0.0, GLANCE, self.table.widths[0])) - 1 + self.table.look + self.table.once
         pause = ceil(OFF * max(self.budget.debt, LEAST)) if self._could_pay() else HOPELESS
-        self.off = max(pause, self.budget.wait(glance), 1)
+        self.off = max(pause, min(self.budget.wait(self._glance(False)), HOPELESS), 1)
         self.acceptance.fade(DATED)
         self.changed()
+
+    def _glance(self, captured: bool) -> float:
+        """Plain steps that a glance costs beyond its one token, with the step before that captures what it needs."""
+        assert self.table is not None
+        glance = Choice(0.0, GLANCE, self.table.widths[0])
+        return self._cost(glance) - 1 + self.table.once + (0.0 if captured else self.table.look)
 
     def _could_pay(self) -> bool:
         """Whether any shape would be faster than plain decoding if all of it were accepted."""

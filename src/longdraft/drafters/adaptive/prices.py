@@ -18,6 +18,7 @@ DEEPEST = 32  # levels: drafts of a drafter without a limit of its own are no de
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
 TOGETHER, APART = 0.2, 0.03  # how fast measurements correct all predictions, and one part's alone
 FIRST = 8  # measurements that correct all predictions alike
+SLOW = 6  # a part's first measurements count more: 1 / (SLOW + their number), at least APART
 OUTLIER = 2.0  # a measurement counts as at most this many times the prediction, or as 1 / this
 FARTHEST = 3.0  # a correction of one part multiplies it by at most this, or divides it
 
@@ -66,7 +67,7 @@ class Predicted:
         self.target, self.costs, self.corrects = target, costs, corrects
         self.counts = counts_of(target)
         self.together, self.apart = 0.0, dict[Part, float]()  # logarithms of scales
-        self._count = 0
+        self._count, self._seen = 0, dict[Part, int]()
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
 
@@ -106,7 +107,8 @@ class Predicted:
             return
         off = min(max(off, -most), most)
         self.together += TOGETHER * off
-        moved = self.apart.get(part, 0.0) + APART * (1 - TOGETHER) * off
+        self._seen[part] = seen = self._seen.get(part, 0) + 1
+        moved = self.apart.get(part, 0.0) + max(APART, 1 / (SLOW + seen)) * (1 - TOGETHER) * off
         self.apart[part] = min(max(moved, -farthest), farthest)
 
 
