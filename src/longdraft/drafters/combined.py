@@ -17,6 +17,12 @@ class Combined(Drafter, Generic[D]):
 
     drafters: Sequence[D]
 
+    def combine(self, drafters: Sequence[D]) -> None:
+        """Be made of these drafters; called once."""
+        self.drafters = drafters
+        self.usual, self.finds = drafters[0].usual, max(d.finds for d in drafters)
+        self.lasts, self.renews = max(d.lasts for d in drafters), any(d.renews for d in drafters)
+
     def proposed_by(self, node: int) -> str:
         return self.drafters[0].proposed_by(node)
 
@@ -38,22 +44,6 @@ class Combined(Drafter, Generic[D]):
         for d in self.drafters:
             d.start(seqs)
 
-    @property
-    def usual(self) -> tuple[float, float]:
-        return self.drafters[0].usual
-
-    @property
-    def finds(self) -> float:
-        return max(d.finds for d in self.drafters)
-
-    @property
-    def lasts(self) -> int:
-        return max(d.lasts for d in self.drafters)
-
-    @property
-    def renews(self) -> bool:
-        return any(d.renews for d in self.drafters)
-
     def most_nodes(self, depth: int, width: int) -> int:
         return sum(d.most_nodes(depth, width) for d in self.drafters)
 
@@ -70,6 +60,7 @@ class Combined(Drafter, Generic[D]):
     def stay(self, steps: int) -> None:
         for d in self.drafters:
             d.stay(steps)
+        self.lasts = max(d.lasts for d in self.drafters)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         for d in self.drafters:

@@ -28,13 +28,8 @@ class SelfDrafter(UnderView):
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int], copy: LM | None = None):
         super().__init__(target, policy, widths)
         self.model = copy or target
-
-    @property
-    def usual(self) -> tuple[float, float]:
-        """That of the view, less what the copy's weights lose."""
-        share = COPIED.get(self.model.weights or "", 1.0) if self.model is not self.target else 1.0
-        greedy, sampled = self.policy.usual
-        return share * greedy, share * sampled
+        share = COPIED.get(self.model.weights or "", 1.0) if copy is not None else 1.0
+        self.usual = share * policy.usual[0], share * policy.usual[1]
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """A pass for the root, then one for each level but the last."""

@@ -13,7 +13,7 @@ class Sequential(Combined[Drafter]):
     """Drafters applied in order to one tree. At most one of them may use captures."""
 
     def __init__(self, *drafters: Drafter):
-        self.drafters = drafters
+        self.combine(drafters)
         self.max_depth = max(d.max_depth for d in drafters)
         self._ends: list[int] = []  # by drafter, the number of nodes of the tree once it has added its own
         self.captures()

@@ -19,6 +19,7 @@ class UnderView(Drafter):
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
         self.target, self.policy, self.widths = target, policy, widths
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
+        self.usual, self.lasts, self.renews = policy.usual, policy.lasts, policy.renews
         self._latest: KVView | None = None
 
     def look(self, seqs: Sequences) -> KVView | None:
@@ -29,20 +30,9 @@ class UnderView(Drafter):
     def view_read(self) -> KVView | None:
         return self._latest
 
-    @property
-    def usual(self) -> tuple[float, float]:
-        return self.policy.usual
-
-    @property
-    def lasts(self) -> int:
-        return self.policy.lasts
-
-    @property
-    def renews(self) -> bool:
-        return self.policy.renews
-
     def stay(self, steps: int) -> None:
         self.policy.stay(steps)
+        self.lasts = self.policy.lasts
 
     def choosing(self) -> CaptureSpec:
         return self.policy.choosing()

@@ -47,7 +47,8 @@ def build(
     """The drafter of a named method with these options (`longdraft methods` lists them). Raises InputError.
 
     drafter: the drafter weights of a method that needs some: a folder, a Hub id, or a loaded module. any_target: also
-    accept weights that were trained for another target. adaptive: wrap the drafter in AdaptiveDraft.
+    accept weights that were trained for another target. adaptive: wrap the drafter in AdaptiveDraft, with the
+    known costs of the target (tuning/known.py).
     """
     method = find(name)
     given = dict(read(name, declared(method.build), options))

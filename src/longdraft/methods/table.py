@@ -227,7 +227,7 @@ METHODS = {
     "auto": Method(
         build=auto,
         drafts="whichever of several methods has the best forecast",
-        paper="ours: whichever of the others measures best",
+        paper="ours: whichever of the others has the best forecast",
         family=family.AUTO,
         needs=ANY,
         adaptive=False,

@@ -24,27 +24,17 @@ class Coded(Policy):
 
     def __init__(self, policy: Policy, bits: int, recent: int = 64):
         self.policy, self.bits, self.recent = policy, bits, recent
+        self.usual = SHARES[bits] * policy.usual[0], SHARES[bits] * policy.usual[1]
+        self.lasts, self.renews = policy.lasts, policy.renews
         self._forget()
 
     def _forget(self) -> None:
         self._copies: ByLayerAndRow[Compact] = {}
         self._view = self._before = None  # the view, and that of the other policy which it was made from
 
-    @property
-    def usual(self) -> tuple[float, float]:
-        share = SHARES[self.bits]
-        return share * self.policy.usual[0], share * self.policy.usual[1]
-
-    @property
-    def lasts(self) -> int:
-        return self.policy.lasts
-
-    @property
-    def renews(self) -> bool:
-        return self.policy.renews
-
     def stay(self, steps: int) -> None:
         self.policy.stay(steps)
+        self.lasts = self.policy.lasts
 
     def choosing(self) -> CaptureSpec:
         return self.policy.choosing()

@@ -34,7 +34,8 @@ class AdaptiveDraft(Combined[Drafter]):
     def __init__(
         self, inner: Drafter, prices: Prices | None = None, fixed: Prices | None = None, budget: Budget | None = None
     ):
-        self.inner, self.drafters, self.prices, self.fixed = inner, (inner,), prices, fixed or prices
+        self.combine((inner,))
+        self.inner, self.prices, self.fixed = inner, prices, fixed or prices
         self.has_draft_probs, self.max_depth, self.is_chain = inner.has_draft_probs, inner.max_depth, False
         self.pace = Pace(Acceptance(finds=inner.finds), budget or Budget())
         self.forecast: float | None = None

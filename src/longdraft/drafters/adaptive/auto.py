@@ -29,7 +29,7 @@ class Auto(Combined[AdaptiveDraft]):
 
     def __init__(self, drafters: Sequence[Drafter], prices: Prices | None = None, fixed: Prices | None = None):
         budget = Budget()
-        self.drafters = [d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d, prices, fixed) for d in drafters]
+        self.combine([d if isinstance(d, AdaptiveDraft) else AdaptiveDraft(d, prices, fixed) for d in drafters])
         for d in self.drafters:
             d.pace.budget = budget
         self.has_draft_probs = all(d.has_draft_probs for d in drafters)
@@ -50,6 +50,7 @@ class Auto(Combined[AdaptiveDraft]):
     def _choose(self, seqs: Sequences) -> None:
         """Use the drafter with the best forecast; the step that comes next drafts nothing."""
         self.now, self.fresh, self.steps = self._best(seqs), False, 0
+        self.forecast = self.now.forecast
 
     def _best(self, seqs: Sequences) -> AdaptiveDraft:
         left = remaining(seqs)
@@ -59,10 +60,6 @@ class Auto(Combined[AdaptiveDraft]):
         """Use this drafter from now on; the next step drafts nothing, and captures what it needs."""
         self.now, self.fresh = drafter, True
         drafter.begin_turn()
-
-    @property
-    def forecast(self) -> float | None:
-        return self.now.forecast
 
     def proposed_by(self, node: int) -> str:
         return self.now.proposed_by(node)

@@ -105,14 +105,11 @@ class GlideDrafter(UnderView):
 
     name = "block"
 
-    @property
-    def usual(self) -> tuple[float, float]:
-        return 0.4, 0.3
-
     def __init__(
         self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0, nodes: int = 0
     ):
         super().__init__(block.host.target, policy or Full(), widths)
+        self.usual = 0.4, 0.3
         self.has_draft_probs, self.shape = not nodes, BestPaths(nodes) if nodes else None
         if nodes:
             self.max_depth, self.is_chain = min(len(widths), nodes), nodes == 1

@@ -123,15 +123,12 @@ class Heads(UnderView):
 
     name = "heads"
 
-    @property
-    def usual(self) -> tuple[float, float]:
-        return 0.5, 0.4
-
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
             drafted = f"{len(module)} heads and the target draft {len(module) + 1} levels"
             raise InputError(f"{len(widths)} widths are given; {drafted}")
         super().__init__(target, policy, widths)
+        self.usual = 0.5, 0.4
         self.module, self.counts = module, cartesian(widths)
         self.project = partial(draft_logits, target, module.vocabulary)
 

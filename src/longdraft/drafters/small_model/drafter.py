@@ -47,6 +47,7 @@ class SmallModelDrafter(Drafter):
         self.widths = widths
         self.tail = tail
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
+        self.lasts, self.renews = policy.lasts, policy.renews
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
@@ -57,16 +58,9 @@ class SmallModelDrafter(Drafter):
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of the current tree that have keys in scratch slots
 
-    @property
-    def lasts(self) -> int:
-        return self.policy.lasts
-
-    @property
-    def renews(self) -> bool:
-        return self.policy.renews
-
     def stay(self, steps: int) -> None:
         self.policy.stay(steps)
+        self.lasts = self.policy.lasts
 
     def choosing(self) -> CaptureSpec:
         return self.policy.choosing()
