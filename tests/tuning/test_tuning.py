@@ -78,7 +78,8 @@ def test_a_workload_runs_what_is_counted(name):
             assert call().shape == (shape.rows, shape.nodes)
             lengths, nodes, view, captured = model.seen.pop()
             assert lengths == [shape.context] * shape.rows and nodes == shape.nodes and view is None
-            assert bool(captured.scores) == shape.scored
+            full = len(model.windows) < model.depth
+            assert bool(captured.scores) == (shape.scored and full)
             assert passes_of(model.model, shape) == [pass_over(model.model, lengths, nodes, scored=captured.spec)]
     drafts = Shape(2, 40, 3, 0.25)
     work.timed(drafts)()
@@ -143,7 +144,7 @@ def test_costs_fitted_to_some_passes_predict_others(monkeypatch):
     model = tiny.target("llama")
     own, others = thorough_shapes(model, [64, 256], 4)
     assert not set(own) & set(others) and {s.rows for s in others} == {1, 4}
-    assert {s.context for s in own}.isdisjoint({s.context for s in others} - {64})
+    assert max(s.context for s in own) < max(s.context for s in others)
 
     def timed(shapes):
         return [measure.Timed(s, measure.predicted(TRUE, passes_of(model, s))) for s in shapes]

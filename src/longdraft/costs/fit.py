@@ -14,7 +14,7 @@ Point = tuple[Pass | Sequence[Pass], float]  # a pass, or several in one call, a
 
 TERMS = ("call", "chained", "read", "multiply", "key", "attend", "row", "node", "score", "draw")
 LEAST = {"call": 1e-7, "chained": 1e-8, "row": 1e-9, "node": 1e-9}  # of terms that are 0 at the start; others: 1e-15
-PULL = 3e-3  # weight of a term's distance from the start (in logarithms, squared) beside all points together
+PULL = 3e-4  # weight of a term's distance from the start (in logarithms, squared) beside all points together
 ODD = 0.1  # a point that is off by this much (in logarithms) counts half
 TURNS, STEP = 25, 1.0  # at most so many steps, each of which changes a term by a factor of e at most
 SMALL = 1e-6  # of a term in logarithms, to differentiate by
