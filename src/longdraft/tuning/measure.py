@@ -17,11 +17,12 @@ from longdraft.tuning.stopwatch import Turn, shortest, turn
 from longdraft.tuning.workload import ROOM, Shape, Workload, passes_of
 
 BRIEF_S = 0.6  # of passes that are measured at load
-BRIEF_BYTES, MOST_BYTES = 96 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
+BRIEF_BYTES, MOST_BYTES = 48 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
 BRIEF_CONTEXT = 8192  # slots of a row at load, at most
 ROUNDS = 8  # at load at most
 WIDEST = 32  # nodes of the widest tree
 PATIENCE = 4  # calls of a turn at most, until one had its processors
+DISTURBED = 0.02  # weight of a shape that never had its processors
 WARMING = 0.3  # share of the time in which every shape runs for the first time
 
 
@@ -130,7 +131,8 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
                 turns[shape].append(turn(call, model.device))
     if not turns:
         return None
-    costs = fit([(passes_of(model, shape), shortest(t)) for shape, t in turns.items()], start)
+    weights = [1.0 if any(t.calm for t in taken) else DISTURBED for taken in turns.values()]
+    costs = fit([(passes_of(model, shape), shortest(taken)) for shape, taken in turns.items()], start, weights)
     return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
 
 
@@ -175,7 +177,8 @@ def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
 
 def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
     """The costs that explain these times."""
-    costs = fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model))
+    weights = [1.0 if t.calm else DISTURBED for t in timed]
+    costs = fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
     longest = max((t.shape for t in timed if t.shape.rows == 1), key=lambda s: s.context)
     with suppress(MemoryError):
         work = Workload(model, 1, longest.context)
