@@ -1,4 +1,4 @@
-"""How well do costs that are measured on some passes predict others, with each build of the kernels?
+"""How well costs that are measured on some passes predict others, with the present build of the kernels.
 
     python benchmarks/cost_errors.py -m smollm2 --contexts 1024,4096,16384,32000
 
@@ -41,9 +41,9 @@ GB = 1 << 30
 
 def measure(target: Any, given: Any) -> tuple[list[dict[str, Any]], dict[str, list[Held]]]:
     """A record for every held-out pass, and the errors of each kind of costs."""
-    own, others = thorough_shapes(target, given.contexts, given.rows, int(given.room * GB))
+    own, others = thorough_shapes(target, given.contexts, given.most_rows, int(given.room * GB))
     at_load = measured_briefly(target)
-    timed = measured(target, [*own, *others], given.repeat, given.seconds)
+    timed = measured(target, [*own, *others], given.repeat, given.budget)
     chosen = set(own)
     costs: dict[str, PassCosts] = {"tune": fitted(target, [t for t in timed if t.shape in chosen])}
     if at_load is not None:
@@ -68,10 +68,9 @@ def table(held: dict[str, list[Held]], title: str) -> Table:
     for kind, points in held.items():
         for rows in (None, *sorted({h.shape.rows for h in points})):
             own = [h for h in points if rows in (None, h.shape.rows)]
-            median, most = quantiles(own)
-            shown.add_row(
-                kind, "all" if rows is None else str(rows), str(len(own)), f"{median:.1%}", f"{most:.1%}", f"{bias(own):+.1%}"
-            )
+            who = "all" if rows is None else str(rows)
+            errors = (f"{error:.1%}" for error in quantiles(own))
+            shown.add_row(kind, who, str(len(own)), *errors, f"{bias(own):+.1%}")
     return shown
 
 
@@ -80,9 +79,9 @@ def options() -> Arguments:
     parser.share("model", "rope", "weights", "dtype", "threads", "out")
     parser.change("contexts", [1024, 4096, 16384, 32000], "they are what methods are measured at")
     parser.change("repeat", 10, "the shortest of a few turns is still too long beside other processes")
-    parser.add_argument("--rows", type=at_least(1), default=8, metavar="N", help="rows of the largest batch")
+    parser.add_argument("--most-rows", type=at_least(1), default=8, metavar="N", help="rows of the largest batch")
     parser.add_argument("--room", type=at_least(0.0), default=3.0, metavar="GB", help="memory of keys, for each cache")
-    parser.add_argument("--budget", dest="seconds", type=at_least(1.0), default=120.0, help="seconds of all passes, about")
+    parser.add_argument("--budget", type=at_least(1.0), default=120.0, help="seconds of all passes, about")
     return parser
 
 

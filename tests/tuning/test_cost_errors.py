@@ -1,4 +1,4 @@
-"""Records of `benchmarks/cost_errors.py`: passes that costs were not fitted to are predicted within the stated errors."""
+"""Records of `benchmarks/cost_errors.py`: passes that costs were not fitted to are predicted well enough."""
 
 from __future__ import annotations
 

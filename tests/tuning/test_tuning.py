@@ -17,7 +17,16 @@ from longdraft.costs.passes import PassCosts
 from longdraft.tuning import known, measure, stopwatch
 from longdraft.tuning import stored as storage
 from longdraft.tuning.known import forget, known_costs
-from longdraft.tuning.measure import Held, bias, fitted, held_out, measured, measured_briefly, quantiles, thorough_shapes
+from longdraft.tuning.measure import (
+    Held,
+    bias,
+    fitted,
+    held_out,
+    measured,
+    measured_briefly,
+    quantiles,
+    thorough_shapes,
+)
 from longdraft.tuning.stopwatch import Turn, shortest, turn
 from longdraft.tuning.stored import fingerprint, place_of, store, stored
 from longdraft.tuning.workload import Shape, Workload, branching, passes_of

@@ -115,12 +115,14 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
     start, shapes = counted(model), brief_shapes(model)
     if 2 * predicted(start, passes_of(model, shapes[0])) > seconds:
         return None
-    works = {rows: Workload(model, rows, max(s.context for s in shapes if s.rows == rows)) for rows in (1, 4)}
+    works: dict[int, Workload] = {}
     turns: dict[Shape, list[Turn]] = {}
     calls, slower = {}, 1.0  # how much slower the machine is than `start` says
     for shape in shapes:
         usual = slower * predicted(start, passes_of(model, shape))
-        if 2 * usual <= seconds - (perf_counter() - begin):
+        if not calls or 2 * usual <= seconds - (perf_counter() - begin):
+            if shape.rows not in works:
+                works[shape.rows] = Workload(model, shape.rows, max(s.context for s in shapes if s.rows == shape.rows))
             calls[shape] = works[shape.rows].timed(shape)
             calls[shape]()  # the first call of a shape allocates, and does not count
             turns[shape] = [turn(calls[shape], model.device)]
@@ -129,8 +131,6 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
         for shape, call in calls.items():
             if shortest(turns[shape]) <= seconds - (perf_counter() - begin):
                 turns[shape].append(turn(call, model.device))
-    if not turns:
-        return None
     weights = [1.0 if any(t.calm for t in taken) else DISTURBED for taken in turns.values()]
     costs = fit([(passes_of(model, shape), shortest(taken)) for shape, taken in turns.items()], start, weights)
     return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
