@@ -88,7 +88,7 @@ CASES = {
 
 
 class Text:
-    """right[t]: how many tokens after token t a draft gets right; found[t]: whether there is anything to draft."""
+    """right[t]: how many of the tokens from t on a draft gets right; found[t]: whether there is anything to draft."""
 
     def __init__(self, right: list[int], found: list[bool]):
         self.right, self.found = right, found
@@ -104,19 +104,24 @@ class Text:
         rng = random.Random(seed)
         right, run = [0] * tokens, 0
         for t in reversed(range(tokens)):
-            right[t] = run
-            run = run + 1 if rng.random() < case.accept(t) else 0
+            right[t] = run = run + 1 if rng.random() < case.accept(t) else 0
         return Text(right, [rng.random() < case.found for _ in range(tokens)])
 
     @staticmethod
     def recorded(path: Path) -> Text:
         """Raises InputError or OSError for a file that is no trace."""
         lane = Trace.model_validate_json(path.read_text(encoding="utf-8")).lanes[-1]
-        right, found = [0] * sum(len(r.tokens) for r in lane.rounds), []
+        predicted, found = list[bool](), list[bool]()  # of each token: whether it was or would have been drafted right
         for r in lane.rounds:
-            for i in range(len(r.tokens)):
-                right[len(found)] = max(r.accepted - i, 0)
-                found.append(bool(r.nodes))
+            depths = [0]
+            for node in r.nodes:
+                depths.append(depths[node.parent + 1] + 1)
+            whole = bool(r.nodes) and r.accepted == max(depths)  # nothing was refused: the next token counts as right
+            predicted += [i < r.accepted or whole for i in range(len(r.tokens))]
+            found += [bool(r.nodes)] * len(r.tokens)
+        right, run = [0] * len(predicted), 0
+        for t in reversed(range(len(predicted))):
+            right[t] = run = run + 1 if predicted[t] else 0
         return Text(right, found)
 
 

@@ -12,6 +12,7 @@ from longdraft.cli import common
 from longdraft.cli.option_groups import TargetOptions, expand
 
 SECONDS = 60  # about as long as the measurement may take
+CONTEXTS = (1024, 8192, 32768)
 BUSY = 0.5  # share of disturbed passes from which on costs are not kept
 MOST = 1 << 20  # tokens of a context
 
@@ -21,8 +22,9 @@ def tune(
     model: common.Model = "bundled",
     target_options: TargetOptions = TargetOptions(),
     context: Annotated[
-        list[int], typer.Option(min=64, max=MOST, help="Tokens of a context that is predicted; may be repeated.")
-    ] = [1024, 8192, 32768],
+        list[int] | None,
+        typer.Option(min=64, max=MOST, help="Tokens of a context; may be repeated (default: 1,024, 8,192 and 32,768)."),
+    ] = None,
     most_rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of the largest batch that is measured.")] = 8,
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Measurements of each pass.")] = 8,
     as_json: common.Json = False,
@@ -41,13 +43,13 @@ def tune(
     from longdraft.tuning.stored import store
 
     target, _ = common.load_target(model, target_options, threads)
-    own, others = thorough_shapes(target, context, most_rows)
+    own, others = thorough_shapes(target, context or CONTEXTS, most_rows)
     turns = (len(own) + len(others)) * repeat
     with torch.inference_mode(), common.progress(turns) as tick:
         timed = measured(target, [*own, *others], repeat, SECONDS, lambda name: tick(1, name))
         costs = fitted(target, [t for t in timed if t.shape in own])
     held = held_out(target, costs, [t for t in timed if t.shape in others])
-    errors = dict(zip(("median", "nine_of_ten"), quantiles(held), strict=True)) if held else {}
+    errors: dict[str, float] = dict(zip(("median", "nine_of_ten"), quantiles(held), strict=True)) if held else {}
     busy = sum(not t.calm for t in timed) / len(timed)
     place = store(target, costs, errors) if busy < BUSY else None
     if as_json:

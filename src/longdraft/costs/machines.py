@@ -22,9 +22,9 @@ READING, COMPUTING = 0.8, 0.6  # shares of a data sheet's figures that kernels r
 class Machine:
     """A processor and its memory, as a data sheet describes it, and overheads in seconds.
 
-    bandwidth: bytes/s. rate: multiply-adds/s in bfloat16; attention reaches the share `attending` of it. layer, module: fixed cost of a layer in a pass that is one
-    native call or graph, and in one that runs a module's Python code. call: of each pass. The others are those of
-    PassCosts with their names.
+    bandwidth: bytes/s. rate: multiply-adds/s in bfloat16; attention reaches the share `attending` of it. layer, module:
+    fixed cost of a layer in a pass that is one native call or graph, and in one that runs a module's Python code.
+    call: of each pass. The others are those of PassCosts with their names.
     """
 
     name: str

@@ -17,11 +17,13 @@ from longdraft.tuning.stopwatch import Turn, shortest, turn
 from longdraft.tuning.workload import ROOM, Shape, Workload, passes_of
 
 BRIEF_S = 0.6  # of passes that are measured at load
-BRIEF_BYTES, MOST_BYTES = 96 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
+BRIEF_BYTES, MOST_BYTES = 48 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
 BRIEF_CONTEXT = 8192  # slots of a row at load, at most
 ROUNDS = 8  # at load at most
 WIDEST = 32  # nodes of the widest tree
-WARMING = 0.4  # share of the time in which every shape runs for the first time
+PATIENCE = 4  # calls of a turn at most, until one had its processors
+DISTURBED = 0.02  # weight of a shape that never had its processors
+WARMING = 0.3  # share of the time in which every shape runs for the first time
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def thorough_shapes(
                 held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
                 held += [Shape(rows, context, 8, scored=True)]
                 held += [Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))]
-    return fitted, held
+    return fitted, [s for s in held if s not in fitted]
 
 
 def slot_bytes(model: LM) -> int:
@@ -113,12 +115,14 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
     start, shapes = counted(model), brief_shapes(model)
     if 2 * predicted(start, passes_of(model, shapes[0])) > seconds:
         return None
-    works = {rows: Workload(model, rows, max(s.context for s in shapes if s.rows == rows)) for rows in (1, 4)}
+    works: dict[int, Workload] = {}
     turns: dict[Shape, list[Turn]] = {}
     calls, slower = {}, 1.0  # how much slower the machine is than `start` says
     for shape in shapes:
         usual = slower * predicted(start, passes_of(model, shape))
-        if 2 * usual <= seconds - (perf_counter() - begin):
+        if not calls or 2 * usual <= seconds - (perf_counter() - begin):
+            if shape.rows not in works:
+                works[shape.rows] = Workload(model, shape.rows, max(s.context for s in shapes if s.rows == shape.rows))
             calls[shape] = works[shape.rows].timed(shape)
             calls[shape]()  # the first call of a shape allocates, and does not count
             turns[shape] = [turn(calls[shape], model.device)]
@@ -127,9 +131,8 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
         for shape, call in calls.items():
             if shortest(turns[shape]) <= seconds - (perf_counter() - begin):
                 turns[shape].append(turn(call, model.device))
-    if not turns:
-        return None
-    costs = fit([(passes_of(model, shape), shortest(t)) for shape, t in turns.items()], start)
+    weights = [1.0 if any(t.calm for t in taken) else DISTURBED for taken in turns.values()]
+    costs = fit([(passes_of(model, shape), shortest(taken)) for shape, taken in turns.items()], start, weights)
     return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
 
 
@@ -157,8 +160,12 @@ def measured(
     turns: dict[Shape, list[Turn]] = {shape: [] for shape in calls}
     for n in range(repeat):
         for shape, call in calls.items():
-            if n == 0 or perf_counter() - begin < seconds:
+            for again in range(PATIENCE):
+                if (n or again) and perf_counter() - begin > seconds:
+                    break
                 turns[shape].append(turn(call, model.device))
+                if turns[shape][-1].calm:
+                    break
             tick(shape.name)
     return [Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()]
 
@@ -170,7 +177,8 @@ def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
 
 def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
     """The costs that explain these times."""
-    costs = fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model))
+    weights = [1.0 if t.calm else DISTURBED for t in timed]
+    costs = fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
     longest = max((t.shape for t in timed if t.shape.rows == 1), key=lambda s: s.context)
     with suppress(MemoryError):
         work = Workload(model, 1, longest.context)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from longdraft.core import Captures, Sampler, Tree, match
+from longdraft.core import Captures, Sampler, Tree, is_indexable, match
 from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
 from longdraft.tuning.stopwatch import shortest, turn
@@ -82,7 +82,7 @@ def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:
         captured = Captures(KEPT, scores[turn % 2], cache.length + 1)
         policy.update(cache, captured)
         view = policy.view(cache)
-        assert view is not None
+        assert is_indexable(view) and view is not None
         view.copy([(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)])
 
     return best_of(choose, 3)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
 CALM = 0.02  # share of a call's time for which its threads may have waited
+MOST_WAITS = 3.0  # a call's waits count at most this many times its time: more are of threads that do not compute
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ def turn(call: Callable[[], object], device: torch.device) -> Turn:
 
 
 def shortest(turns: Sequence[Turn]) -> float:
-    """Seconds of the shortest calm turn; if none was calm, of the middle one without the time that its threads waited.
+    """Seconds of the shortest calm turn; if none was calm, an estimate: of the middle one without its threads' waits.
 
-    At a barrier one thread that waits holds up all, so their waits add up.
+    At a barrier one thread that waits holds up all, so of the time the share exp(-waits) was left, if these were at
+    different times.
     """
     calm = [t.seconds for t in turns if t.calm]
     if calm:
         return min(calm)
-    rest = sorted(max(t.seconds - t.waited, t.seconds / 4) for t in turns)
+    rest = sorted(t.seconds * exp(-min(t.waited / t.seconds, MOST_WAITS)) for t in turns)
     return rest[(len(rest) - 1) // 2]

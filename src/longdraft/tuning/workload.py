@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, KVCache, Sampler, Tree
-from longdraft.core.states import resumed
+from longdraft.core.states import ByScan, resumed
 from longdraft.costs.counts import pass_over
 from longdraft.costs.passes import Pass
 from longdraft.models.lm import LM
@@ -38,8 +38,8 @@ class Shape:
     @property
     def name(self) -> str:
         drafts = f"draft {self.nodes} under {self.share:.0%}"
-        verifies = f"verify {self.nodes}{', scored' if self.scored else ''}" if self.nodes > 1 or self.scored else "plain"
-        return drafts if self.share else verifies
+        verifies = "plain" if self.nodes == 1 else f"verify {self.nodes}"
+        return drafts if self.share else verifies + (", scored" if self.scored else "")
 
 
 def passes_of(model: LM, shape: Shape) -> list[Pass]:
@@ -70,7 +70,7 @@ class Workload:
         self.model, self.cache = model, model.new_cache(rows, context + ROOM)
         draws = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(0, model.vocab, (rows, ROOM), generator=draws).to(model.device)
-        self._states = [{} for _ in range(rows)]
+        self._states: list[ByScan] = [{}] * rows
         if model.architecture.scans:
             for b in range(rows):
                 model.prefill(self.tokens[b, :STARTS].tolist(), self.cache.row(b))
