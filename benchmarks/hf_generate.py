@@ -135,7 +135,7 @@ def options() -> Arguments:
     parser.share("model", "context", "max-new-tokens", "temperature", "repeat", "threads", "seed", "out")
     parser.change("dtype", "float32", "outputs are equal in float32 only")
     parser.change("methods", "plain,suffix,vegas", "drafts from the text and from the model gain differently")
-    parser.add_argument("--adaptive", action="store_true", help="adapt draft depth and width to measured speed")
+    parser.add_argument("--adaptive", action="store_true", help="adapt draft depth and width to predicted costs")
     return parser
 
 

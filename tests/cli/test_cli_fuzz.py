@@ -79,6 +79,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "methods": ("-m", "tiny"),
     "demo": ("-m", "tiny", "--context", "16", "--max-new-tokens", "2"),
     "bench": ("-m", "tiny", "--prompt-file", "long.txt", "--context", "16", "--max-new-tokens", "2", "--repeat", "1"),
+    "tune": ("-m", "tiny", "--context", "64", "--most-rows", "1", "--repeat", "1"),
     "audit": ("-m", "tiny", "--prompt-file", "a.txt", "--tokens", "2", "--prompt-tokens", "16"),
     "report": (*OUT, "records.jsonl"),
     "fetch": ("smollm2",),

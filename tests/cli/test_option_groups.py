@@ -30,6 +30,7 @@ OWN = {
     "option": {"bench": "of one of several methods", "train": "of an objective"},
     "prompt_cache": {"generate": "a file, for one prompt"},
     "prompt_file": {"generate": "standard input too, and rows of a batch"},
+    "repeat": {"tune": "turns, of which the shortest counts"},
     "resume": {"train": "from a checkpoint"},
     "text": {"bench": "the names of texts that are packaged"},
     "threads": {"train": "0 is a valid number, torch's choice"},

@@ -1,40 +1,47 @@
-"""AdaptiveDraft: its choices at given costs and acceptance, its small overhead where drafts fail, losslessness."""
+"""AdaptiveDraft and Auto: their choices at stated costs, what they may lose where drafts fail, losslessness."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from math import prod
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import tiny
 from support.checks import SAMPLERS, SEED, check_lossless, plain
 from support.listed import BUILD, ROWS, each_method, full
+from support.prices import Stated
 
-from longdraft import Stats, generate
+from longdraft import Stats, build, generate
 from longdraft.core import Captures, CaptureSpec, DraftLimits
 from longdraft.core.tree import PAD, UNBOUNDED, Tree
 from longdraft.core.verify import Verdict
+from longdraft.costs.counts import counted
 from longdraft.drafters import AdaptiveDraft, Auto, Drafter
-from longdraft.drafters.adaptive.cost_model import CostModel, ranks
-from longdraft.drafters.adaptive.pace import Pace
-from longdraft.drafters.adaptive.step_costs import Measured
+from longdraft.drafters.adaptive.acceptance import Acceptance, ranks
+from longdraft.drafters.adaptive.budget import ALLOWED, EARLY, Budget
+from longdraft.drafters.adaptive.pace import CAPTURE, PLAIN, STAYS, Pace
+from longdraft.drafters.adaptive.prices import FARTHEST, Predicted, Table, levels_of, tabulate
+from longdraft.views import Guided
 
-PLAIN = 10.0  # seconds of a step without drafts
 NEW = 400
 
 
 class Prophet(Drafter):
     """Chains of `gamma` tokens at most; the first good(n) of the n-th are plain decoding's. Counts captures."""
 
-    def __init__(self, rows: list[list[int]], gamma: int, good):
-        self.rows, self.max_depth, self.good = rows, gamma, good
-        self.drafts, self.captured, self.depths = 0, 0, []
+    def __init__(self, rows: list[list[int]], gamma: int, good, usual: float = 0.8):
+        self.rows, self.max_depth, self.good, self.usual = rows, gamma, good, (usual, usual)
+        self.drafts, self.captured, self.depths, self.steps = 0, 0, [], []
 
     def captures(self):
         self.captured += 1
-        return super().captures()
+        return self.choosing()
+
+    def choosing(self):
+        return CaptureSpec(hidden=(1,))
 
     def grow(self, tree, seqs, limits):
         for d in range(min(self.max_depth, limits.depth)):
@@ -44,247 +51,248 @@ class Prophet(Drafter):
             tree = tree.grow(torch.tensor([[tree.size - 1]]), torch.tensor([[token]]))
         self.drafts += 1
         self.depths.append(tree.size - 1)
+        self.steps.append(int(seqs.length[0] - seqs.prompt[0]))
         return tree
 
 
-class Clock:
-    """Simulated time: PLAIN seconds per step, `fixed` more with a draft, and `each` more per drafted token."""
-
-    def __init__(self, each: float, fixed: float = 0.0):
-        self.each, self.fixed, self.now, self.drafter = each, fixed, 0.0, None
-
-    def __call__(self) -> float:
-        depth = self.drafter.depth if self.drafter.asked is not None else None
-        if depth is not None:  # called at the end of a step
-            self.now += PLAIN + self.fixed * (depth > 0) + self.each * depth
-        return self.now
+def text(new: int = NEW) -> list[int]:
+    return plain("llama-loops", SAMPLERS["T=1"], (70,), new)[0]
 
 
-def run(good, each: float, fixed: float = 0.0, gamma: int = 7) -> tuple[float, Prophet]:
-    """-> simulated seconds over those of plain decoding, and the inner drafter."""
-    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-    inner, clock = Prophet([row], gamma, good), Clock(each, fixed)
-    clock.drafter = AdaptiveDraft(inner, Measured(clock))
+def decode(drafter: Drafter, new: int = NEW) -> Stats:
     stats = Stats()
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.drafter, **options) == [row]
-    seconds = PLAIN * stats.steps + sum(fixed + each * depth for depth in inner.depths if depth)
-    return seconds / (PLAIN * stats.emitted), inner
+    options = {"max_new_tokens": new, "sampler": SAMPLERS["T=1"], "seed": SEED, "stats": stats}
+    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [text(new)]
+    return stats
 
 
-def test_good_drafts_go_to_the_full_depth():
-    share, inner = run(lambda n: 7, each=1.0)
-    assert inner.depths[-22:-2] == [7] * 20 and share < 0.27  # 8 tokens in 17 seconds: 0.21 without the first rounds
+def run(good, prices: Stated | None = None, new: int = NEW, gamma: int = 7, usual: float = 0.8) -> tuple:
+    """-> cost over that of plain decoding, and the inner drafter."""
+    prices, inner = prices or Stated(0.1), Prophet([text(new)], gamma, good, usual)
+    stats = decode(AdaptiveDraft(inner, prices), new)
+    drafts = sum(prices.fixed + (prices.each + prices.node) * depth for depth in inner.depths if depth)
+    return (stats.steps + 1 + drafts + prices.look * inner.captured) / new, inner
+
+
+# What is drafted ------------------------------------------------------------------------------------------------------
+
+
+def test_drafts_begin_at_the_first_step_that_can_draft_and_go_to_the_full_depth():
+    share, inner = run(lambda n: 7)
+    assert inner.steps[0] == 1 and inner.depths[0] >= 4 and inner.depths[3:-2] == [7] * (len(inner.depths) - 5)
+    assert share < 0.25  # 8 tokens in 1.77 plain steps
 
 
 def test_the_depth_follows_what_a_draft_costs_and_brings():
-    assert max(run(lambda n: 3, each=2.0)[1].depths[-50:]) <= 4  # what is never accepted is not drafted
-    cheap, dear = (run(lambda n: 7 if n % 2 else 1, each=each)[1].depths[-50:] for each in (0.2, 4.0))
+    assert max(run(lambda n: 3, Stated(0.2))[1].depths[-50:]) <= 4  # what is never accepted is not drafted
+    cheap, dear = (run(lambda n: 7 if n % 2 else 1, Stated(each))[1].depths[-50:] for each in (0.02, 0.4))
     assert sum(cheap) > sum(dear)
 
 
-@pytest.mark.parametrize("chain", [True, False])
-def test_text_that_drafts_badly_costs_two_percent_at_most(chain, monkeypatch):
-    """A draft that costs as much as a plain step and is never right: the worst there is."""
-    monkeypatch.setattr(Prophet, "is_chain", chain)
-    share, inner = run(lambda n: 0, each=PLAIN)
-    assert share < 1.02 and len(inner.depths) < 10
-    assert inner.captured < 20  # while drafting is off, nothing is captured
+BAD = [Stated(1.0), Stated(0.1), Stated(0.2, fixed=0.5, look=0.3)]
 
 
-def test_drafting_is_turned_on_again_when_drafts_become_good():
-    share, inner = run(lambda n: 0 if n < 3 else 7, each=1.0)
-    assert inner.depths[-3] == 7 and share < 0.75
-
-
-@pytest.mark.parametrize("chain", [True, False])
-def test_fixed_costs_are_not_charged_to_every_level(chain, monkeypatch):
-    """A draft of one token loses time even when it is right; drafts of seven gain much."""
-    monkeypatch.setattr(Prophet, "is_chain", chain)
-    for wrong in range(5):
-        share, inner = run(lambda n, wrong=wrong: 0 if n == wrong else 7, each=1.0, fixed=10.0)
-        assert inner.depths[-22:-2] == [7] * 20 and share < 0.6, (wrong, share)
-
-
-def test_a_draft_that_finds_nothing_is_no_refusal():
-    """An n-gram drafter that finds little: what it finds is right, so it is asked at every step."""
-    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-
-    class Rare(Prophet):
-        def grow(self, tree, seqs, limits):
-            return super().grow(tree, seqs, limits if int(seqs.length[0]) % 5 == 0 else limits.within(0))
-
-    inner = Rare([row], 7, lambda n: 7)
-    clock = Clock(1.0)
-    clock.drafter = AdaptiveDraft(inner, Measured(clock))
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), clock.drafter, **options) == [row]
-    assert sum(depth > 0 for depth in inner.depths) > 30
+@pytest.mark.parametrize(("new", "most"), [(96, 1.04), (440, 1.02)])
+@pytest.mark.parametrize("prices", BAD, ids=["1", "0.1", "look"])
+def test_text_that_drafts_badly_costs_two_percent_at_most(prices, new, most):
+    """4% of 96 tokens. A draft that is never right is the worst there is."""
+    share, inner = run(lambda n: 0, prices, new, usual=0.97)
+    assert share <= most and 0 < len(inner.depths) < 50
+    if prices.look:
+        assert inner.captured < 30  # while drafting is off, nothing is captured
 
 
 def test_drafting_that_is_never_turned_off_is_caught(monkeypatch):
     """The planted fault: always the full depth."""
     monkeypatch.setattr(Pace, "shape", lambda self, captured: (7, UNBOUNDED))
     with pytest.raises(AssertionError):
-        test_text_that_drafts_badly_costs_two_percent_at_most(True, monkeypatch)
+        test_text_that_drafts_badly_costs_two_percent_at_most(Stated(0.1), 440, 1.02)
 
 
-def test_the_cost_model_interpolates_and_extrapolates():
-    model = CostModel(7)
-    model.plain.append(10.0)
-    model.add(2, UNBOUNDED, [[0, 0]], 14.0)
-    assert model.line() == (10.0, 2.0)  # one depth is known: all that it costs beyond a plain step is its levels'
-    model.add(4, UNBOUNDED, [[0, 0]], 15.0)
-    fixed, level = model.line()
-    assert fixed == pytest.approx(13.0) and level == pytest.approx(0.5)
-    for _ in range(100):
-        model.add(2, UNBOUNDED, [[0]], 14.0)
-    tokens = model.tokens(3)
-    assert tokens[0] == 1.0 and 1.9 < tokens[2] < 2.1 and tokens[3] - tokens[2] < 0.2
-    assert model.best()[1:] == (1, UNBOUNDED)
+def test_a_budget_that_allows_everything_is_caught(monkeypatch):
+    """The planted fault: drafts are made whatever they may lose."""
+    monkeypatch.setattr(Budget, "allows", lambda self, extra: True)
+    monkeypatch.setattr(Budget, "wait", lambda self, extra: 0)
+    with pytest.raises(AssertionError):
+        test_text_that_drafts_badly_costs_two_percent_at_most(BAD[2], 96, 1.04)
 
 
-def test_noise_makes_no_draft_cheaper_than_a_plain_step():
-    model = CostModel(7)
-    model.plain.append(10.0)
-    for depth, cost in ((2, 30.0), (4, 20.0), (6, 25.0)):
-        model.add(depth, UNBOUNDED, [[]], cost)
-    fixed, level = model.line()
-    assert level == 0.0 and fixed == pytest.approx(25.0)
+def test_nothing_is_drafted_where_not_even_right_drafts_would_pay():
+    share, inner = run(lambda n: 7, Stated(1.0, fixed=1.0))
+    assert len(inner.depths) < 10 and share < 1.02
+    none = AdaptiveDraft(Prophet([text()], 7, lambda n: 7), Stated(1.0, fixed=1.0))
+    assert decode(none).predicted_speedup == 1.0
 
 
-@each_method
-@pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1 min-p penalty"])
-def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):
-    """Depths, widths, and steps with and without captures, drawn at random instead of chosen by cost."""
-    draws = torch.Generator().manual_seed(3)
+def test_drafting_is_turned_on_again_when_drafts_become_good():
+    share, inner = run(lambda n: 0 if n < 3 else 7)
+    assert inner.depths[-3] == 7 and share < 0.6
 
-    def shape(self: Pace, captured: bool) -> tuple[int, int]:
-        depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
-        return depth - 1, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # -1: no draft, but captures
 
-    monkeypatch.setattr(Pace, "shape", shape)
-    check_lossless(lambda t: AdaptiveDraft(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
+def test_fixed_costs_are_not_charged_to_every_level():
+    """A draft of one token loses time even when it is right; drafts of seven gain much."""
+    share, inner = run(lambda n: 7, Stated(0.05, fixed=1.0))
+    assert inner.depths[-22:-2] == [7] * 20 and share < 0.5
+
+
+def test_a_draft_that_finds_nothing_is_no_refusal():
+    """An n-gram drafter that finds little: what it finds is right, so it is asked at every step."""
+
+    class Rare(Prophet):
+        finds = 0.5
+
+        def grow(self, tree, seqs, limits):
+            return super().grow(tree, seqs, limits if int(seqs.length[0]) % 5 == 0 else limits.within(0))
+
+    inner = Rare([text()], 7, lambda n: 7)
+    decode(AdaptiveDraft(inner, Stated(0.01)))
+    assert sum(depth > 0 for depth in inner.depths) > 30
 
 
 def test_pauses_grow_with_what_drafting_has_cost():
-    """Each pause is longer than the one before it, and pauses after dear probes are longer than after cheap ones."""
-
     def pauses(each: float) -> list[int]:
-        steps, grow = [], Prophet.grow
+        inner = run(lambda n: 0, Stated(each))[1]
+        gaps = [b - a for a, b in pairwise(inner.steps)]
+        return [gap for gap in gaps if gap > 2]
 
-        class Timed(Prophet):
-            def grow(self, tree, seqs, limits):
-                steps.append(int(seqs.length[0]))
-                return grow(self, tree, seqs, limits)
+    cheap, dear = pauses(0.1), pauses(1.0)
+    assert len(cheap) > len(dear) > 1 and cheap == sorted(cheap) and dear == sorted(dear)
 
-        [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-        clock = Clock(each)
-        clock.drafter = AdaptiveDraft(Timed([row], 7, lambda n: 0), Measured(clock))
-        options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
-        generate(tiny.target("llama-loops"), tiny.prompts(70), clock.drafter, **options)
-        gaps = [later - earlier for earlier, later in pairwise(steps)]
-        return [gap for gap in gaps if gap > 3]
 
-    cheap, dear = pauses(PLAIN / 10), pauses(PLAIN)
-    assert len(cheap) > 2 and cheap == sorted(cheap) and dear == sorted(dear)
-    assert dear[0] > 2 * cheap[0] and len(dear) < len(cheap)
+def test_the_forecast_is_what_is_expected_at_the_start():
+    """usual 0.8, at 0.11 plain steps a token: 1 + 0.8 + .. + 0.8^7 tokens in 1.77 plain steps."""
+    stats = decode(AdaptiveDraft(Prophet([text()], 7, lambda n: 7), Stated(0.1)))
+    assert stats.predicted_speedup == pytest.approx(
+        max(sum(0.8**i for i in range(d + 1)) / (1 + 0.11 * d) for d in range(8))
+    )
+    assert decode(Drafter()).predicted_speedup is None
+    once = decode(AdaptiveDraft(Prophet([text()], 7, lambda n: 7), Stated(0.1, once=NEW)))
+    assert once.predicted_speedup == 1.0  # what it must read first takes longer than it can gain
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_refused_in_one_text_is_known_in_the_next():
+    inner = Prophet([text()], 7, lambda n: 0)
+    drafter = AdaptiveDraft(inner, Stated(0.1))
+    decode(drafter)
+    first = len(inner.depths)
+    decode(drafter)
+    assert first > 5 and len(inner.depths) - first < first
+
+
+def test_what_is_usual_follows_the_sampler():
+    inner = Prophet([text()], 7, lambda n: 7)
+    inner.usual = (0.9, 0.3)
+    drafter = AdaptiveDraft(inner, Stated(0.1))
+    for sampler, usual in (("greedy", 0.9), ("T=1", 0.3), ("greedy", 0.9)):
+        generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, max_new_tokens=2, sampler=SAMPLERS[sampler])
+        assert drafter.pace.acceptance.usual == usual
+
+
+def test_what_is_usual_differs_between_methods():
+    lm = tiny.target("llama")
+    usual = [build(name, lm).usual for name in ("vegas", "magicdec-stream", "quantspec", "random-picks")]
+    assert len(set(usual)) == 4 and all(0 < sampled <= greedy < 1 for greedy, sampled in usual)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3)), max_size=300))
+def test_the_debt_never_exceeds_its_limit(steps):
+    """Whatever is accepted, if only allowed steps are made."""
+    budget, tokens = Budget(), 0
+    for good, extra in steps:
+        extra = extra if budget.allows(extra) else 0.0
+        emitted = 1 + (good if extra else 0)
+        budget.owe(1 + extra, emitted)
+        tokens += emitted
+        assert budget.debt <= ALLOWED * (EARLY + tokens) ** 0.5 + 1e-9
+        n = budget.wait(1.0)
+        assert Budget(budget.debt, budget.tokens + n).allows(1.0 - 1e-6)
+
+
+# Acceptance -----------------------------------------------------------------------------------------------------------
+
+
+def test_expected_tokens_begin_with_what_is_usual_and_end_with_what_was_seen():
+    known = Acceptance(usual=0.5)
+    [mean] = known.means([1])
+    assert [t for t, _ in known.expected(1, mean, [1.0] * 3)] == [1.0, 1.5, 1.75, 1.875]
+    for _ in range(300):
+        known.add(3, 1, [1.0] * 3, [[0, 0]])
+    [mean] = known.means([1])
+    tokens, nodes = zip(*known.expected(1, mean, [1.0] * 3), strict=True)
+    assert 1.85 < tokens[1] <= 2 and 2.7 < tokens[2] <= 3 and tokens[3] - tokens[2] < 0.2
+    assert nodes == pytest.approx((0, 1, 2, 3))
+
+
+def test_what_was_not_drafted_was_not_refused():
+    known = Acceptance(usual=0.5, finds=1.0)
+    for _ in range(300):
+        known.add(4, 1, [], [[]])
+        known.add(4, 1, [1.0, 1.0], [[0, 0]])
+    [mean] = known.means([1])
+    assert mean > 0.9 and known.share_found == pytest.approx(0.5, abs=0.05)
+    tokens, nodes = known.expected(1, mean, [1.0] * 4)[-1]
+    assert 1.8 < tokens < 2.1 and nodes == pytest.approx(2, abs=0.1)
+
+
+def test_wider_trees_are_expected_to_hold_more_until_they_are_seen():
+    known = Acceptance(usual=0.5)
+    one, two, four = known.means([1, 2, 4])
+    assert one == 0.5 < two < four == pytest.approx(0.75)
+    for _ in range(200):
+        known.add(1, 4, [1.0], [[3]])  # the fourth node is right
+    one, two, four = known.means([1, 2, 4])
+    assert one < 0.05 and two < 0.1 and four > 0.9
+
+
+def test_ranks_count_real_nodes_of_the_same_depth():
+    tree = Tree.root(torch.tensor([1, 2])).grow(torch.tensor([[0, 0, 0], [0, PAD, 0]]), torch.tensor([[4, 5, 6]] * 2))
+    tree = tree.grow(torch.tensor([[1, 3], [3, 3]]), torch.tensor([[7, 8]] * 2))
+    verdict = Verdict(torch.tensor([[0, 3, 5], [0, 3, 3]]), torch.tensor([3, 2]), torch.zeros(2, 3))
+    assert ranks(tree, verdict) == [[2, 1], [1]] and tree.widest == 3
+    chain = Verdict(torch.tensor([[0, 1]]), torch.tensor([2]), torch.zeros(1, 2))
+    assert ranks(Tree.chain(torch.tensor([[1, 2, 3]])), chain) == [[0]]
+
+
+# Widths, rows, views --------------------------------------------------------------------------------------------------
 
 
 class Bush(Drafter):
     """At every depth `nodes` drafts, of which the right one stands at place `rank`, below the right one before."""
 
     def __init__(self, row: list[int], nodes: int, depth: int, rank: int):
-        self.row, self.nodes, self.max_depth, self.rank, self.shapes = row, nodes, depth, rank, []
+        self.row, self.wide, self.max_depth, self.rank, self.shapes = row, nodes, depth, rank, []
+
+    def most_nodes(self, depth, width):
+        return min(depth, self.max_depth) * min(self.wide, width)
 
     def grow(self, tree, seqs, limits):
-        below, wide = 0, min(self.nodes, limits.width)
+        below, wide = 0, min(self.wide, limits.width)
         for d in range(min(self.max_depth, limits.depth)):
             n = int(seqs.length[0] - seqs.prompt[0]) + d
             right = self.row[n] if n < len(self.row) else 0
             tokens = [right if i == self.rank else (right + 1 + i) % 96 for i in range(wide)]
-            below, tree = (
-                tree.size + min(self.rank, wide - 1),
-                tree.grow(torch.full((1, wide), below), torch.tensor([tokens])),
-            )
+            parents, first = torch.full((1, wide), below), tree.size
+            below, tree = first + min(self.rank, wide - 1), tree.grow(parents, torch.tensor([tokens]))
         self.shapes.append((int(tree.depth.max()), wide if tree.size > 1 else 0))
         return tree
 
 
-def widths_of(rank: int, each: float) -> list[int]:
-    """The widths of the last rounds of a bush whose nodes cost so much each."""
-    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-    inner = Bush(row, 6, 4, rank)
-    now = [0.0]
-
-    def clock() -> float:
-        if drafter.asked is not None:  # called at the beginning of a step, where it does not matter, and at its end
-            now[0] += PLAIN + each * (prod(inner.shapes[-1]) if drafter.asked > 0 and inner.shapes else 0)
-        return now[0]
-
-    drafter = AdaptiveDraft(inner, Measured(clock))
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
+def widths_of(rank: int, node: float) -> list[int]:
+    """The widths of the last drafts of a bush whose nodes cost so much each to verify."""
+    inner = Bush(text(), 6, 4, rank)
+    decode(AdaptiveDraft(inner, Stated(0.02, node=node)))
     return [wide for _, wide in inner.shapes[-30:]]
 
 
-class ByRows:
-    """Costs in plain steps: drafts are cheap for one row, and cost a plain step per level for more."""
-
-    def begin(self) -> None: ...
-
-    def end(self, inner, seqs, tree, depth, captured) -> float:
-        return 1 + depth * (0.05 if len(seqs.length) == 1 else 1.0)
-
-
-class Chains(Drafter):
-    """Chains of 7 tokens of which plain decoding would say the first 6, whatever the number of rows."""
-
-    max_depth, is_chain = 7, True
-
-    def grow(self, tree, seqs, limits):
-        for _ in range(min(self.max_depth, limits.depth)):
-            tree = tree.grow(torch.full((len(seqs.length), 1), tree.size - 1), torch.zeros(len(seqs.length), 1).long())
-        return tree
-
-
-def depths_by_rows() -> dict[int, list[int]]:
-    """{rows: the depth of each step's draft}: four rows, then one, and so on, 40 steps at a time."""
-    drafter, found = AdaptiveDraft(Chains(), ByRows()), {1: [], 4: []}  # type: ignore[arg-type]
-    seqs = {n: SimpleNamespace(length=torch.zeros(n), done=torch.zeros(n).bool(), seed=torch.zeros(n)) for n in found}
-    drafter.start(seqs[1])
-    for turn in range(6):
-        rows = (4, 1)[turn % 2]
-        for _ in range(40):
-            tree = drafter.grow(Tree.root(torch.zeros(rows).long()), seqs[rows], DraftLimits())
-            depth = int(tree.depth.max())
-            right = min(depth, 6)
-            path = torch.arange(right + 1).expand(rows, -1)
-            drafter.update(
-                seqs[rows], tree, Verdict(path, torch.full((rows,), right + 1), path), Captures(CaptureSpec())
-            )
-            found[rows].append(depth)
-    return found
-
-
-def test_a_batch_and_a_single_row_are_paced_apart():
-    found = depths_by_rows()
-    assert sum(found[4]) < 30 and sum(found[1][-40:]) > 230, found
-
-
-def test_one_pace_for_all_numbers_of_rows_is_caught(monkeypatch):
-    """The planted fault: what was measured for one row holds for four."""
-    monkeypatch.setattr(AdaptiveDraft, "_pace_for", lambda self, rows: self.paces.setdefault(0, Pace(7, 4, True)))
-    with pytest.raises(AssertionError):
-        test_a_batch_and_a_single_row_are_paced_apart()
-
-
 def test_the_width_follows_where_the_right_drafts_stand():
-    for rank, each, best in ((0, 0.5, 1), (1, 0.5, 2), (3, 0.5, 4), (5, 0.2, 6)):
-        assert (found := widths_of(rank, each)).count(best) >= 27, (rank, found)
+    for rank, node, best in ((0, 0.05, 1), (1, 0.05, 2), (3, 0.05, 4), (5, 0.02, 6)):
+        assert (found := widths_of(rank, node)).count(best) >= 27, (rank, found)
 
 
-def test_a_cost_model_that_ignores_ranks_is_caught(monkeypatch):
+def test_acceptance_that_ignores_ranks_is_caught(monkeypatch):
     """The planted fault: whatever was accepted, a narrower tree would have had it."""
     monkeypatch.setattr(
         "longdraft.drafters.adaptive.adaptive_draft.ranks", lambda tree, verdict: [[0] * (n - 1) for n in verdict.count]
@@ -293,41 +301,222 @@ def test_a_cost_model_that_ignores_ranks_is_caught(monkeypatch):
         test_the_width_follows_where_the_right_drafts_stand()
 
 
+class Chains(Drafter):
+    """Chains of 7 tokens of which plain decoding would say the first 6, whatever the number of rows."""
+
+    max_depth, is_chain, usual = 7, True, (0.8, 0.8)
+
+    def grow(self, tree, seqs, limits):
+        for _ in range(min(self.max_depth, limits.depth)):
+            tree = tree.grow(torch.full((len(seqs.length), 1), tree.size - 1), torch.zeros(len(seqs.length), 1).long())
+        return tree
+
+
+def rows(n: int) -> SimpleNamespace:
+    length = torch.full((n,), 100)
+    zeros, cache = torch.zeros(n, dtype=torch.long), SimpleNamespace(length=length)
+    limit, done = torch.full((n,), 900), torch.zeros(n).bool()
+    return SimpleNamespace(
+        length=length, cache=cache, prompt=length, limit=limit, done=done, seed=zeros, sampler=SAMPLERS["greedy"]
+    )
+
+
+def depths_by_rows() -> dict[int, list[int]]:
+    """{rows: the depth of each step's draft}: four rows, then one, and so on, 40 steps at a time. Drafts are cheap for
+    one row, and cost a plain step per level for four.
+    """
+    drafter = AdaptiveDraft(Chains(), Stated(0.05, more=lambda rows: 1 if rows == 1 else 20))
+    seqs, found = {n: rows(n) for n in (1, 4)}, {1: [], 4: []}
+    drafter.start(seqs[1])  # type: ignore[arg-type]
+    for turn in range(6):
+        n = (4, 1)[turn % 2]
+        for _ in range(40):
+            tree = drafter.grow(Tree.root(torch.zeros(n).long()), seqs[n], DraftLimits())  # type: ignore[arg-type]
+            depth = int(tree.depth.max())
+            right = min(depth, 6)
+            path = torch.arange(right + 1).expand(n, -1)
+            verdict = Verdict(path, torch.full((n,), right + 1), path)
+            drafter.update(seqs[n], tree, verdict, Captures(CaptureSpec()))  # type: ignore[arg-type]
+            found[n].append(depth)
+    return found
+
+
+def test_rows_are_priced_together():
+    """With four rows drafts do not pay; when one is left, drafting goes on at once."""
+    found = depths_by_rows()
+    assert sum(found[4]) < 30 and sum(found[1][-38:]) >= 38 * 6, found
+
+
+def test_costs_of_one_row_for_all_are_caught(monkeypatch):
+    """The planted fault: costs are predicted once and hold for any number of rows."""
+    reprice = AdaptiveDraft._reprice
+    monkeypatch.setattr(AdaptiveDraft, "_reprice", lambda self, seqs: self.pace.table or reprice(self, seqs))
+    with pytest.raises(AssertionError):
+        test_rows_are_priced_together()
+
+
+def table(look: float) -> Table:
+    depths = [0.1 * d for d in range(8)]
+    levels = {1: [1.0] * 7}
+    return Table(1.0, [1], levels, {1: depths}, [1 + 0.05 * n for n in range(8)], look, 0.0, {1: 1})
+
+
+def test_a_view_stays_for_more_steps_where_choosing_one_is_expensive():
+    stays = []
+    for look in (0.0, 0.2, 1.0):
+        pace = Pace(Acceptance(0.9), Budget(), table(look))
+        pace.renew()
+        stays.append(pace.stays)
+    assert stays[0] == 1 and stays == sorted(stays) and stays[-1] > 1 and set(stays) <= set(STAYS)
+
+
+def test_a_guided_view_that_stays_is_chosen_every_so_many_steps():
+    lm = tiny.target("llama")
+    for steps in (1, 3):
+        drafter, asked = build("vegas", lm, gamma=2, min_budget=16), []
+        drafter.stay(steps)
+        captures = drafter.captures
+        drafter.captures = lambda captures=captures, asked=asked: (asked.append(captures()), asked[-1])[1]
+        check_lossless(lambda t, drafter=drafter: drafter, "llama", SAMPLERS["greedy"], (70,), 30)
+        chosen = [spec.rows is not None for spec in asked]
+        assert all(chosen[::steps]) and sum(chosen) == -(-len(chosen) // steps)
+    assert Guided().renews and not BUILD["magicdec-stream"](lm).renews
+
+
+# Costs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_measurements_correct_predictions_slowly_and_within_bounds():
+    lm = tiny.target("llama")
+    prices = Predicted(lm, counted(lm), corrects=True)
+    for _ in range(60):
+        prices.observe("plain", prices.scale("plain"), 5.0)  # everything takes longer than was predicted
+        prices.observe("verify", prices.scale("verify"), 5.0)
+    assert prices.scale("plain") == pytest.approx(prices.scale("verify"), rel=0.05)
+    before = prices.scale("verify")
+    prices.observe("verify", 1.0, 500.0)  # an outlier
+    assert prices.scale("verify") < 1.03 * before
+    for _ in range(3000):
+        prices.observe("plain", prices.scale("plain"), 1.0)
+        prices.observe("verify", prices.scale("verify"), 2.0)
+    assert prices.scale("verify") / prices.scale("plain") == pytest.approx(2, rel=0.1)
+    for _ in range(3000):
+        prices.observe("verify", 1.0, 1e6)
+    assert prices.scale("verify") <= FARTHEST + 1e-9
+
+
+def rises(costs: list[float]) -> bool:
+    return all(a <= b + 1e-9 for a, b in pairwise(costs))
+
+
 @each_method
-def test_every_method_drafts_as_narrow_as_it_is_asked_to(method, monkeypatch):
-    """A drafter that overlooks the width would be tried at it again and again."""
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: (3, 2))
-    seen = []
+def test_every_method_predicts_what_a_draft_costs(method):
+    """More than nothing, and no less for deeper drafts."""
+    lm = tiny.target("llama")
+    drafter = BUILD[method](lm)
+    drafter = drafter.drafters[0].inner if isinstance(drafter, Auto) else drafter
+    seqs = lm.sequences(tiny.prompts(70, 31), 40, lm.new_cache(2, 256), SAMPLERS["greedy"], SEED)
+    with torch.inference_mode():
+        for b, prompt in enumerate(tiny.prompts(70, 31)):
+            lm.prefill(prompt[:-1], seqs.cache.row(b))
+        drafter.start(seqs)
+    found = tabulate(Predicted(lm, counted(lm)), drafter, seqs, levels_of(drafter))
+    for costs in found.draft.values():
+        assert costs[0] == 0 < costs[1] and rises(costs)
+    assert found.verified[0] == 1 and all(
+        a <= b + 1e-9 for a, b in zip(found.verified, found.verified[1:], strict=False)
+    )
 
-    class Watched(AdaptiveDraft):
+
+@each_method
+def test_every_method_says_how_many_nodes_it_drafts_at_most(method, monkeypatch):
+    """And drafts as narrow as it is asked to: a drafter that overlooked the width would be asked for it again."""
+    for shape in ((3, 2), (3, UNBOUNDED)):
+        monkeypatch.setattr(Pace, "shape", lambda self, captured, shape=shape: shape)
+        seen = []
+
+        class Watched(AdaptiveDraft):
+            def grow(self, tree, seqs, limits, seen=seen, shape=shape):
+                tree = super().grow(tree, seqs, limits)
+                inner = self.inner.inner if isinstance(self.inner, AdaptiveDraft) else self.inner
+                most = UNBOUNDED if isinstance(inner, Auto) else inner.most_nodes(*shape)
+                seen.append((tree.widest, int(tree.depth.max()), (tree.parent >= 0).sum(1).max() - most))
+                return tree
+
+        check_lossless(lambda t: Watched(BUILD[method](t)), "llama", SAMPLERS["greedy"], ROWS["3 rows"], new=12)
+        assert max(wide for wide, *_ in seen) <= shape[1] and max(deep for _, deep, _ in seen) <= 3, seen
+        if not method.endswith("then reuse") and "suffix" not in method:  # these state what is usual
+            assert max(over for *_, over in seen) <= 0, seen
+
+
+@each_method
+@pytest.mark.parametrize("sampler", [pytest.param("greedy", marks=full), "T=1 min-p penalty"])
+def test_every_method_is_lossless_whatever_is_chosen(method, sampler, monkeypatch):
+    """Depths, widths, steps with and without captures, and ages of views, drawn at random instead of chosen by cost."""
+    draws = torch.Generator().manual_seed(3)
+
+    class Random(AdaptiveDraft):
         def grow(self, tree, seqs, limits):
-            tree = super().grow(tree, seqs, limits)
-            seen.append((tree.widest, int(tree.depth.max())))
-            return tree
+            self.inner.stay(STAYS[int(torch.randint(0, 4, (1,), generator=draws))])
+            return super().grow(tree, seqs, limits)
 
-    check_lossless(lambda t: Watched(BUILD[method](t)), "llama", SAMPLERS["greedy"], ROWS["3 rows"], new=12)
-    assert max(wide for wide, _ in seen) <= 2 and max(deep for _, deep in seen) <= 3, seen
+    def shape(self: Pace, captured: bool) -> tuple[int, int]:
+        depth, width = torch.randint(0, 6, (2,), generator=draws).tolist()
+        depth = depth - 1 if captured else min(depth - 1, PLAIN)
+        return depth, (1, 2, 4, 8, UNBOUNDED)[min(width, 4)]  # CAPTURE: no draft, but captures
 
-
-def test_ranks_count_real_nodes_of_the_same_depth():
-    tree = Tree.root(torch.tensor([1, 2])).grow(torch.tensor([[0, 0, 0], [0, PAD, 0]]), torch.tensor([[4, 5, 6]] * 2))
-    tree = tree.grow(torch.tensor([[1, 3], [3, 3]]), torch.tensor([[7, 8]] * 2))
-    verdict = Verdict(torch.tensor([[0, 3, 5], [0, 3, 3]]), torch.tensor([3, 2]), torch.zeros(2, 3))
-    assert ranks(tree, verdict) == [[2, 1], [1]] and tree.widest == 3
-    assert ranks(Tree.chain(torch.tensor([[1, 2, 3]])), Verdict(torch.tensor([[0, 1]]), torch.tensor([2]), None)) == [
-        [0]
-    ]
+    monkeypatch.setattr(Pace, "shape", shape)
+    check_lossless(lambda t: Random(BUILD[method](t)), "llama", SAMPLERS[sampler], ROWS["3 rows"], new=32)
+    assert CAPTURE == -1
 
 
-def test_auto_keeps_the_drafter_that_measures_best():
-    """Three prophets of one cost: the second is right, the others are wrong after one or two drafts."""
-    [row] = plain("llama-loops", SAMPLERS["T=1"], (70,), NEW)
-    prophets = [Prophet([row], 7, lambda n, good=good: good) for good in (1, 7, 2)]
-    clock, drafter = Clock(1.0), Auto(prophets, rounds=12)
-    for part in drafter.drafters:
-        part.given = Measured(lambda part=part: (setattr(clock, "drafter", part), clock())[1])
-    options = {"max_new_tokens": NEW, "sampler": SAMPLERS["T=1"], "seed": SEED}
-    assert generate(tiny.target("llama-loops"), tiny.prompts(70), drafter, **options) == [row]
-    assert drafter.now.inner is prophets[1] and not drafter.trying
-    assert [len(p.depths) <= 12 for p in prophets] == [True, False, True]
-    assert prophets[1].depths[-3] == 7
+# Auto -----------------------------------------------------------------------------------------------------------------
+
+
+def test_auto_drafts_by_the_best_forecast_from_the_first_step():
+    prophets = [Prophet([text()], 7, lambda n: 7, usual) for usual in (0.5, 0.9, 0.7)]
+    auto = Auto(prophets, Stated(0.1))
+    stats = decode(auto)
+    assert auto.now.inner is prophets[1] and prophets[1].steps[0] == 1
+    assert not prophets[0].depths and not prophets[2].depths
+    assert stats.predicted_speedup == pytest.approx(sum(0.9**i for i in range(8)) / 1.77)
+
+
+def test_auto_leaves_what_is_refused_for_what_is_right():
+    """Three prophets: the first promises most and is wrong, the others are right once and always."""
+    rights, usual = (0, 1, 7), (0.9, 0.8, 0.7)
+    prophets = [Prophet([text()], 7, lambda n, right=right: right, u) for right, u in zip(rights, usual, strict=True)]
+    auto = Auto(prophets, Stated(0.1))
+    stats = decode(auto)
+    assert auto.now.inner is prophets[2] and prophets[2].depths[-3] == 7
+    assert len(prophets[0].depths) < 12 and len(prophets[1].depths) < 60 and stats.steps < 0.5 * NEW
+
+
+def test_auto_gives_a_refused_drafter_another_chance():
+    """The first is wrong for its first drafts, then right; the second is never right, and drafting is off meanwhile."""
+    first = Prophet([text()], 7, lambda n: 0 if n < 4 else 7, 0.9)
+    auto = Auto([first, Prophet([text()], 7, lambda n: 0, 0.8)], Stated(0.1))
+    assert decode(auto).steps < 0.8 * NEW and auto.now.inner is first
+
+
+@pytest.mark.parametrize(("new", "most"), [(96, 1.04), (440, 1.02)])
+def test_all_drafters_of_auto_together_lose_no_more_than_one(new, most):
+    prophets = [Prophet([text(new)], 7, lambda n: 0, usual) for usual in (0.9, 0.8, 0.7, 0.6)]
+    prices = Stated(0.3)
+    stats = decode(Auto(prophets, prices), new)
+    lost = sum((prices.each + prices.node) * depth for p in prophets for depth in p.depths)
+    assert (stats.steps + 1 + lost) / new <= most and sum(bool(p.depths) for p in prophets) > 1
+
+
+def test_budgets_of_their_own_are_caught():
+    """The planted fault: each drafter of `auto` may lose as much as one alone."""
+
+    class Apart(Auto):
+        def __init__(self, *args):
+            super().__init__(*args)
+            for d in self.drafters:
+                d.pace.budget = Budget()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+        patch.setitem(globals(), "Auto", Apart)
+        test_all_drafters_of_auto_together_lose_no_more_than_one(96, 1.04)

@@ -16,9 +16,8 @@ from support.structure import ancestors, check_shape, close
 from longdraft import InputError, Sampler, Stats, build, match
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.tree import PAD, DraftLimits, Tree
+from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
-from longdraft.drafters.adaptive.cost_model import UNBOUNDED
 from longdraft.drafters.adaptive.pace import CAPTURE, Pace
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.eagle.drafter import chosen

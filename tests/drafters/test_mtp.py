@@ -18,10 +18,9 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from longdraft import InputError, Sampler, Stats, build, generate
-from longdraft.core.tree import DraftLimits, Tree
+from longdraft.core.tree import UNBOUNDED, DraftLimits, Tree
 from longdraft.core.verify import match
 from longdraft.drafters import Drafter, Mtp
-from longdraft.drafters.adaptive.cost_model import UNBOUNDED
 from longdraft.drafters.adaptive.pace import CAPTURE, Pace
 from longdraft.drafters.mtp.block import random_mtp
 from longdraft.drafters.mtp.checkpoint import read_mtp

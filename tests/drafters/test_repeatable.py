@@ -14,28 +14,41 @@ import pytest
 import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED, plain
-from support.listed import BUILD, FROM_TEXT, each_method, full, tried
-from test_adaptive import Prophet
+from support.listed import BUILD, each_method, full
+from support.prices import Stated
 
 from longdraft import AdaptiveDraft, build, generate, match, reject
-from longdraft.core.capture import Captures, CaptureSpec
-from longdraft.core.sequences import Sequences
-from longdraft.core.tree import UNBOUNDED, Tree
+from longdraft.core.capture import CaptureSpec
+from longdraft.costs.counts import counted
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters import Auto, Drafter, Lookup, SelfDrafter
-from longdraft.drafters.adaptive.cost_model import CostModel
-from longdraft.drafters.adaptive.pace import Pace
-from longdraft.drafters.adaptive.step_costs import LEVEL, NODE, SCORES, Counted, Measured, costs_for
+from longdraft.drafters.adaptive.prices import Predicted
+from longdraft.methods.prices import adapted
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import bytes_read, keys_read, weights_of
 from longdraft.ops import native
-from longdraft.views import Full, SinkWindow
+from longdraft.views import SinkWindow
 
 SMALL = {"gamma": 4, "min_budget": 16}
+
+
+class Cheap(Predicted):
+    """A drafted token costs a twentieth of a plain step, so that drafts pay on tiny models too."""
+
+    def draft(self, drafter, seqs, depth, width):
+        return depth / 20 * self._pass(seqs, 1, CaptureSpec()) * self.scale(drafter)
+
+
+def cheap(target: LM) -> tuple[Cheap, Cheap]:
+    """As for named methods: measurements correct the first one where the output cannot depend on them."""
+    fixed = Cheap(target, counted(target))
+    return (Cheap(target, counted(target), corrects=True) if target.exact else fixed), fixed
+
+
 DRAFTERS = {
-    "vegas": lambda t: AdaptiveDraft(build("vegas", t, **SMALL)),
-    "lookup": lambda t: AdaptiveDraft(build("lookup", t, n=1, count=5)),
-    "suffix": lambda t: AdaptiveDraft(build("suffix", t, nodes=8)),
-    "auto": lambda t: Auto([tried(AdaptiveDraft(build("vegas", t, **SMALL))), Lookup(1, 5)], 6),
+    "vegas": lambda t: AdaptiveDraft(build("vegas", t, **SMALL), *cheap(t)),
+    "lookup": lambda t: AdaptiveDraft(build("lookup", t, n=1, count=5), *cheap(t)),
+    "suffix": lambda t: AdaptiveDraft(build("suffix", t, nodes=8), *cheap(t)),
+    "auto": lambda t: Auto([build("vegas", t, **SMALL), Lookup(1, 5)], *cheap(t)),
 }
 each_sampler = pytest.mark.parametrize("sampler", ["T=1", pytest.param("greedy", marks=pytest.mark.full)])
 each_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
@@ -98,6 +111,26 @@ def runs(monkeypatch, lm: LM, make, sampler: str, verify=match, times: int = 3, 
         yield generate(lm, tiny.prompts(70), drafter, **options), drafter.shapes
 
 
+GOOD = Predicted.__init__
+
+
+def time_everything(monkeypatch) -> None:
+    """The planted fault."""
+    monkeypatch.setattr(Predicted, "__init__", timed)
+    at_once(monkeypatch)
+
+
+def at_once(monkeypatch) -> None:
+    """Measurements count at once, so that a short text shows what they change."""
+    for name, value in (("APART", 0.9), ("FIRST", 0)):
+        monkeypatch.setattr(f"longdraft.drafters.adaptive.prices.{name}", value)
+
+
+def timed(self: Predicted, target: LM, costs: PassCosts, corrects: bool = False) -> None:
+    """As if every output were the same whatever is drafted."""
+    GOOD(self, target, costs, True)
+
+
 def check_repeats(monkeypatch, lm: LM, make, sampler: str = "greedy", verify=match, **options) -> None:
     """The same call gives the same output by the same trees, whatever the clock reads."""
     found = runs(monkeypatch, lm, make, sampler, verify, **options)
@@ -131,7 +164,12 @@ def test_a_seed_reproduces_its_output_where_rounding_depends_on_the_tree(model, 
 def test_no_drafter_reads_a_clock(method, monkeypatch):
     """float32 too: the output is the same here, but sums may run in another order, so the trees must be the same."""
     check_repeats(
-        monkeypatch, tiny.target("llama-torch"), lambda t: AdaptiveDraft(BUILD[method](t)), "T=1", times=2, new=40
+        monkeypatch,
+        tiny.target("llama-torch"),
+        lambda t: AdaptiveDraft(BUILD[method](t), Stated()),
+        "T=1",
+        times=2,
+        new=40,
     )
 
 
@@ -139,16 +177,16 @@ def test_no_drafter_reads_a_clock(method, monkeypatch):
     "drafter", ["lookup", *(pytest.param(d, marks=pytest.mark.full) for d in DRAFTERS if d != "lookup")]
 )
 def test_measured_costs_are_caught(drafter, monkeypatch):
-    """The planted fault: seconds are measured on every target."""
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
+    """The planted fault: steps are timed on every target."""
+    time_everything(monkeypatch)
     with pytest.raises(AssertionError, match="differ"):
         check_repeats(monkeypatch, inexact("qwen3-moe"), DRAFTERS[drafter], "greedy", times=16)
 
 
 def test_the_clock_changes_the_output_where_it_chooses_the_trees(monkeypatch):
     """The planted fault changes the output, not the trees alone."""
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
-    assert text_differs(monkeypatch, inexact("qwen3-moe"), DRAFTERS["vegas"], "greedy")
+    time_everything(monkeypatch)
+    assert text_differs(monkeypatch, inexact("qwen3-moe"), DRAFTERS["lookup"], "greedy")
 
 
 @needs_native
@@ -156,6 +194,7 @@ def test_the_clock_changes_the_output_where_it_chooses_the_trees(monkeypatch):
 @each_drafter
 def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
     lm = half("llama")
+    at_once(monkeypatch)
     options = {"max_new_tokens": 64, "sampler": SAMPLERS[sampler], "seed": SEED}
     want = generate(lm, tiny.prompts(70), **options)
     found = list(runs(monkeypatch, lm, DRAFTERS[drafter], sampler, times=16))
@@ -167,148 +206,48 @@ def test_on_the_native_step_the_clock_may_choose(drafter, sampler, monkeypatch):
 def test_under_reject_trees_change_the_output_of_any_model(monkeypatch):
     """It keeps draft probabilities, so not even on the native step may a clock choose."""
     lm = half("llama")
-    make = lambda t: AdaptiveDraft(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4))  # noqa: E731
+    make = lambda t: AdaptiveDraft(SelfDrafter(t, SinkWindow(2, 0.07, 16), [1] * 4), *cheap(t))  # noqa: E731
     check_repeats(monkeypatch, lm, make, "T=1", reject)
-    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.costs_for", lambda target, tree: Measured())
+    time_everything(monkeypatch)
     assert text_differs(monkeypatch, lm, make, "T=1", reject)
 
 
-def test_a_clock_that_stands_still_is_no_error():
-    lm, want = tiny.target("llama"), plain("llama", SAMPLERS["greedy"], (70,), 64)
-    adaptive = AdaptiveDraft(build("lookup", lm, n=1, count=5), Measured(lambda: 7.0))
-    assert generate(lm, tiny.prompts(70), adaptive, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED) == want
-
-
-# The fixed costs -----------------------------------------------------------------------------------------------------
+# Prices ---------------------------------------------------------------------------------------------------------------
 
 
 @needs_native
 def test_what_fits_a_target():
-    root = Tree.root(torch.tensor([5]))
-    exact, other = tiny.target("llama"), tiny.target("llama-torch")
-    assert exact.exact and isinstance(costs_for(exact, root), Measured)
-    assert isinstance(costs_for(exact, root.with_draft_probs(0, torch.zeros(1, 1, 96))), Counted)
-    assert not other.exact and isinstance(costs_for(other, root), Counted)
+    """Costs that were measured at load, and measurements that correct them, only where the output cannot depend on
+    them; under verify=reject it can on any backend.
+    """
+    exact, other = adapted(Lookup(), tiny.target("llama")), adapted(Lookup(), tiny.target("llama-torch"))
+    assert exact.prices.corrects and not exact.fixed.corrects and exact.prices is not exact.fixed
+    assert not other.prices.corrects and other.prices is other.fixed
+    lm = half("llama")
+    drafter = adapted(SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4), lm)
+    drafter.fixed = Stated(0.5)
+    generate(lm, tiny.prompts(70), drafter, max_new_tokens=8, verify=reject)
+    assert drafter.pace.table.draft[1][4] == 2.0
 
 
-def prefilled(lm: LM, *lengths: int) -> Sequences:
-    cache = lm.new_cache(len(lengths), 64)
-    prompts = tiny.prompts(*lengths)
-    with torch.inference_mode():
-        for b, prompt in enumerate(prompts):
-            lm.prefill(prompt[:-1], cache.row(b))
-    return Sequences.of(prompts, 8, cache, SAMPLERS["greedy"])
+@needs_native
+def test_under_reject_no_measured_cost_decides(monkeypatch):
+    """Whatever was measured at load, the trees are the same."""
+    lm, found = half("llama"), []
+    for seconds in (1e-9, 1e-3):
+        costs = PassCosts(call=seconds, read=1e-12)
+        monkeypatch.setattr(
+            "longdraft.methods.prices.known_costs",
+            lambda target, exact=True, costs=costs: costs if exact else counted(target),
+        )
+        drafter = Watch(adapted(SelfDrafter(lm, SinkWindow(2, 0.07, 16), [1] * 4), lm))
+        options = {"max_new_tokens": 48, "sampler": SAMPLERS["T=1"], "seed": SEED, "verify": reject}
+        found.append((generate(lm, tiny.prompts(70), drafter, **options), drafter.shapes))
+    assert found[0] == found[1]
 
 
-def cost(lm: LM, seqs: Sequences, nodes: int, inner: Drafter | None = None, **captured) -> float:
-    tree = Tree.chain(torch.ones(len(seqs.length), nodes, dtype=torch.long))
-    return Counted(lm).end(inner or Drafter(), seqs, tree, nodes - 1, Captures(CaptureSpec(**captured)))
-
-
-def test_a_step_costs_what_it_reads():
-    lm = tiny.target("llama-torch")
-    seqs = prefilled(lm, 41, 31)
-    assert cost(lm, seqs, 1) == 1.0
-    assert cost(lm, seqs, 5) == pytest.approx(1 + 4 * 2 * NODE["cpu"])
-    assert cost(lm, seqs, 1, rows="mean") == 1 + SCORES
-    full = cost(lm, seqs, 4, SelfDrafter(lm, Full(), [1] * 3)) - cost(lm, seqs, 4)
-    assert full == pytest.approx(3 * (1 + LEVEL))  # it reads what a plain step reads
-    few = cost(lm, seqs, 4, SelfDrafter(lm, SinkWindow(2, 0.0, 10), [1] * 3)) - cost(lm, seqs, 4)
-    slot = 3 * 2 * (2 * 16) * 4  # layers, keys and values, heads x width, bytes
-    share = (lm.nbytes() + slot * 20) / (lm.nbytes() + slot * 70)
-    assert few == pytest.approx(3 * (share + LEVEL))
-
-
-def test_more_nodes_read_more_experts():
-    lm = tiny.target("qwen3-moe")
-    w, experts = weights_of(lm), 3 * 4 * (64 * 64 + 64 * 32) * 4
-    assert w.experts == experts and w.shared + w.experts == lm.nbytes()
-    assert w.read(1) == w.shared + experts / 2 and w.read(2) == w.shared + experts * 3 / 4  # two of four each
-    assert cost(lm, prefilled(lm, 40), 8) > 1.2 + 7 * NODE["cpu"]
-
-
-def test_a_window_is_read_whatever_the_view():
-    lm = tiny.target("qwen3-mixed")
-    seqs, slot = prefilled(lm, 41), 2 * (2 * 16) * 4
-    assert keys_read(lm, seqs.cache) == slot * (24 + 40 + 24)
-    assert keys_read(lm, seqs.cache, lambda lengths: [10]) == slot * (24 + 10 + 24)
-
-
-@each_method
-def test_every_drafter_reports_what_it_reads(method, monkeypatch):
-    """One that did not would be taken for free and never turned off."""
-    lm, seen = tiny.target("llama-torch"), []
-
-    class Spy(Counted):
-        def end(self, inner, seqs, tree, depth, captured):
-            if depth:
-                seen.append(inner.reads(seqs, depth) / bytes_read(lm, seqs.cache) / depth)
-            return super().end(inner, seqs, tree, depth, captured)
-
-    monkeypatch.setattr(Pace, "shape", lambda self, captured: (3, UNBOUNDED))
-    drafter = BUILD[method](lm)
-    adaptive = AdaptiveDraft(drafter.drafters[0].inner if isinstance(drafter, Auto) else drafter, Spy(lm))
-    generate(lm, tiny.prompts(70, 31), adaptive, max_new_tokens=24, sampler=SAMPLERS["T=1"], seed=SEED)
-    assert seen and all(x == 0 for x in seen) if method in FROM_TEXT else all(0 < x < 3 for x in seen), seen
-
-
-class Priced(Prophet):
-    """Each drafted token reads `share` times what a plain step reads."""
-
-    def __init__(self, lm: LM, rows, gamma: int, good, share: float):
-        super().__init__(rows, gamma, good)
-        self.lm, self.share = lm, share
-
-    def reads(self, seqs, depth):
-        return depth * self.share * bytes_read(self.lm, seqs.cache)
-
-
-def depths(good, share: float, new: int = 400) -> Priced:
-    """The drafter after a run: good(n) tokens of the n-th draft are right; each costs `share` plain steps and LEVEL."""
-    lm, options = tiny.target("llama-loops"), {"max_new_tokens": new, "sampler": SAMPLERS["T=1"], "seed": SEED}
-    rows = plain("llama-loops", SAMPLERS["T=1"], (70,), new)
-    inner = Priced(lm, rows, 7, good, share)
-    assert generate(lm, tiny.prompts(70), AdaptiveDraft(inner, Counted(lm)), **options) == rows
-    return inner
-
-
-def test_good_drafts_go_to_the_full_depth_by_counts():
-    assert depths(lambda n: 7, share=0.1).depths[-22:-2] == [7] * 20
-
-
-def test_the_depth_follows_what_a_draft_costs_and_brings_by_counts():
-    assert max(depths(lambda n: 3, share=0.2).depths[-50:]) <= 4
-    cheap, dear = (depths(lambda n: 7 if n % 2 else 1, share).depths[-50:] for share in (0.0, 0.4))
-    assert sum(cheap) > sum(dear)
-
-
-def test_drafting_is_turned_off_and_on_again_by_counts():
-    inner = depths(lambda n: 0, share=1.0)
-    assert len(inner.depths) < 10 and inner.captured < 20
-    inner = depths(lambda n: 0 if n < 3 else 7, share=0.1)
-    assert inner.depths[-3] == 7
-
-
-def test_auto_keeps_the_best_by_counts():
-    lm, options = tiny.target("llama-loops"), {"max_new_tokens": 400, "sampler": SAMPLERS["T=1"], "seed": SEED}
-    rows = plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
-    parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
-    drafter = Auto([AdaptiveDraft(part, Counted(lm)) for part in parts], rounds=12)
-    assert generate(lm, tiny.prompts(70), drafter, **options) == rows
-    assert drafter.now.inner is parts[1] and not drafter.trying and parts[1].depths[-3] == 7
-
-
-def test_a_drafter_that_is_kept_is_judged_by_its_own_steps_alone(monkeypatch):
-    """The step between two trials drafts nothing: it is no refused draft of the next drafter."""
-    noted, add = [], CostModel.add
-
-    def spy(self, depth, *rest):
-        noted.append(depth)
-        add(self, depth, *rest)
-
-    monkeypatch.setattr(CostModel, "add", spy)
-    lm, rows = tiny.target("llama-loops"), plain("llama-loops", SAMPLERS["T=1"], (70,), 400)
-    parts = [Priced(lm, rows, 7, lambda n, good=good: good, 0.1) for good in (1, 7, 2)]
-    drafter = Auto([AdaptiveDraft(part, Counted(lm)) for part in parts], rounds=12)
-    generate(lm, tiny.prompts(70), drafter, max_new_tokens=400, sampler=SAMPLERS["T=1"], seed=SEED)
-    assert sum(depth > 0 for depth in noted) == sum(depth > 0 for part in parts for depth in part.depths)
+def test_a_clock_that_stands_still_is_no_error(monkeypatch):
+    monkeypatch.setattr("longdraft.drafters.adaptive.adaptive_draft.perf_counter", lambda: 7.0)
+    lm, want = tiny.target("llama"), plain("llama", SAMPLERS["greedy"], (70,), 64)
+    drafter = adapted(build("lookup", lm, n=1, count=5), lm)
+    assert generate(lm, tiny.prompts(70), drafter, max_new_tokens=64, sampler=SAMPLERS["greedy"], seed=SEED) == want

@@ -8,7 +8,8 @@ import pytest
 import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED, check_full_acceptance
-from support.listed import BUILD, make, tried
+from support.listed import BUILD, make
+from support.prices import Stated
 from support.structure import close
 
 from longdraft import Stats, build
@@ -87,7 +88,7 @@ def test_a_small_model_reads_the_end_of_a_long_prompt_and_only_when_it_drafts(po
 def test_who_never_drafts_reads_nothing(monkeypatch):
     monkeypatch.setattr(Pace, "shape", lambda self, captured: (0, 1 << 30))
     small = spy()
-    drafter = AdaptiveDraft(SmallModelDrafter(small, Full(), [1, 1], tail=TAIL))
+    drafter = AdaptiveDraft(SmallModelDrafter(small, Full(), [1, 1], tail=TAIL), Stated())
     generate(tiny.target("llama"), tiny.prompts(200), drafter, max_new_tokens=30)
     assert small.read == 0
 
@@ -96,7 +97,8 @@ def test_who_never_drafts_reads_nothing(monkeypatch):
 def test_a_part_of_auto_reads_when_its_turn_comes():
     lm, small = tiny.target("llama"), spy()
     first, second = SelfDrafter(lm, Full(), [1]), SmallModelDrafter(small, Full(), [1, 1], tail=TAIL)
-    drafter = Auto([tried(AdaptiveDraft(first)), second], rounds=1000)
+    second.usual = (0.1, 0.1)
+    drafter = Auto([first, second], Stated())
     seqs = begun(drafter, tiny.prompts(200), 40)
     for _ in range(4):
         step(lm, drafter, seqs, match, Stats())

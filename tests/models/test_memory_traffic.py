@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tiny_models
 import torch
+from support import tiny
 from support.listed import full
 
-from longdraft.drafters.self_draft import SelfDrafter
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import bytes_read, keys_read, states_moved, weights_of
-from longdraft.views import Full
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 import scale
@@ -48,11 +46,20 @@ def test_states_do_not_grow_with_the_context_or_the_nodes(hybrid):
     assert bytes_read(hybrid, long) - bytes_read(hybrid, short) == keys_read(hybrid, long) - keys_read(hybrid, short)
 
 
-def test_the_least_cost_of_a_draft_by_the_target_has_the_states(hybrid):
-    cache = after(hybrid, 40)
-    seqs = SimpleNamespace(length=torch.tensor([1, 41]), cache=cache)
-    least = SelfDrafter(hybrid, Full(), [1]).least_cost(seqs)
-    assert least == 1 - keys_read(hybrid, cache) / bytes_read(hybrid, cache)
+def test_more_nodes_read_more_experts():
+    lm = tiny.target("qwen3-moe")
+    w, experts = weights_of(lm), 3 * 4 * (64 * 64 + 64 * 32) * 4
+    assert w.experts == experts and w.shared + w.experts == lm.nbytes()
+    assert w.read(1) == w.shared + experts / 2 and w.read(2) == w.shared + experts * 3 / 4  # two of four each
+
+
+@torch.inference_mode()
+def test_a_window_is_read_whatever_the_view():
+    lm, slot = tiny.target("qwen3-mixed"), 2 * (2 * 16) * 4
+    cache = lm.new_cache(1, 64)
+    lm.prefill(tiny.prompts(41)[0][:-1], cache)
+    assert keys_read(lm, cache) == slot * (24 + 40 + 24)
+    assert keys_read(lm, cache, lambda lengths: [10]) == slot * (24 + 10 + 24)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h", pytest.param("qwen3_5_moe_text", marks=full)])

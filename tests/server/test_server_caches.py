@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import pytest
 from support.listed import read_in_any_parts
+from support.prices import Stated
 from support.served import TEXT, loaded, tokens_of
 
 from longdraft import Session, build
 from longdraft.core import KVCache
 from longdraft.drafters import AdaptiveDraft
-from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.drafters.ngram.suffix import Recent
 from longdraft.engine.prefix_cache import PrefixCache
 
@@ -40,7 +39,7 @@ def entries(root: Any) -> int:
 def grown(method: str, requests: int = 60, **options: Any) -> int:
     """How many entries a session's containers have gained by as many requests again."""
     lm, sizes = loaded()[0], []
-    drafter = AdaptiveDraft(build(method, lm, **options), Measured(count().__next__))  # the same shapes in every run
+    drafter = AdaptiveDraft(build(method, lm, **options), Stated())  # the same shapes in every run
     session = Session(lm, drafter, batch=4, slots=128, prefixes=PrefixCache(256))
     with session:
         for i in range(2 * requests):

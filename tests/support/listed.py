@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import count, product
+from itertools import product
 
 import pytest
 from support import tiny
 from support.checks import SAMPLERS
+from support.prices import Stated
 
 from longdraft import build
 from longdraft.drafters import (
-    AdaptiveDraft,
     Auto,
     Drafter,
     GlideDrafter,
@@ -22,7 +22,6 @@ from longdraft.drafters import (
     Sequential,
     SmallModelDrafter,
 )
-from longdraft.drafters.adaptive.step_costs import Measured
 from longdraft.drafters.kinds import KINDS
 from longdraft.methods import find
 from longdraft.models.lm import LM
@@ -76,18 +75,7 @@ def make(name: str, target: LM, part=None, **options) -> Drafter:
     return build(name, target, part, **options)
 
 
-def tried(drafter: AdaptiveDraft) -> AdaptiveDraft:
-    """`auto` tries it even though the keys of a test's short text are few beside the weights."""
-    drafter.least_cost = lambda seqs: 0.0
-    return drafter
-
-
-def ticking(drafter: Drafter) -> AdaptiveDraft:
-    """Measured by a clock that advances by one second at each reading; `auto` tries it whatever it reads."""
-    return tried(AdaptiveDraft(drafter, Measured(count().__next__)))
-
-
-# Variants of named methods, compositions that have no name, and `auto` with a clock that repeats.
+# Variants of named methods, compositions that have no name, and `auto` with costs at which drafts always pay.
 COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "vegas as published": lambda t: make("vegas", t, **SMALL, score="logits", rows="ends", reach=0),
     "vegas tree": lambda t: SelfDrafter(t, Guided(0.07, 16), WIDTHS),
@@ -108,7 +96,7 @@ COMPOSED: dict[str, Callable[[LM], Drafter]] = {
     "longspec, best paths": lambda t: make("longspec", t, **GLIDE, nodes=9),
     "eagle3, then reuse": lambda t: Sequential(make("eagle3", t, **EAGLE), Reuse(3, 2)),
     "vegas tree, then reuse": lambda t: Sequential(SelfDrafter(t, Partial(20, 4), [2, 3]), Reuse(2, 2, below=2)),
-    "auto": lambda t: Auto([*map(ticking, (BUILD["longspec"](t), BUILD["vegas"](t), Lookup()))], 6),
+    "auto": lambda t: Auto([BUILD["longspec"](t), BUILD["vegas"](t), Lookup()], Stated()),
     "vegas by an int4 copy": lambda t: make("vegas", t, **SMALL, draft_weights="int4"),
     "vegas tree by an int8 copy": lambda t: make("vegas-tree", t, widths=[3, 4], min_budget=16, draft_weights="int8"),
     "vegas with int4 keys": lambda t: make("vegas", t, **SMALL, draft_kv="int4"),

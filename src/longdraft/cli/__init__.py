@@ -28,6 +28,7 @@ COMMANDS = {
     "methods": ("methods:methods", "List all methods, their options, and what they need."),
     "demo": ("demo:demo", "Compare plain decoding, vegas and lookup on a long prompt."),
     "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),
+    "tune": ("tune:tune", "Measure what passes cost here, so that drafting pays from the first token."),
     "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
     "report": ("bench:report", "Make tables from benchmark records."),
     "fetch": ("fetch:fetch", "Download a small model once, for use without a network."),

@@ -36,6 +36,8 @@ def summary(record: dict[str, Any]) -> str:
         words.append(f"acceptance set to {record['oracle']:g} drafts per step by an oracle")
     if record.get("speedup") is not None:
         more = f"{record['speedup_end_to_end']:.2f} with prefill, {record['speedup_steady']:.2f} steady"
+        if record.get("predicted_speedup") is not None:
+            more += f", predicted {record['predicted_speedup']:.2f}"
         words.append(f"plain {record['plain']['tokens_per_s']:.1f} tokens/s, speedup {record['speedup']:.2f} ({more})")
     if "equal" in record:
         words.append(f"equal: {verdict(record['first_difference'], record['exact'], record.get('damage'))}")

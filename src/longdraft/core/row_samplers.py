@@ -65,6 +65,10 @@ class RowSamplers:
         return all(s.bare for s in self.samplers)
 
     @property
+    def greedy(self) -> bool:
+        return all(s.greedy for s in self.samplers)
+
+    @property
     def lag(self) -> int:
         return max(s.lag for s in self.samplers)
 

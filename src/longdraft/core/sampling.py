@@ -92,6 +92,10 @@ class Sampler:
         return processed.softmax(-1)
 
     @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
     def adds(self) -> bool:
         """Whether something is added to logits."""
         return bool(self.frequency or self.presence or self.bias)

@@ -60,6 +60,11 @@ class Sampling(Protocol):
         ...
 
     @property
+    def greedy(self) -> bool:
+        """Whether every row takes its best token."""
+        ...
+
+    @property
     def lag(self) -> int:
         """How many of the newest tokens the penalty counts; 0: it is off."""
         ...

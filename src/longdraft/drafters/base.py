@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.costs.passes import PassCosts
 
 
 class Drafter:
@@ -10,12 +11,20 @@ class Drafter:
 
     has_draft_probs: children are drawn without replacement from a distribution stored in the tree, as verify=reject
     needs. max_depth: the deepest level that a draft can have, if that is known. is_chain: unless limited, every draft
-    is a chain of max_depth tokens.
+    is a chain of max_depth tokens. usual: the acceptance of a drafted token that is expected before any was seen,
+    greedy and sampled. finds: the share of steps in which it usually finds something to draft. lasts: steps for which
+    a view stays that attention scores have chosen. renews: whether `stay` changes that. forecast: the tokens per
+    predicted second that it expects of the text that has begun, in plain decoding's; None: it does not predict.
     """
 
     has_draft_probs = False
     max_depth: int = UNBOUNDED
     is_chain: bool = False
+    usual: tuple[float, float] = (0.6, 0.5)
+    finds: float = 1.0
+    lasts: int = 1
+    renews: bool = False
+    forecast: float | None = None
     name: str = "drafter"  # of what proposes the nodes, in traces: a key of PROPOSERS
 
     def proposed_by(self, node: int) -> str:
@@ -43,13 +52,24 @@ class Drafter:
     def start(self, seqs: Sequences) -> None:
         """Called once, after prefill; a session, whose rows enter later, calls it before there are any."""
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        """Bytes of weights and keys that the latest draft, `depth` levels deep, has read."""
-        return 0
+    def most_nodes(self, depth: int, width: int) -> int:
+        """How many nodes a draft within these limits adds to each row: at most, or where that is rare, usually."""
+        return min(depth, self.max_depth) if width else 0
 
-    def least_cost(self, seqs: Sequences) -> float:
-        """What a drafted level costs at least, as a share of a plain step: known before anything was drafted."""
-        return 0
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """Predicted seconds of one `grow` within these limits, of all rows together; by default a pass per level."""
+        return depth * costs.call
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        """Predicted seconds of what `ready` would read now."""
+        return 0.0
+
+    def choosing(self) -> CaptureSpec:
+        """What `captures` requests of a pass by which a view is chosen."""
+        return self.captures()
+
+    def stay(self, steps: int) -> None:
+        """Let views that are chosen from now on stay for this many steps, where `renews` says that this can be set."""
 
     def enter(self, seqs: Sequences, row: int) -> None:
         """Row `row`, the last one, has been prefilled and joins the others, whose state stays.

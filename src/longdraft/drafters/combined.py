@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from longdraft.core import Captures, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.core import Captures, CaptureSpec, KVView, PromptSpec, Sequences, Tree, Verdict
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
 D = TypeVar("D", bound=Drafter)
@@ -15,6 +16,12 @@ class Combined(Drafter, Generic[D]):
     """Made of other drafters: whatever changes or reads their state is done for all of them, in order."""
 
     drafters: Sequence[D]
+
+    def combine(self, drafters: Sequence[D]) -> None:
+        """Be made of these drafters; called once."""
+        self.drafters = drafters
+        self.usual, self.finds = drafters[0].usual, max(d.finds for d in drafters)
+        self.lasts, self.renews = max(d.lasts for d in drafters), any(d.renews for d in drafters)
 
     def proposed_by(self, node: int) -> str:
         return self.drafters[0].proposed_by(node)
@@ -37,11 +44,23 @@ class Combined(Drafter, Generic[D]):
         for d in self.drafters:
             d.start(seqs)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        return sum(d.reads(seqs, depth) for d in self.drafters)
+    def most_nodes(self, depth: int, width: int) -> int:
+        return sum(d.most_nodes(depth, width) for d in self.drafters)
 
-    def least_cost(self, seqs: Sequences) -> float:
-        return max(d.least_cost(seqs) for d in self.drafters)
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        return sum(d.seconds(costs, seqs, depth, width) for d in self.drafters)
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        return sum(d.ready_seconds(costs, seqs) for d in self.drafters)
+
+    def choosing(self) -> CaptureSpec:
+        specs = [spec for spec in (d.choosing() for d in self.drafters) if spec.rows or spec.hidden]
+        return specs[0] if specs else CaptureSpec()
+
+    def stay(self, steps: int) -> None:
+        for d in self.drafters:
+            d.stay(steps)
+        self.lasts = max(d.lasts for d in self.drafters)
 
     def enter(self, seqs: Sequences, row: int) -> None:
         for d in self.drafters:

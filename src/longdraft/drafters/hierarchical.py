@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from longdraft.core import DraftLimits, Sequences, Tree
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.step import speculative_step
 from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy
 
 
@@ -29,7 +29,6 @@ class Hierarchical(UnderView):
     def __init__(self, target: LM, policy: Policy, inner: Drafter, gamma: int):
         super().__init__(target, policy, [1] * gamma)
         self.inner = inner
-        self._inner_depths: list[int] = []  # of the inner drafts for the latest draft
 
     def start(self, seqs: Sequences) -> None:
         super().start(seqs)
@@ -43,10 +42,16 @@ class Hierarchical(UnderView):
         super().leave(seqs, row)
         self.inner.leave(seqs, row)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        """A middle-level pass for each inner draft, and what the inner drafts read."""
-        middle = len(self._inner_depths) * bytes_read(self.target, seqs.cache, seen=self.policy.seen)
-        return middle + self.inner.reads(seqs, sum(self._inner_depths))
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """As many inner drafts, each with a pass of the middle level, as its usual acceptance takes."""
+        inner = min(self.inner.max_depth, depth)
+        chance = sum(self.inner.usual) / 2
+        tokens = 1 + sum(chance**i for i in range(1, inner + 1))
+        middle = self.pass_seconds(costs, seqs, self.target, 1 + self.inner.most_nodes(inner, width))
+        return depth / tokens * (middle + self.inner.seconds(costs, seqs, inner, width) + costs.step)
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        return self.inner.ready_seconds(costs, seqs)
 
     def rewind(self, seqs: Sequences) -> None:
         self.inner.rewind(seqs)
@@ -60,10 +65,8 @@ class Hierarchical(UnderView):
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
         with seqs.cache.rollback():
             view = self.look(seqs)
-            self._inner_depths = []
             while not bool(middle.done.all()):
-                done = speculative_step(self.target, self.inner, middle, view=view)
-                self._inner_depths.append(int(done.tree.depth.max()))
+                speculative_step(self.target, self.inner, middle, view=view)
         self.inner.rewind(seqs)
         tokens, count = middle.tokens_since(seqs.length)
         drafted = torch.arange(tokens.shape[1], device=tokens.device) < count[:, None]

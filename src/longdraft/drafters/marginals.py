@@ -28,6 +28,10 @@ class BestPaths:
 
     nodes: int
 
+    def most(self, depth: int, width: int) -> int:
+        """How many nodes a tree within these limits has at most."""
+        return min(self.nodes, depth * width)
+
     def add(self, tree: Tree, logits: Tensor, seqs: Sequences, limits: DraftLimits) -> Tree:
         """The root extended by at most `nodes` nodes; logits [B,D,V] are those of depths 1..D."""
         depth = self._depth(tree, logits.shape[1], limits)

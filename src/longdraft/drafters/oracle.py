@@ -20,7 +20,8 @@ class Oracle(Combined[Drafter]):
 
     def __init__(self, inner: Drafter, plain: list[list[int]], accept: float):
         """plain: the output of plain decoding for each prompt."""
-        self.inner, self.drafters = inner, (inner,)
+        self.combine((inner,))
+        self.inner = inner
         self.plain, self.accept, self.steps = plain, accept, 0
         self.max_depth, self.is_chain = inner.max_depth, inner.is_chain
 

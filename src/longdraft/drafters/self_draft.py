@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from longdraft.core import DraftLimits, Sequences, Tree
+from longdraft.costs.counts import counts_of
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.under_view import UnderView
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import InCodes, bytes_read, states_moved, weights_of
 from longdraft.views.base import Policy
+
+COPIED = {"int8": 0.97, "int4": 0.85}  # the share of a view's acceptance that a copy in so many bits keeps
 
 
 class SelfDrafter(UnderView):
@@ -25,15 +28,20 @@ class SelfDrafter(UnderView):
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int], copy: LM | None = None):
         super().__init__(target, policy, widths)
         self.model = copy or target
+        share = COPIED.get(self.model.weights or "", 1.0) if copy is not None else 1.0
+        self.usual = share * policy.usual[0], share * policy.usual[1]
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        codes = InCodes(self.policy.coded, self.policy.bits)
-        return depth * bytes_read(self.model, seqs.cache, seen=self.policy.seen, codes=codes)
-
-    def least_cost(self, seqs: Sequences) -> float:
-        """By the bytes of weights and recurrent states, which a draft reads under any view."""
-        least = weights_of(self.model).read(len(seqs.length)) + states_moved(seqs.cache)
-        return least / bytes_read(self.target, seqs.cache)
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """A pass for the root, then one for each level but the last."""
+        widths = [min(w, width) for w in self.widths[:depth]]
+        if not widths:
+            return 0.0
+        chain = set(widths) == {1} and counts_of(self.model).one_call
+        levels = [self.pass_seconds(costs, seqs, self.model, nodes, chain) for nodes in sorted(set(widths[:-1]))]
+        by_width = dict(zip(sorted(set(widths[:-1])), levels, strict=True))
+        first = self.pass_seconds(costs, seqs, self.model, 1)
+        handled = 0.0 if chain else costs.tree * sum(widths)
+        return first + sum(by_width[w] for w in widths[:-1]) + handled
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         view = self.look(seqs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from longdraft.core import CaptureSpec, DraftLimits, Sequences, Tree
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
@@ -11,7 +13,7 @@ class Sequential(Combined[Drafter]):
     """Drafters applied in order to one tree. At most one of them may use captures."""
 
     def __init__(self, *drafters: Drafter):
-        self.drafters = drafters
+        self.combine(drafters)
         self.max_depth = max(d.max_depth for d in drafters)
         self._ends: list[int] = []  # by drafter, the number of nodes of the tree once it has added its own
         self.captures()
@@ -24,6 +26,14 @@ class Sequential(Combined[Drafter]):
         if len(specs) > 1:
             raise ValueError("at most one drafter of a Sequential may use captures of the verify pass")
         return specs[0] if specs else CaptureSpec()
+
+    def most_nodes(self, depth: int, width: int) -> int:
+        total, left = 0, width
+        for d in self.drafters:
+            counts = [d.most_nodes(i, left) for i in range(min(depth, d.max_depth) + 1)]
+            total += counts[-1]
+            left = max(left - max((b - a for a, b in pairwise(counts)), default=0), 0)
+        return total
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._ends = []

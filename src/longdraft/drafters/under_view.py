@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from longdraft.core import Captures, CaptureSpec, KVView, Sequences, Tree, Verdict
+from longdraft.costs.counts import counts_of, pass_over
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import InCodes
 from longdraft.views.base import Policy
 
 
@@ -16,6 +19,7 @@ class UnderView(Drafter):
     def __init__(self, target: LM, policy: Policy, widths: Sequence[int]):
         self.target, self.policy, self.widths = target, policy, widths
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
+        self.usual, self.lasts, self.renews = policy.usual, policy.lasts, policy.renews
         self._latest: KVView | None = None
 
     def look(self, seqs: Sequences) -> KVView | None:
@@ -25,6 +29,22 @@ class UnderView(Drafter):
 
     def view_read(self) -> KVView | None:
         return self._latest
+
+    def stay(self, steps: int) -> None:
+        self.policy.stay(steps)
+        self.lasts = self.policy.lasts
+
+    def choosing(self) -> CaptureSpec:
+        return self.policy.choosing()
+
+    def most_nodes(self, depth: int, width: int) -> int:
+        return sum(min(w, width) for w in self.widths[:depth])
+
+    def pass_seconds(self, costs: PassCosts, seqs: Sequences, model: LM, nodes: int, chained: bool = False) -> float:
+        """Predicted seconds of a pass of a model on the target's cache under the view, with draws from its logits."""
+        lengths, codes = seqs.cache.length.tolist(), InCodes(self.policy.coded, self.policy.bits)
+        work = pass_over(counts_of(model), lengths, nodes, seen=self.policy.seen, codes=codes, chained=chained)
+        return costs.seconds(work)
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()

@@ -21,7 +21,8 @@ class Stats:
     """Totals of a run. accepted[i]: steps of unfinished rows whose i-th drafted token was accepted.
 
     prefill_s is the target's prefill; start_s is the drafter's work before the first step, such as a prefill of its
-    own; decode_s is all steps.
+    own; decode_s is all steps. predicted_speedup: what the drafter forecast when the text began,
+    new tokens per second of its steps over plain decoding's; None: it does not predict.
     """
 
     prefill_s: float = 0.0
@@ -33,6 +34,7 @@ class Stats:
     emitted: int = 0
     accepted: list[int] = field(default_factory=list)
     drafts: Acceptance = field(default_factory=Acceptance)
+    predicted_speedup: float | None = None
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -214,6 +216,7 @@ def decode(
     with torch.inference_mode():
         drafter.start(seqs)
     stats.start_s += clock(target.device) - begin
+    stats.predicted_speedup = drafter.forecast
     draft = False
     while not bool(seqs.done.all()):
         begin = clock(target.device)

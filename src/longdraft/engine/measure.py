@@ -50,6 +50,7 @@ def figures(stats: Stats, depth: int = 0) -> dict[str, Any]:
         "verify_steps": stats.steps,
         "draft_s": stats.draft_s,
         "verify_s": stats.verify_s,
+        **({} if stats.predicted_speedup is None else {"predicted_speedup": stats.predicted_speedup}),
     }
 
 

@@ -241,6 +241,7 @@ class Session:
         else:
             self._start()
         self.stats.start_s += perf_counter() - prefilled
+        self.stats.predicted_speedup = self.drafter.forecast
         self._captured = False
 
     def _start(self) -> None:

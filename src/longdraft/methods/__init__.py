@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from longdraft.core.options import declared, read
-from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.drafters import Drafter
 from longdraft.drafters.kinds import load_weights, own_weights
 from longdraft.errors import InputError
 from longdraft.methods import elsewhere
 from longdraft.methods.drafter_weights import DrafterWeights, how_to_get
 from longdraft.methods.method import ANY, Method, Trial
+from longdraft.methods.prices import adapted
 from longdraft.methods.table import CONTROLS, METHODS
 from longdraft.models.lm import LM
 
@@ -46,7 +47,8 @@ def build(
     """The drafter of a named method with these options (`longdraft methods` lists them). Raises InputError.
 
     drafter: the drafter weights of a method that needs some: a folder, a Hub id, or a loaded module. any_target: also
-    accept weights that were trained for another target. adaptive: wrap the drafter in AdaptiveDraft.
+    accept weights that were trained for another target. adaptive: wrap the drafter in AdaptiveDraft, with the
+    known costs of the target (tuning/known.py).
     """
     method = find(name)
     given = dict(read(name, declared(method.build), options))
@@ -61,4 +63,4 @@ def build(
         if weights is None:
             raise InputError(f"{name} needs a drafter of kind {method.needs}: {how_to_get(method.needs, target.name)}")
         made = method.build(target, load_weights(method.needs, weights, target, any_target), **given)
-    return AdaptiveDraft(made) if adaptive and method.adaptive else made
+    return adapted(made, target) if adaptive and method.adaptive else made

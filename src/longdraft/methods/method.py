@@ -17,11 +17,10 @@ ANY = "any"  # Method.needs of a method that uses whatever drafter weights there
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that `auto` tries, if it needs no drafter weights or there are some.
+    """A method that `auto` may use, if it needs no drafter weights or there are some.
 
-    place: those of lower place are tried first, the cheapest. options: of the method; a CPU verifies about ten nodes
-    at little extra cost. named: its weights are used only if they are named, and it is then tried before the others,
-    because whoever names them wants them tried.
+    place: of equal forecasts, that of the lower place counts. options: of the method; a CPU verifies about ten nodes
+    at little extra cost. named: its weights are used only if they are named, and it then comes before the others.
     """
 
     place: int
@@ -35,7 +34,7 @@ class Method:
 
     build(target, **options) -> Drafter, or build(target, weights, **options) if it needs drafter weights. drafts: what
     drafts come from, for the table in the documentation. paper: where it was published, with year. family: its color
-    in plots and its label on the page. needs: the kind of drafter weights, or ANY. trial: how `auto` tries it; None:
+    in plots and its label on the page. needs: the kind of drafter weights, or ANY. trial: how `auto` uses it; None:
     it does not. adaptive: AdaptiveDraft may make its drafts shorter and narrower. copy: for a method without an option
     draft_weights, the kind of quantized copy of a target that it drafts by, if any.
     """

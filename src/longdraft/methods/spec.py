@@ -9,9 +9,10 @@ from pydantic import BaseModel
 
 from longdraft import methods
 from longdraft.core.options import read
-from longdraft.drafters import AdaptiveDraft, Drafter
+from longdraft.drafters import Drafter
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.methods.prices import adapted
 from longdraft.models.lm import LM
 
 
@@ -33,7 +34,7 @@ class MethodSpec:
 
     @property
     def pace(self) -> bool:
-        """Whether drafts are adapted to measured speed: not with `-o pace=off`; `auto` adapts its drafters itself."""
+        """Whether drafts are adapted to predicted costs: not with `-o pace=off`; `auto` adapts its drafters itself."""
         return dict(self._read).get("pace") == "on"
 
     @property
@@ -59,8 +60,9 @@ class MethodSpec:
         return methods.build(self.name, target, self.weights.of(methods.find(self.name).needs, target), **given)
 
     def paced(self, target: LM) -> Drafter:
-        """The same drafter, adapted to measured speed if `pace` is set."""
-        return AdaptiveDraft(self.build(target)) if self.pace else self.build(target)
+        """The same drafter, adapted to predicted costs if `pace` is set."""
+        drafter = self.build(target)
+        return adapted(drafter, target) if self.pace else drafter
 
     def chain_depth(self, target: LM) -> int:
         """Drafts per step if every draft is a chain of fixed length, else 0."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from longdraft.core.options import Positive
-from longdraft.drafters import Auto, Drafter
+from longdraft.drafters import Drafter
 from longdraft.methods import family
 from longdraft.methods.method import ANY, Method, Trial
 from longdraft.methods.model_free import lookup, plain, recycle, suffix
+from longdraft.methods.prices import best_of
 from longdraft.methods.self_speculative import (
     kind_of_copy,
     magicdec_quest,
@@ -32,20 +32,18 @@ from longdraft.methods.trained import (
     mtp,
     tokenswift,
 )
-from longdraft.methods.trials import to_try
+from longdraft.methods.trials import candidates
 from longdraft.models.lm import LM
 
 LONGSPEC = "LongSpec: long-context lossless speculative decoding (Yang et al. 2025)"
-EACH = 32  # tokens to decode per drafter that `auto` tries: a trial can cost several plain steps
 
 
-def auto(target: LM, weights: dict[str, Any], rounds: Positive = 8) -> Drafter:
-    """Tries drafts by a quantized copy, suffix, vegas, vegas-reuse and the methods that have their drafter weights.
+def auto(target: LM, weights: dict[str, Any]) -> Drafter:
+    """Chooses among a quantized copy, suffix, vegas, vegas-reuse and the methods that have their drafter weights.
 
-    Each is tried for `rounds` decoding steps, and the fastest continues. One is tried per 32 tokens to decode, the
-    cheapest to try first.
+    The one with the best forecast drafts: expected tokens per predicted second, by what was accepted so far.
     """
-    return Auto(to_try(METHODS.values(), target, weights), rounds, EACH)
+    return best_of(candidates(METHODS.values(), target, weights), target)
 
 
 METHODS = {
@@ -228,8 +226,8 @@ METHODS = {
     ),
     "auto": Method(
         build=auto,
-        drafts="tries several methods and continues with the one that measures best",
-        paper="ours: whichever of the others measures best",
+        drafts="whichever of several methods has the best forecast",
+        paper="ours: whichever of the others has the best forecast",
         family=family.AUTO,
         needs=ANY,
         adaptive=False,

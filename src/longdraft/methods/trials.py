@@ -1,4 +1,4 @@
-"""What `auto` tries, and in which order: the records of the methods say so."""
+"""What `auto` chooses from: the records of the methods say so."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from longdraft.models.lm import LM
 
 
 def kinds_beside(methods: Iterable[Method]) -> list[str]:
-    """Kinds of drafter weights that `auto` uses although nobody named them, those to try first at the beginning."""
+    """Kinds of drafter weights that `auto` uses although nobody named them, in order."""
     return [method.needs for method, trial in _in_order(methods) if method.needs and not trial.named]
 
 
-def to_try(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]) -> list[Drafter]:
-    """A drafter of each method to try, in order. weights: {kind: drafter weights}. Raises InputError."""
+def candidates(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]) -> list[Drafter]:
+    """A drafter of each method that can be used; of equal forecasts the first one counts. weights: {kind: drafter
+    weights}. Raises InputError.
+    """
     tried = [(m, trial) for m, trial in _in_order(methods) if m.needs is None or m.needs in weights]
     if unused := sorted(weights.keys() - {method.needs for method, _ in tried}):
         raise InputError(f"auto tries no method that needs drafter weights of kind {unused[0]}: choose the method")

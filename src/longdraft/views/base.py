@@ -105,11 +105,21 @@ class Policy:
     """
 
     _view: View | None = None
+    usual: tuple[float, float] = (0.85, 0.75)  # acceptance of a target's drafts under it, greedy and sampled
+    lasts: int = 1  # steps for which a view stays that attention scores have chosen
+    renews: bool = False  # whether `stay` changes that
     bits: int = 0  # of a number of a key that a view selects; 0: as it is in the cache
 
     def captures(self) -> CaptureSpec:
         """What the next verify pass must keep for `update`."""
         return CaptureSpec()
+
+    def choosing(self) -> CaptureSpec:
+        """What `captures` requests of a pass by which the next view is chosen."""
+        return self.captures()
+
+    def stay(self, steps: int) -> None:
+        """Let views that are chosen from now on stay for this many steps, where `renews` says that this can be set."""
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         """Begin with these rows; there may be none yet. tokens [B,N] grow in place. `cache` is the model's own.
@@ -147,6 +157,8 @@ class Policy:
 
 class Full(Policy):
     """Shows everything."""
+
+    usual = (0.97, 0.95)
 
 
 def budget_of(length: int, keep_ratio: float, min_budget: int) -> int:

@@ -10,6 +10,8 @@ from longdraft.models.lm import LM
 from longdraft.ops import Compact
 from longdraft.views.base import ByLayerAndRow, Policy, View, pad_rows, without_row
 
+SHARES = {8: 1.0, 4: 0.97}  # the share of acceptance that drafts keep which read codes of so many bits
+
 
 class Coded(Policy):
     """Shows what another policy shows, as codes of so many bits, except each row's latest slots.
@@ -22,11 +24,20 @@ class Coded(Policy):
 
     def __init__(self, policy: Policy, bits: int, recent: int = 64):
         self.policy, self.bits, self.recent = policy, bits, recent
+        self.usual = SHARES[bits] * policy.usual[0], SHARES[bits] * policy.usual[1]
+        self.lasts, self.renews = policy.lasts, policy.renews
         self._forget()
 
     def _forget(self) -> None:
         self._copies: ByLayerAndRow[Compact] = {}
         self._view = self._before = None  # the view, and that of the other policy which it was made from
+
+    def stay(self, steps: int) -> None:
+        self.policy.stay(steps)
+        self.lasts = self.policy.lasts
+
+    def choosing(self) -> CaptureSpec:
+        return self.policy.choosing()
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -65,7 +76,9 @@ class Coded(Policy):
         return self.policy.seen(lengths)
 
     def coded(self, lengths: list[int]) -> list[int]:
-        return [0] * len(lengths) if self._view is None else self._view.counts
+        if self._view is not None and len(self._view.counts) == len(lengths):
+            return self._view.counts
+        return [max(n - self.recent, 0) for n in self.seen(lengths)]  # before there is a view
 
     def view(self, cache: KVCache) -> View | None:
         before, lengths = self.policy.view(cache), cache.length.tolist()

@@ -19,8 +19,12 @@ class Guided(Policy):
     Scores are means over query rows and heads; slots after the root are all shown. The first selection uses the query
     of the last prompt token. score: "weights" or "logits". rows: "ends" are the first and last node, as in the paper;
     "mean" is the mean of all nodes. reach: each position passes a share of its score on to the next `reach` positions,
-    because a draft that repeats a passage reads one position further with every token (0 in the paper).
+    because a draft that repeats a passage reads one position further with every token (0 in the paper). A view stays
+    for `lasts` steps, 1 unless `stay` is called: it shows all slots from the root on, so it remains a view of the text.
     """
+
+    usual = (0.9, 0.85)
+    renews = True
 
     def __init__(
         self,
@@ -35,8 +39,14 @@ class Guided(Policy):
         self.score = score
         self.rows = rows
         self.reach = reach
+        self.lasts, self._age = 1, 0  # of the view: verify passes since it was chosen
         self._copies: ByLayerAndRow[Compact] = {}
         self._longest = 1 << 40  # slots that the longest row may have: unknown before the start
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        if self._view is None:
+            return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
+        return self._view.seen(lengths)
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
         self._view, self._copies = None, {}
@@ -53,14 +63,22 @@ class Guided(Policy):
             self._view = self._view.without(row)
             self._copies = self._view.copies
 
+    def stay(self, steps: int) -> None:
+        self.lasts = steps
+
     def captures(self) -> CaptureSpec:
+        return self.choosing() if self._view is None or self._age + 1 >= self.lasts else CaptureSpec()
+
+    def choosing(self) -> CaptureSpec:
         if self._longest <= self.min_budget:  # every slot is shown, whatever its score
             return CaptureSpec()
         return CaptureSpec(rows=self.rows, of=self.score)
 
     def update(self, cache: KVCache, captured: Captures) -> None:
         self._longest = int(cache.length.max()) + 1 if len(cache.length) else 0
+        self._age += 1
         if captured.scores and captured.covered is not None:
+            self._age = 0
             # a row that is done has not committed its root
             self._view = self._choose(captured.scores, torch.minimum(captured.covered, cache.length).tolist())
 
@@ -83,6 +101,8 @@ class RandomSlots(Policy):
 
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, seed: int = 0):
         self.keep_ratio, self.min_budget, self.seed = keep_ratio, min_budget, seed
+
+    usual = (0.2, 0.2)
 
     def seen(self, lengths: list[int]) -> list[int]:
         return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]

@@ -20,6 +20,7 @@ class Partial(Policy):
 
     def __init__(self, budget: int, sink: int = 16):
         self.budget, self.sink = budget, min(sink, budget - 1)
+        self.lasts = self.budget - self.sink
         self._forget()
 
     def start(self, model: LM, tokens: Tensor, cache: KVCache) -> None:
@@ -44,7 +45,10 @@ class Partial(Policy):
         self._stale: list[bool] = []  # per row: whether the next verify pass must rank it
 
     def captures(self) -> CaptureSpec:
-        return CaptureSpec(rows="first", split=True) if not self._stale or any(self._stale) else CaptureSpec()
+        return self.choosing() if not self._stale or any(self._stale) else CaptureSpec()
+
+    def choosing(self) -> CaptureSpec:
+        return CaptureSpec(rows="first", split=True)
 
     def update(self, cache: KVCache, captured: Captures) -> None:
         lengths = cache.length.tolist()

@@ -65,6 +65,13 @@ class PromptSelection(Policy):
         self._tail_start: list[int] = []
         self._steps = 0
 
+    def shown(self, length: int) -> int:
+        """About how many slots of a `length`-token prompt are shown."""
+        raise NotImplementedError
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        return [self.shown(n) for n in lengths] if self._view is None else self._view.seen(lengths)
+
     def tail_start(self, length: int) -> int:
         """The slot of a `length`-token prompt from which on all are shown; 0: the budget covers everything."""
         raise NotImplementedError
@@ -136,6 +143,9 @@ class Chunks(PromptSelection):
             raise ValueError(f"the budget is {budget}: give at least three chunks of {chunk} slots")
         self.budget, self.chunk, self.recent = budget, chunk, min(recent, (budget - chunk) // 2)
 
+    def shown(self, length: int) -> int:
+        return min(length, self.budget)
+
     def tail_start(self, length: int) -> int:
         return 0 if length <= self.budget else (length - self.recent) // self.chunk * self.chunk
 
@@ -155,9 +165,14 @@ class SnapKV(PromptSelection):
     With a budget below twice the window, the window gets half of it.
     """
 
+    usual = (0.9, 0.85)
+
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, window: int = OBSERVED, every: int = 0):
         super().__init__("obs_window", every)
         self.keep_ratio, self.min_budget, self.window = keep_ratio, min_budget, min(window, OBSERVED)
+
+    def shown(self, length: int) -> int:
+        return budget_of(length, self.keep_ratio, self.min_budget)
 
     def tail_start(self, length: int) -> int:
         budget = budget_of(length, self.keep_ratio, self.min_budget)

@@ -74,6 +74,8 @@ class Quest(Policy):
     The first `dense` layers see everything, as published.
     """
 
+    usual = (0.9, 0.85)
+
     def __init__(self, keep_ratio: float = 0.07, min_budget: int = 256, page: int = 16, dense: int = 2):
         self.keep_ratio = keep_ratio
         self.min_budget = min_budget

@@ -29,7 +29,7 @@ class Retrieval(Policy):
         self.keep_ratio = keep_ratio
         self.min_budget = min_budget
         self.chunk = chunk
-        self.every = every
+        self.every = self.lasts = every
         self.only = only
         self._steps = 0
 
@@ -42,8 +42,15 @@ class Retrieval(Policy):
 
     def captures(self) -> CaptureSpec:
         """The weights of all nodes, since the last accepted one is known only after the pass."""
-        due = self._steps % self.every == 0
-        return CaptureSpec(rows="all", of="weights", only=self.only) if due else CaptureSpec()
+        return self.choosing() if self._steps % self.every == 0 else CaptureSpec()
+
+    def choosing(self) -> CaptureSpec:
+        return CaptureSpec(rows="all", of="weights", only=self.only)
+
+    def seen(self, lengths: list[int]) -> list[int]:
+        if self._view is None:
+            return [budget_of(n, self.keep_ratio, self.min_budget) for n in lengths]
+        return self._view.seen(lengths)
 
     def update(self, cache: KVCache, captured: Captures) -> None:
         due, self._steps = self._steps % self.every == 0, self._steps + 1

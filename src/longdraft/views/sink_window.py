@@ -11,6 +11,8 @@ from longdraft.views.base import Policy, View, budget_of, pad_rows
 class SinkWindow(Policy):
     """The first `sink` slots and as many latest ones as the budget allows (MagicDec-Stream); sink 0: only those."""
 
+    usual = (0.85, 0.8)
+
     def __init__(self, sink: int = 4, keep_ratio: float = 0.07, min_budget: int = 256):
         self.sink, self.keep_ratio, self.min_budget = sink, keep_ratio, min_budget
 

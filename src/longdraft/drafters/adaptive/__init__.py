@@ -1,1 +1,1 @@
-"""Drafting that adapts to measured or counted costs."""
+"""Drafting that adapts to predicted costs and to what was accepted."""

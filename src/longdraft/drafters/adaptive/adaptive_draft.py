@@ -1,96 +1,214 @@
-"""Draft depth and width chosen at every step by what drafts have cost and brought so far, down to no drafting."""
+"""Draft depth and width chosen at every step by predicted costs and by what was accepted, down to no drafting."""
 
 from __future__ import annotations
 
-from collections import deque
+from time import perf_counter
 
-from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
-from longdraft.drafters.adaptive.cost_model import ranks
-from longdraft.drafters.adaptive.pace import PLAIN, PROBE, Pace
-from longdraft.drafters.adaptive.step_costs import Costs, costs_for
+from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict
+from longdraft.costs.counts import counted
+from longdraft.drafters.adaptive.acceptance import Acceptance, filled, ranks
+from longdraft.drafters.adaptive.budget import Budget
+from longdraft.drafters.adaptive.pace import PLAIN, Pace, kept
+from longdraft.drafters.adaptive.prices import Predicted, Prices, levels_of, tabulate
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
 
+GROWN = 1 / 16  # costs are predicted again once the rows are longer by this share
+MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
+TIMED = 8  # of so many plain steps while drafting is off, one is timed where that may correct predictions
+RENEW = 16  # drafts between two decisions how long a view stays
+
 
 class AdaptiveDraft(Combined[Drafter]):
-    """Adapts the inner drafter's depth and width to measured speed and turns drafting off while it does not pay.
+    """Adapts the inner drafter's depth and width, and turns drafting off while none is expected to pay.
 
-    Only past steps are considered. The first steps measure drafts of PROBE tokens and plain steps. While drafting is
-    off, plain steps capture nothing, and GLANCE tokens are drafted now and then, which lead to a probe if the target
-    accepts some. The less drafts promise, the longer it stays off. While it is on, a plain step or another width
-    is measured now and then. Each number of rows has measurements of its own (see Pace). costs (default: costs_for the
-    target): what a step costs.
+    Costs are predicted before the first step, so nothing is tried to learn them; what is learned is which drafts are
+    accepted, and it is kept from one text to the next. With several rows, costs are those of all rows together. While
+    drafting is off, plain steps capture nothing. prices (default: by arithmetic, once a pass has been verified): what
+    steps cost. fixed: the prices under verify=reject, where the output depends on what is drafted; they must be the
+    same in every run. budget: what drafting may lose; drafters that take turns share one.
+
+    forecast: the expected tokens per predicted second, in plain decoding's, when the text began; None: not known.
     """
 
-    def __init__(self, inner: Drafter, costs: Costs | None = None):
-        self.inner, self.drafters, self.given = inner, (inner,), costs
-        self.has_draft_probs, self.max_depth = inner.has_draft_probs, inner.max_depth
-        self.probe = min(PROBE, inner.max_depth)
+    def __init__(
+        self, inner: Drafter, prices: Prices | None = None, fixed: Prices | None = None, budget: Budget | None = None
+    ):
+        self.combine((inner,))
+        self.inner, self.prices, self.fixed = inner, prices, fixed or prices
+        self.has_draft_probs, self.max_depth, self.is_chain = inner.has_draft_probs, inner.max_depth, False
+        self.pace = Pace(Acceptance(finds=inner.finds), budget or Budget())
+        self.forecast: float | None = None
+        self.asked: int | None = None  # depth of the current step; None: no decision, it captures
+        self.depth, self.width = PLAIN, 1
+        self._rejects = False
+        self._first = True  # whether the current step is one before any decision
+        self._lengths: tuple[int, int] = (0, 0)  # rows, and their slots, that the table is of
+        self._levels = levels_of(inner)
+        self._scales: list[float] = []
+        self._drafts = 0
+        self.just_rested = False  # whether the current step has turned drafting off
+        self._began = 0.0
 
     def start(self, seqs: Sequences) -> None:
-        self.paces: dict[int, Pace] = {}
-        self.plains: dict[int, deque[float]] = {}  # costs of plain steps, as in `paces`
-        self.pace = self._pace_for(len(seqs.length))
-        self.asked: int | None = None  # depth of the current step; None: it is not measured
-        self.costs = self.given
         super().start(seqs)
-
-    def _pace_for(self, rows: int) -> Pace:
-        """That of 1, 2, 3 to 4, 5 to 8, ... rows. A new one knows what was accepted with other numbers of rows."""
-        size = max(rows - 1, 0).bit_length()
-        if size not in self.paces:
-            made = self.paces[size] = Pace(self.max_depth, self.probe, self.inner.is_chain)
-            if len(self.paces) > 1:
-                made.model.learn(self.pace.model)
-            made.model.plain = self.plains.setdefault(size, made.model.plain)
-        return self.paces[size]
-
-    def share(self, other: AdaptiveDraft) -> None:
-        """Measure plain steps together with another drafter of the same target, from now on."""
-        self.plains = other.plains
-        for size, pace in self.paces.items():
-            pace.model.plain = self.plains.setdefault(size, pace.model.plain)
+        self.pace.budget.begin()
+        self._meet(seqs)
 
     def enter(self, seqs: Sequences, row: int) -> None:
-        """What was measured stays; the next step drafts nothing and is not measured."""
-        self.asked = None
+        """What was learned stays; the next step drafts nothing."""
         super().enter(seqs, row)
+        self._meet(seqs)
+
+    def leave(self, seqs: Sequences, row: int) -> None:
+        super().leave(seqs, row)
+        self._sampled_as(seqs)
+
+    def _meet(self, seqs: Sequences) -> None:
+        """Rows begin: forecast what drafting brings; if nothing, the step before the first draft captures nothing."""
+        self.asked, self.forecast, self._first = None, None, True
+        if self.prices is not None and len(seqs.length):
+            self._sampled_as(seqs)
+            self._reprice(seqs)
+            self.forecast = max(self.pace.forecast(remaining(seqs)), 1.0)
+            if not self.pace.best().depth:
+                self.asked = PLAIN
+
+    def promise(self, seqs: Sequences, left: float) -> float:
+        """The forecast now, for so many tokens; 0: nothing is known."""
+        if self.prices is None or not len(seqs.length):
+            return 0.0
+        self._reprice(seqs)
+        return self.pace.forecast(left)
+
+    def begin_turn(self) -> None:
+        """Draft again after others have: the step that comes next captures what a draft needs, without a decision."""
+        self.asked, self.depth, self.pace.off, self.pace.glancing = None, 0, 0, False
+        self.pace.changed()
+
+    def _sampled_as(self, seqs: Sequences) -> None:
+        usual = self.inner.usual[0 if seqs.sampler.greedy else 1] if len(seqs.length) else self.pace.acceptance.usual
+        if usual != self.pace.acceptance.usual:
+            self.pace.acceptance.usual = usual
+            self.pace.changed()
+
+    @property
+    def _now(self) -> Prices | None:
+        """The prices that may decide under the verifier in use."""
+        return self.fixed if self._rejects else self.prices
+
+    def _reprice(self, seqs: Sequences) -> None:
+        """Predict costs again if the rows are others or have grown, or predictions were corrected."""
+        prices = self._now
+        assert prices is not None
+        rows, slots = len(seqs.length), int(seqs.cache.length.sum())
+        same = rows == self._lengths[0] and abs(slots - self._lengths[1]) <= GROWN * self._lengths[1]
+        if same and self.pace.table is not None and not self._corrected(prices):
+            return
+        if rows != self._lengths[0] and self.pace.off:
+            self.pace.off = 1
+        self._lengths = rows, slots
+        self._scales = self._scale(prices)
+        self.pace.reprice(tabulate(prices, self.inner, seqs, self._levels))
+        if self.inner.renews:
+            self._renew()
+
+    def _scale(self, prices: Prices) -> list[float]:
+        return [prices.scale(part) for part in ("plain", "verify", self.inner)] if prices.corrects else []
+
+    def _corrected(self, prices: Prices) -> bool:
+        now = zip(self._scale(prices), self._scales, strict=True)
+        return any(abs(scale / before - 1) > MOVED for scale, before in now)
+
+    def _renew(self) -> None:
+        self.pace.renew()
+        self.inner.stay(self.pace.stays)
 
     def captures(self) -> CaptureSpec:
-        return CaptureSpec() if self.asked == PLAIN else self.inner.captures()
+        if self.asked == PLAIN:
+            return CaptureSpec()
+        drafts = self.asked is not None and self.asked > 0
+        return self.inner.captures() if drafts or not self.inner.renews else self.inner.choosing()
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
-        if self.costs is None:  # known once a pass has been verified
+        if self.prices is None:  # known once a pass has been verified
             return tree
+        pace = self.pace
+        if pace.off > 1 and pace.off % TIMED and len(seqs.length) == self._lengths[0]:  # microseconds count here
+            pace.off -= 1
+            self.asked, self.depth, self._began, self._first = PLAIN, 0, 0.0, False
+            self.just_rested = False
+            return tree
+        if self._rejects is not (tree.draft_probs is not None):
+            self._rejects, self._lengths = not self._rejects, (0, 0)
+            self.asked = PLAIN  # so that what was decided by other prices does not show
+        self._first = False
+        self._reprice(seqs)
         self.live = (~seqs.done).tolist()
-        self.pace = self._pace_for(sum(self.live))
+        resting = self.pace.off
         (self.asked, self.width), self.depth = self.pace.shape(captured=self.asked != PLAIN), 0
+        self.just_rested = self.pace.off > resting
         if self.asked > 0:
-            self.inner.ready(seqs)  # reading the prompt is not a cost of this step's shape
-        self.costs.begin()
+            self.asked = min(self.asked, limits.depth)
+        prices = self._now
+        times = prices is not None and prices.corrects
         if self.asked > 0:
+            self.inner.ready(seqs)
+            begin = perf_counter() if times else 0.0
             tree = self.inner.grow(tree, seqs, limits.within(self.asked, self.width))
             self.depth = int(tree.depth.max())
+            if prices is not None and times and self.depth == self.asked and self.pace.table is not None:
+                table, spent = self.pace.table, perf_counter() - begin
+                prices.observe(self.inner, table.drafted(self.asked, self.width) * table.plain, spent)
+        self._began = perf_counter() if times else 0.0
         return tree
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        if self.asked == PLAIN and not self._began:
+            if not self._first:
+                self.pace.budget.owe(1.0, 1.0)
+            return
+        prices = self._now
+        if self._began and self.pace.table is not None and prices is not None:
+            part = "plain" if self.asked == PLAIN else "verify"
+            seconds = self._verified(tree, captured) * self.pace.table.plain
+            prices.observe(part, seconds, perf_counter() - self._began)
+            self._began = 0.0
         if self.asked != PLAIN:
             super().update(seqs, tree, verdict, captured)
-        if self.costs is None:
+        if self.prices is None:
             assert captured.target is not None
-            self.costs = costs_for(captured.target, tree)
-        if self.asked is None:  # the first step, or the one after a row has entered
+            self.prices = self.fixed = Predicted(captured.target, counted(captured.target))
+            self._sampled_as(seqs)
+        if self._first or self.asked is None or self.pace.table is None:  # no decision was made
             return
-        pace, tokens = self.pace, 1.0
-        cost = self.costs.end(self.inner, seqs, tree, self.depth, captured)
-        if self.asked == PLAIN:
-            pace.plain(cost)
-            return
-        if self.depth:
+        self._account(tree, verdict, captured)
+
+    def _verified(self, tree: Tree, captured: Captures) -> float:
+        table = self.pace.table
+        assert table is not None
+        kept_any = captured.spec.rows is not None or bool(captured.spec.hidden)
+        return table.verify(tree.size - 1) + (table.look if kept_any else 0.0)
+
+    def _account(self, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+        """Learn from a step: what it was expected to cost, and what it brought."""
+        pace, table, tokens = self.pace, self.pace.table, 1.0
+        assert table is not None and self.asked is not None
+        cost = self._verified(tree, captured)
+        if self.asked > 0:
+            cost += table.drafted(self.asked, self.width)
             accepted = [row for row, live in zip(ranks(tree, verdict), self.live, strict=True) if live]
-            if self.width == UNBOUNDED:
-                pace.model.widest = max(pace.model.widest, tree.widest)
-            tokens = pace.drafted(self.depth, self.width, accepted, cost)
-        pace.owe(cost, tokens)
-        if self.asked > 0 and not self.depth:
-            pace.ask_again(self.asked, self.width)
+            levels = table.levels.get(self.width, [])
+            nodes = filled(tree, self.depth, levels) if self.depth else []
+            pace.acceptance.add(self.asked, self.width, nodes, accepted, kept(pace.stays))
+            pace.changed()
+            tokens += sum(map(len, accepted)) / max(len(accepted), 1)
+            self._drafts += 1
+            if self.inner.renews and self._drafts % RENEW == 0:
+                self._renew()
+        pace.budget.owe(cost, tokens)
+
+
+def remaining(seqs: Sequences) -> int:
+    """The most tokens that any row may still emit."""
+    return max(((seqs.prompt + seqs.limit - seqs.length).masked_fill(seqs.done, 0)).tolist(), default=0)

@@ -1,105 +1,163 @@
-"""Which shape the next draft has: what has been measured, what is to be measured, and when drafting is off."""
+"""Which shape the next draft has: the most expected tokens per predicted second, or none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 from longdraft.core import UNBOUNDED
-from longdraft.drafters.adaptive.cost_model import CostModel, median
+from longdraft.drafters.adaptive.acceptance import Acceptance
+from longdraft.drafters.adaptive.budget import Budget
+from longdraft.drafters.adaptive.prices import Table
 
-# PROBE, OFF and GLANCE are set by benchmarks/adaptive_simulation.py (docs/log.md); the others were not varied there.
-PROBE = 4  # tokens drafted to test whether drafting pays: drafts of one token seldom pay for a step's fixed costs
-GLANCE = 1  # tokens drafted to test whether drafting that was turned off is worth a probe
-OFF = 4  # drafting stays off for at least this many times what it has cost so far, in plain steps
-HOPELESS = 4  # longer if even fully accepted drafts would not pay: nothing but a change of costs could help
-MOST = 256  # plain steps: the largest cost that counts, so that drafting is tried again in the end
-RECHECK = 64  # drafting steps between measurements of a plain step or of another width
+# All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log.md).
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
+MARGIN = 1.02  # a draft must promise this many times plain decoding's rate: predictions have errors
+GLANCE = 1  # tokens drafted to test whether drafting that was turned off has become worthwhile
+OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
+LEAST = 0.1  # plain steps: the smallest cost that counts for it
+DATED = 0.5  # what was seen before drafting was turned off counts this much less
+HOPELESS = 64  # plain steps without drafting where even fully accepted drafts would not pay, or may not be tried
+CHOOSING = 0.04  # the share of acceptance that each step of a view's age costs
+STAYS = (1, 2, 4, 8)  # for how many steps a view may stay
+RARE = 0.01  # deeper levels are not considered where fewer drafts than this are accepted so far
+
+
+class Choice(NamedTuple):
+    """A shape and its expected rate, in plain decoding's; depth 0: no draft."""
+
+    rate: float
+    depth: int = PLAIN
+    width: int = UNBOUNDED
+
+
+def kept(stays: int) -> float:
+    """The share of acceptance that is left, on average, where each view stays for so many steps."""
+    return 1 - CHOOSING * (stays - 1) / 2
 
 
 @dataclass
 class Pace:
-    """The shapes of drafts for about one number of rows, because costs depend on how many share a pass.
+    """Decides from what is expected to be accepted and from predicted costs; no clock is read here.
 
-    probe: depth of a probe. chain: drafts are chains, so that a probe cannot be as wide as a deep tree.
+    No draft is made that could bring the budget's debt above its limit. While drafting is off, plain steps capture
+    nothing; now and then GLANCE tokens are drafted, at intervals that grow with the debt.
     """
 
-    max_depth: int
-    probe: int
-    chain: bool
-    model: CostModel = field(init=False)
-    plan: list[tuple[int, int]] = field(init=False)  # depths and widths of the next steps
+    acceptance: Acceptance
+    budget: Budget
+    table: Table | None = None
+    stays: int = 1  # for how many steps a view stays
     off: int = 0  # plain steps until the next glance
-    pause: int = 0  # steps for which drafting was last turned off; no later pause is shorter until it is on again
-    debt: float = 0.0  # what drafting has cost so far beyond plain decoding of the same tokens
-    drafting: int = 0  # drafting steps so far
     glancing: bool = False  # whether the next draft is a glance
-
-    def __post_init__(self) -> None:
-        self.model = CostModel(self.max_depth)
-        first = self.probe if self.chain else 1  # a deep tree could cost many plain steps
-        self.plan = [(PLAIN, 1), (PLAIN, 1), (CAPTURE, 1), (first, UNBOUNDED), (self.probe, 1)]
+    _choice: Choice | None = field(default=None, repr=False)  # the best shape whatever the budget; None: not known
 
     def shape(self, captured: bool = False) -> tuple[int, int]:
         """Depth and width of the next draft. captured: whether the step before has captured what a draft needs."""
+        if self.table is None:
+            return CAPTURE, UNBOUNDED
         if self.off:
             self.off -= 1
+            if self.off:
+                return PLAIN, UNBOUNDED
+            self.glancing = True
+        if self.glancing:
+            wait = self.budget.wait(self._glance(captured))
+            if wait:
+                self.off, self.glancing = min(wait, HOPELESS), False
+                return PLAIN, UNBOUNDED
+            if not captured:
+                return CAPTURE, UNBOUNDED
+            self.glancing = False
+            return GLANCE, self.table.widths[0]
+        choice = self.best()
+        if choice.depth:
+            extra = self._cost(choice) - 1
+            if not self.budget.allows(extra):
+                choice = self._search(self.budget.slack)
+        if not choice.depth:
+            self.rest()
             return PLAIN, UNBOUNDED
-        while self.plan and self._is_known(self.plan[0][0], captured):
-            self.plan.pop(0)
-        if self.plan:
-            depth, width = self.plan.pop(0)
-            width = width if width < self.model.widest else UNBOUNDED
-            return (1 if depth == self.probe and not self.model.could_pay(depth, width) else depth), width
-        _, depth, width = self.model.best()
-        if depth:
-            self.pause = 0
-            return self._recheck(depth, width)
-        narrow = 1 if self.model.widest > 1 else UNBOUNDED
-        longer = 1 if self.model.could_pay(self.probe, narrow) else HOPELESS
-        longer = max(longer, self.model.promise() ** -2)
-        self.pause = max(self.pause, ceil(OFF * longer * max(self.debt, 1.0)))
-        self.off = self.pause - 1
-        self.model.halve()
-        self.plan, self.glancing = [(CAPTURE, 1), (GLANCE, narrow)], True
-        return PLAIN, UNBOUNDED
+        return (choice.depth, choice.width) if captured else (CAPTURE, UNBOUNDED)
 
-    def _is_known(self, step: int, captured: bool) -> bool:
-        """Whether a planned step would bring nothing: plain steps may have been measured with another drafter."""
-        return len(self.model.plain) > 1 if step == PLAIN else step == CAPTURE and captured
+    def best(self) -> Choice:
+        """The best shape, whatever the budget."""
+        if self._choice is None:
+            self._choice = self._search()
+        return self._choice
 
-    def _recheck(self, depth: int, width: int) -> tuple[int, int]:
-        """This shape; every RECHECK steps another width of this depth or a plain step, in turn."""
-        self.drafting += 1
-        if self.drafting % RECHECK:
-            return depth, width
-        others = [*(w for w in self.model.widths if w != width), None]
-        other = others[self.drafting // RECHECK % len(others)]
-        if other is not None:
-            return depth, other
-        self.plan = [(CAPTURE, 1)]
-        return PLAIN, UNBOUNDED
+    def changed(self) -> None:
+        """Costs or acceptance are no longer what they were."""
+        self._choice = None
 
-    def plain(self, cost: float) -> None:
-        """A step without a draft has cost so much."""
-        self.model.plain.append(cost)
+    def reprice(self, table: Table) -> None:
+        """Costs are now these: the rows have become longer, more or fewer."""
+        self.table = table
+        self.changed()
 
-    def drafted(self, depth: int, width: int, ranks: list[list[int]], cost: float) -> float:
-        """A step whose draft was so deep, and whose width was limited, has cost so much -> tokens per row."""
-        tokens = 1 + sum(map(len, ranks)) / max(len(ranks), 1)
-        self.model.add(depth, width, ranks, cost)
-        if self.glancing and tokens > 1 and depth < self.probe:
-            self.plan.insert(0, (self.probe, width))
-        self.glancing = False
-        return tokens
+    def renew(self) -> None:
+        """Choose for how many steps a view stays."""
+        rates = []
+        for self.stays in STAYS:
+            rates.append((self._search().rate, -self.stays))
+        self.stays = -max(rates)[1]
+        self.changed()
 
-    def owe(self, cost: float, tokens: float) -> None:
-        """Count what a step that was not plain has cost beyond plain decoding of its tokens."""
-        if self.model.plain:
-            self.debt = min(max(self.debt + cost / median(self.model.plain) - tokens, 0.0), MOST)
+    def forecast(self, remaining: float) -> float:
+        """Expected tokens per predicted second over plain decoding's, for so many tokens; below 1: it would lose."""
+        if self.table is None or remaining <= 0:
+            return 0.0
+        rate = self._search(least=0.0).rate
+        return remaining / (self.table.once + remaining / rate) if rate else 0.0
 
-    def ask_again(self, depth: int, width: int) -> None:
-        """Nothing was found to draft."""
-        if self.debt < 1:
-            self.plan.insert(0, (depth, width))
+    def rest(self) -> None:
+        """Turn drafting off for a while."""
+        assert self.table is not None
+        pause = ceil(OFF * max(self.budget.debt, LEAST)) if self._could_pay() else HOPELESS
+        self.off = max(pause, min(self.budget.wait(self._glance(False)), HOPELESS), 1)
+        self.acceptance.fade(DATED)
+        self.changed()
+
+    def _glance(self, captured: bool) -> float:
+        """Plain steps that a glance costs beyond its one token, with the step before that captures what it needs."""
+        assert self.table is not None
+        glance = Choice(0.0, GLANCE, self.table.widths[0])
+        return self._cost(glance) - 1 + self.table.once + (0.0 if captured else self.table.look)
+
+    def _could_pay(self) -> bool:
+        """Whether any shape would be faster than plain decoding if all of it were accepted."""
+        assert self.table is not None
+        depths = ((w, d) for w in self.table.widths for d in range(1, len(self.table.draft[w])))
+        return any(d + 1 > MARGIN * self._cost(Choice(0.0, d, w)) for w, d in depths)
+
+    def _cost(self, choice: Choice) -> float:
+        """Plain steps that a draft of this shape takes if it is as large as it may be."""
+        assert self.table is not None
+        nodes = sum(self.table.levels[choice.width][: choice.depth])
+        return self.table.draft[choice.width][choice.depth] + self.table.verify(nodes) + self.table.look / self.stays
+
+    def _search(self, slack: float = UNBOUNDED, least: float = MARGIN) -> Choice:
+        """The shape of the highest rate of those that cost at most `slack` more than a plain step; no draft below
+        a rate of `least`.
+        """
+        table, accepted = self.table, self.acceptance
+        assert table is not None
+        best, share, look = Choice(least), accepted.share_found, table.look / self.stays
+        means = accepted.means([table.sizes[w] for w in table.widths])
+        left = kept(self.stays)
+        for width, mean in zip(table.widths, means, strict=True):
+            draft, before, most = table.draft[width], 1.0, 0.0
+            expected = accepted.expected(width, mean, table.levels[width], left)
+            for depth in range(1, len(expected)):
+                tokens, nodes = expected[depth]
+                most += table.levels[width][depth - 1]
+                if slack < UNBOUNDED and draft[depth] + table.verify(most) + look - 1 > slack:
+                    break
+                cost = draft[depth] + look + share * table.verify(nodes) + 1 - share
+                if tokens > best.rate * cost:
+                    best = Choice(tokens / cost, depth, width)
+                if tokens - before < RARE:
+                    break
+                before = tokens
+        return best if best.depth else Choice(1.0 if least else 0.0)

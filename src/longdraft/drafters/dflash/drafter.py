@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, PromptSpec, Sequences, Tree, Verdict
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
 from longdraft.drafters.marginals import BestPaths
+from longdraft.drafters.rereading import reread_seconds
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of
@@ -30,6 +33,7 @@ class DFlash(Drafter):
     """
 
     name = "block"
+    usual = (0.6, 0.5)
 
     def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):
         if gamma >= block.slots:
@@ -68,9 +72,20 @@ class DFlash(Drafter):
     def rewind(self, seqs: Sequences) -> None:
         self.ring.rewind(seqs.cache.length)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        """The same at any depth: one pass of the block."""
-        return size_of(self.block) + head_size(self.target) + 2 * self.ring.k.nbytes
+    def most_nodes(self, depth: int, width: int) -> int:
+        return self.shape.most(min(depth, self.max_depth), min(width, self.width))
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """One pass of the block, whatever the depth."""
+        weights, rows = size_of(self.block) + head_size(self.target), len(seqs.length)
+        drawn, itemsize = float(rows * self.block.slots * self.target.vocab), self.target.dtype.itemsize
+        keys = 2 * self.ring.k.nbytes
+        call = block_seconds(costs, rows, self.block.slots, weights, itemsize, keys, drawn)
+        return call + costs.tree * self.most_nodes(depth, width)
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        lacking = (seqs.cache.length - self.ring.end).clamp(max=self.ring.size)
+        return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
 
     def ready(self, seqs: Sequences) -> None:
         """Compute missing features of rows that are not done."""

@@ -17,8 +17,11 @@ from longdraft.core import (
     Verdict,
     without,
 )
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.eagle.block import EagleBlock
+from longdraft.drafters.rereading import reread_seconds
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import head_size, size_of
@@ -51,6 +54,7 @@ class Eagle(Drafter):
     """
 
     name = "block"
+    usual = (0.5, 0.4)
 
     def __init__(
         self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512
@@ -161,9 +165,21 @@ class Eagle(Drafter):
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.target.hf.get_input_embeddings()(tokens).to(self.block.o.weight.dtype)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
+    def most_nodes(self, depth: int, width: int) -> int:
+        depth = min(depth, self.max_depth)
+        return min(depth * min(width, self.topk) if width < self.topk else depth * self.topk**2, self.nodes - 1)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """Without the layer's keys, which are few. EAGLE-2 also reads the target's output matrix."""
-        return depth * (size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target)))
+        weights = size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target))
+        rows, topk, itemsize = len(seqs.length), min(self.topk, width), self.target.dtype.itemsize
+        drawn = float(rows * topk * (self.target.vocab if self.tokens is None else len(self.tokens)))
+        levels = [block_seconds(costs, rows, topk if d else 0, weights, itemsize, drawn=drawn) for d in (0, 1)]
+        return levels[0] + (depth - 1) * levels[1] + costs.tree * self.most_nodes(depth, width)
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        lacking = (seqs.cache.length - self.first - self.own.length).clamp(max=self.reach)
+        return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         features = self._features(captured.states)

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.beam_search import beam
+from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.under_view import UnderView
@@ -107,6 +109,7 @@ class GlideDrafter(UnderView):
         self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0, nodes: int = 0
     ):
         super().__init__(block.host.target, policy or Full(), widths)
+        self.usual = 0.4, 0.3
         self.has_draft_probs, self.shape = not nodes, BestPaths(nodes) if nodes else None
         if nodes:
             self.max_depth, self.is_chain = min(len(widths), nodes), nodes == 1
@@ -128,9 +131,24 @@ class GlideDrafter(UnderView):
         super().leave(seqs, row)
         self.ring.leave(row)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
+    def most_nodes(self, depth: int, width: int) -> int:
+        if self.shape is None:
+            return super().most_nodes(depth, width)
+        return self.shape.most(min(depth, self.max_depth), width)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """A call of the block for the root, then one for each level but the last."""
         keys = keys_read(self.target, seqs.cache, self.policy.seen, [self.block.host.layer])
-        return depth * (size_of(self.block) + read_for_logits(self.target, self.block.vocabulary) + keys)
+        weights = size_of(self.block) + read_for_logits(self.target, self.block.vocabulary)
+        widths = [1, *(1 if self.shape else min(w, width) for w in self.widths[: depth - 1])]
+        rows, itemsize = len(seqs.length), self.target.dtype.itemsize
+        tokens = self.target.vocab if self.block.vocabulary is None else len(self.block.vocabulary)
+        calls = {
+            w: block_seconds(costs, rows, w, weights, itemsize, keys, float(rows * w * tokens)) for w in set(widths)
+        }
+        saved = 0.0 if self.compiled is None else max(costs.block - costs.chained, 0.0)
+        handled = costs.tree * self.most_nodes(depth, width)
+        return sum(max(calls[w] - saved, 0.0) for w in widths) + handled
 
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)

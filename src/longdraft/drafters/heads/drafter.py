@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.under_view import UnderView
 from longdraft.drafters.vocabulary import DraftVocabulary, draft_logits, read_for_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import bytes_read, size_of
+from longdraft.models.memory_traffic import size_of
 from longdraft.views.base import Policy
 
 NODES = 1024
@@ -39,6 +41,11 @@ def cartesian(widths: Sequence[int]) -> Counts:
     if prod(widths) > NODES:
         raise InputError(f"a tree of widths {list(widths)} has over {NODES} leaves: give smaller widths")
     return [[width] * prod(widths[:depth]) for depth, width in enumerate(widths)]
+
+
+def within(counts: Counts, depth: int, width: int) -> int:
+    """How many nodes of such a tree are within these limits."""
+    return sum(min(sum(level), width) for level in counts[:depth])
 
 
 def add_product(tree: Tree, logits: Tensor, counts: Counts, seqs: Sequences, limits: DraftLimits) -> Tree:
@@ -121,13 +128,20 @@ class Heads(UnderView):
             drafted = f"{len(module)} heads and the target draft {len(module) + 1} levels"
             raise InputError(f"{len(widths)} widths are given; {drafted}")
         super().__init__(target, policy, widths)
+        self.usual = 0.5, 0.4
         self.module, self.counts = module, cartesian(widths)
         self.project = partial(draft_logits, target, module.vocabulary)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        """The same at any depth: one pass of the target, then all heads at once."""
-        first = bytes_read(self.target, seqs.cache, seen=self.policy.seen)
-        return first + size_of(self.module) + read_for_logits(self.target, self.module.vocabulary)
+    def most_nodes(self, depth: int, width: int) -> int:
+        return within(self.counts, depth, width)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """One pass of the target, then all heads at once, whatever the depth."""
+        first, head = self.pass_seconds(costs, seqs, self.target, 1), self.target.dtype.itemsize
+        weights = size_of(self.module) + read_for_logits(self.target, self.module.vocabulary)
+        rows, drawn = len(seqs.length), float(self.target.vocab * (1 + len(self.module)))
+        heads = block_seconds(costs, rows, 1, weights, head, drawn=rows * drawn)
+        return first + heads + costs.tree * self.most_nodes(depth, width)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if not limits.depth:
@@ -143,6 +157,7 @@ class Medusa(Drafter):
     """Heads read the last verified token's state, captured in the verify pass: a draft needs no pass of the target."""
 
     name = "heads"
+    usual = (0.4, 0.3)
 
     def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):
         self.target, self.module, self.shape = target, module, shape
@@ -164,10 +179,18 @@ class Medusa(Drafter):
     def leave(self, seqs: Sequences, row: int) -> None:
         self._state = None if self._state is None else without(self._state, row)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        """The same at any depth: all heads at once."""
+    def most_nodes(self, depth: int, width: int) -> int:
+        if isinstance(self.shape, BestPaths):
+            return self.shape.most(min(depth, self.max_depth), width)
+        return within(self.shape, depth, width)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """All heads at once, whatever the depth."""
         used = read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0
-        return size_of(self.module) + used
+        rows, drawn = len(seqs.length), float(self.target.vocab * len(self.module))
+        weights, itemsize = size_of(self.module) + used, self.target.dtype.itemsize
+        heads = block_seconds(costs, rows, 1, weights, itemsize, drawn=rows * drawn)
+        return heads + costs.tree * self.most_nodes(depth, width)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         states = captured.states[self._last]

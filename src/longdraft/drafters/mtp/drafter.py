@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
+from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.ring import Ring
+from longdraft.drafters.rereading import reread_seconds
 from longdraft.models.memory_traffic import head_size
 
 CHUNK = 128  # tokens that the target reads again in one pass
@@ -32,6 +35,7 @@ class Mtp(Drafter):
 
     has_draft_probs = True
     name = "block"
+    usual = (0.7, 0.6)
 
     def __init__(self, module: MtpLayers, widths: Sequence[int], sink: int = 4, window: int = 512):
         self.module, self.target, self.widths = module, module.target, widths
@@ -45,9 +49,21 @@ class Mtp(Drafter):
     def _features(self, captured: Captures) -> Tensor:
         return self.module.feature(captured.states[self._last])
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        """Without the layers' keys, which are few."""
-        return depth * (self.module.weights.read(1) + head_size(self.target))
+    def most_nodes(self, depth: int, width: int) -> int:
+        return sum(min(w, width) for w in self.widths[:depth])
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """A call of a layer for each level, the first one's made by `update`; without their keys, which are few."""
+        rows, itemsize = len(seqs.length), self.target.dtype.itemsize
+        seconds = costs.tree * self.most_nodes(depth, width)
+        for w in [1, *(min(w, width) for w in self.widths[: depth - 1])]:
+            weights = self.module.weights.read(rows * w) + head_size(self.target)
+            seconds += block_seconds(costs, rows, w, weights, itemsize, drawn=float(rows * w * self.target.vocab))
+        return seconds
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        lacking = (seqs.cache.length - self.fed).clamp(max=self.window * len(self.module.layers) + self.sink)
+        return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
 
     def start(self, seqs: Sequences) -> None:
         self.sink, self.window = (min(most, seqs.tokens.shape[1]) for most in self.most)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from longdraft.core import Captures, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
 SHORT = 4  # the longest n-grams that are indexed; longer matches are searched where the last SHORT tokens occurred
@@ -65,6 +66,8 @@ class Lookup(Drafter):
     """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens)."""
 
     name = "n-grams"
+    usual = (0.6, 0.4)
+    finds = 0.5
 
     def __init__(self, n: int = 3, count: int = 10):
         self.n, self.count, self.max_depth = n, count, count
@@ -90,6 +93,9 @@ class Lookup(Drafter):
     def best(self, b: int, count: int) -> list[int]:
         """The continuation of row b that a draft copies: at most `count` tokens."""
         return self.rows[b].continuation(count)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         count = min(self.count, limits.depth) if limits.width else 0

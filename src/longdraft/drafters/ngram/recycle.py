@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import PAD, Captures, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 
 RANKS, DEPTH = 8, 6
@@ -40,9 +41,14 @@ class Recycle(Drafter):
     """
 
     name = "n-grams"
+    usual = (0.45, 0.3)
 
     def __init__(self, nodes: int = 24):
         self.template, self.max_depth = template(nodes), DEPTH
+        depths = [0]
+        for parent, _ in self.template:
+            depths.append(depths[parent] + 1)
+        self.sizes = [depths.count(d) for d in range(1, DEPTH + 1)]  # nodes of each level
 
     def start(self, seqs: Sequences) -> None:
         self.table: Tensor | None = None  # made at the first update: the logits give the vocabulary's size
@@ -74,6 +80,12 @@ class Recycle(Drafter):
             nodes += latest.values()
         best = captured.logits[rows, nodes].topk(ranks).indices
         self.table[rows, tree.tokens[rows, nodes], :ranks] = best.to(self.table.dtype)
+
+    def most_nodes(self, depth: int, width: int) -> int:
+        return sum(min(n, width) for n in self.sizes[:depth])
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if self.table is None or limits.depth == 0:

@@ -10,6 +10,7 @@ from math import log
 import torch
 
 from longdraft.core import PAD, DraftLimits, Sequences, Tree, without
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.errors import InputError
 from longdraft.ops import DRAFT, gumbel
@@ -97,6 +98,8 @@ class Reuse(Drafter):
     """
 
     name = "n-grams"
+    usual = (0.4, 0.3)
+    finds = 0.5
 
     def __init__(self, n: int = 4, topk: int = 20, below: int = 1, choice: str = "count", capacity: int = 1 << 17):
         if n < 2:
@@ -121,6 +124,12 @@ class Reuse(Drafter):
         lag = seqs.sampler.lag
         for b, row in enumerate(self.rows):
             row.extend(seqs.tokens[b, row.size : max(int(seqs.length[b]) - lag, 0)].tolist())
+
+    def most_nodes(self, depth: int, width: int) -> int:
+        return min(self.topk, width) * max(min(self.n - 1, depth - self.below), 0)
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        return costs.tree * len(seqs.length) * self.most_nodes(depth, width)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         deep = min(self.n - 1, limits.depth - self.below)

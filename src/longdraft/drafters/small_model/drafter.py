@@ -13,16 +13,18 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
+from longdraft.costs.counts import counts_of, pass_over
+from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import bytes_read
 from longdraft.views.base import Policy
 
 PADDING = 512  # vocabularies are padded to a multiple of at most this
 SINK = 16  # first tokens of a prompt that are always read: attention relies on them
 NEAR = 16  # at most so many missing tokens of a row run in the root's pass
+PART = 128  # tokens of a pass that reads, as it is predicted
 GROWTH = 1024  # initial slots for new tokens; the cache grows if needed
 
 
@@ -45,6 +47,7 @@ class SmallModelDrafter(Drafter):
         self.widths = widths
         self.tail = tail
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
+        self.lasts, self.renews = policy.lasts, policy.renews
         self.vocab = small.vocab if vocab is None else vocab
         larger, apart = max(self.vocab, small.vocab), abs(self.vocab - small.vocab)
         if apart > min(PADDING, larger // 8):
@@ -54,6 +57,13 @@ class SmallModelDrafter(Drafter):
             raise ValueError("captures refer to slots of the whole sequence: a policy that uses them needs tail=0")
         self.cache = small.new_cache(0, 0)
         self._run = 0  # nodes of the current tree that have keys in scratch slots
+
+    def stay(self, steps: int) -> None:
+        self.policy.stay(steps)
+        self.lasts = self.policy.lasts
+
+    def choosing(self) -> CaptureSpec:
+        return self.policy.choosing()
 
     def captures(self) -> CaptureSpec:
         return self.policy.captures()
@@ -122,8 +132,36 @@ class SmallModelDrafter(Drafter):
         row = self.cache.row(b)
         self.small.extend_cache(self._text[b : b + 1, int(row.length[0]) : int(self._root_of(seqs)[b])], row)
 
-    def reads(self, seqs: Sequences, depth: int) -> float:
-        return depth * bytes_read(self.small, self.cache, seen=self.policy.seen)
+    def most_nodes(self, depth: int, width: int) -> int:
+        return sum(min(w, width) for w in self.widths[:depth])
+
+    def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
+        """Passes of the small model: the root's, with the tokens of about one step, then one for each level but the
+        last.
+        """
+        widths, counts = [min(w, width) for w in self.widths[:depth]], counts_of(self.small)
+        if not widths:
+            return 0.0
+        lengths, seen = self._excerpts(seqs), self.policy.seen
+        chain = set(widths) == {1} and counts.one_call
+        later = {w: costs.seconds(pass_over(counts, lengths, w, seen=seen, chained=chain)) for w in set(widths[:-1])}
+        first = costs.seconds(pass_over(counts, lengths, 2, seen=seen))
+        return first + sum(later[w] for w in widths[:-1]) + (0.0 if chain else costs.tree * sum(widths))
+
+    def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
+        """The small model's prefill of what it has not read."""
+        held, seconds = self.cache.length.tolist(), 0.0
+        for n, length in zip(held, self._excerpts(seqs), strict=True):
+            for begin in range(n, length - NEAR, PART):
+                work = pass_over(counts_of(self.small), [begin], min(PART, length - begin))
+                seconds += costs.seconds(replace(work, drawn=0.0))
+        return seconds
+
+    def _excerpts(self, seqs: Sequences) -> list[int]:
+        """The length of each row's excerpt before its root."""
+        rows = zip(seqs.length.tolist(), self._left.tolist(), self.cache.length.tolist(), strict=True)
+        most = SINK + self.tail
+        return [n - 1 - left if held or not self.tail else min(n, most) - 1 for n, left, held in rows]
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         self._run = 0

@@ -1,0 +1,188 @@
+"""Counts of a pass over a model, and costs by arithmetic for a model that was never measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from longdraft.backends.layer_configs import layer_configs
+from longdraft.backends.span import Span
+from longdraft.core import CaptureSpec
+from longdraft.costs.machines import Machine, machine_of
+from longdraft.costs.passes import Pass, PassCosts
+from longdraft.models.lm import LM
+from longdraft.models.memory_traffic import InCodes, Seen, Weights, weights_of
+from longdraft.ops import coded
+
+KEPT = {"first": 1, "last": 1, "ends": 2}  # nodes whose scores are kept; of "all" and "mean", every node's are computed
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What layers of one kind cache for a slot; a layer that shares another's keys reads them as if they were its own.
+
+    layers: how many are of this kind. slot: bytes of a key and a value. in_codes {bits: bytes} of them as codes.
+    products: multiply-adds of one node with one slot, over all query heads. span: what its nodes see; None: every slot.
+    """
+
+    layers: int
+    slot: int
+    in_codes: tuple[tuple[int, int], ...]
+    products: int
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class ModelCounts:
+    """All that `pass_over` needs of a model: constants of its shape, data types and backend.
+
+    products: multiply-adds of the linear layers for one node. states: bytes of recurrent states that a row's pass reads
+    and writes. depth: decoder layers. one_call: whether its backend computes a pass, or a whole chain, in one call.
+    """
+
+    weights: Weights
+    products: int
+    keys: tuple[Keys, ...]
+    vocab: int
+    depth: int
+    states: int = 0
+    one_call: bool = False
+    device: str = "cpu"
+
+
+_COUNTS: WeakKeyDictionary[LM, ModelCounts] = WeakKeyDictionary()
+
+
+def counts_of(model: LM) -> ModelCounts:
+    """Computed once per model, from its configuration and modules; they may be on the device "meta"."""
+    if model not in _COUNTS:
+        a, weights = model.architecture, weights_of(model)
+        kinds = Counter(_keys(model, layer) for layer in a.with_keys)
+        _COUNTS[model] = ModelCounts(
+            weights=weights,
+            products=_products(model.hf, weights),
+            keys=tuple(Keys(n, *kind) for kind, n in kinds.items()),
+            vocab=model.vocab,
+            depth=model.depth,
+            one_call=model.backend.name in ("native", "cuda"),
+            device=model.device.type,
+        )
+    return _COUNTS[model]
+
+
+def pass_over(
+    model: LM | ModelCounts,
+    lengths: list[int],
+    nodes: int,
+    *,
+    seen: Seen | None = None,
+    codes: InCodes | None = None,
+    scored: CaptureSpec | None = None,
+    chained: bool = False,
+    chosen: bool = False,
+) -> Pass:
+    """Counts of a pass over `nodes` nodes in each row; lengths: the committed slots of the rows.
+
+    seen, codes: what a view shows of them, and how many of these as codes (None: all, none). scored: what is captured.
+    chosen: whether a view is chosen anew by it. Microseconds, whatever the context.
+    """
+    c = model if isinstance(model, ModelCounts) else counts_of(model)
+    rows, total = len(lengths), sum(lengths)
+    shown = total if seen is None else sum(seen(lengths))
+    in_codes = sum(codes.slots(lengths)) if codes is not None and codes.bits else 0
+    keys, pairs, full = float(c.states * rows), 0.0, 0
+    for kind in c.keys:
+        span = kind.span
+        if span is None:
+            slots, full = shown, full + kind.layers
+            keys += kind.layers * (slots - in_codes) * kind.slot
+            if in_codes and codes is not None:
+                keys += kind.layers * in_codes * dict(kind.in_codes)[codes.bits]
+        else:
+            slots = sum(n - max(0, span.low(n - 1)) for n in lengths)
+            keys += kind.layers * slots * kind.slot
+        pairs += kind.layers * slots * kind.products
+    kept = 0
+    if scored is not None and scored.rows is not None:
+        kept = (full if scored.only is None else 1) * KEPT.get(scored.rows, nodes)
+    every = rows * nodes
+    return Pass(
+        rows=rows,
+        nodes=every,
+        weights=c.weights.read(every),
+        products=float(c.products * every),
+        keys=keys,
+        pairs=nodes * pairs,
+        scored=float(total * kept),
+        chosen=float(total * full) if chosen else 0.0,
+        drawn=float(every * c.vocab),
+        chained=chained,
+    )
+
+
+def counted(model: LM | ModelCounts, machine: Machine | str | None = None) -> PassCosts:
+    """Costs from a machine's bandwidth and rates (None: the nearest one in `machines`), for a model never measured.
+
+    The same on every machine and in every run; a real machine may be off by a factor of two and more.
+    """
+    c = model if isinstance(model, ModelCounts) else counts_of(model)
+    if machine is None and isinstance(model, LM):
+        machine = machine_of(model.device)
+    m = machine if isinstance(machine, Machine) else machine_of(machine or c.device)
+    call = c.depth * (m.layer if c.one_call else m.module)
+    return PassCosts(
+        call=m.call + call,
+        chained=call,
+        read=1 / m.reads,
+        multiply=1 / m.multiplies,
+        key=1 / m.reads,
+        attend=1 / m.attends,
+        row=m.row,
+        node=m.node,
+        score=m.score,
+        choose=m.choose,
+        draw=m.draw,
+        step=m.step,
+        tree=m.tree,
+        block=m.block,
+        choice=m.choice,
+    )
+
+
+def _keys(model: LM, layer: int) -> tuple[int, tuple[tuple[int, int], ...], int, Span | None]:
+    """The fields of Keys after `layers`."""
+    a = model.architecture
+    source = a.sources.get(layer, layer)
+    latent = a.latents.get(source)
+    c: Any = layer_configs(model.config)[layer]
+    if latent is not None:
+        size, heads, queries = latent.rank + latent.rotated, 1, latent.heads
+        key, value, products = size, 0, queries * 2 * size
+    else:
+        queries = int(c.num_attention_heads)
+        heads = int(getattr(c, "num_key_value_heads", None) or (1 if getattr(c, "multi_query", False) else queries))
+        key = int(getattr(c, "head_dim", None) or c.hidden_size // queries)
+        value = int(getattr(c, "v_head_dim", None) or key)
+        products = queries * (key + value)
+    in_codes = tuple((bits, heads * (coded.width(key, bits) + coded.width(value, bits))) for bits in (8, 4))
+    slot = dict(in_codes)[model.kv_bits] if model.kv_bits else heads * (key + value) * model.dtype.itemsize
+    return slot, in_codes, products, a.spans.get(layer)
+
+
+def _products(hf: nn.Module, weights: Weights) -> int:
+    """Multiply-adds of one node: of each matrix its numbers, of experts those that the node is routed to."""
+    total = 0.0
+    for name, module in hf.named_modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        inputs, outputs = getattr(module, "in_features", None), getattr(module, "out_features", None)
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            size = inputs * outputs
+        else:
+            size = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() >= 2)
+        total += size * (weights.each if weights.experts and ".experts" in name else 1.0)
+    return round(total)

@@ -1,0 +1,184 @@
+"""What the parts of a decoding step cost, predicted before they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, log
+from typing import Protocol
+
+from longdraft.core import CaptureSpec, Sequences
+from longdraft.costs.counts import counts_of, pass_over
+from longdraft.costs.passes import PassCosts
+from longdraft.drafters.adaptive.acceptance import WIDTHS
+from longdraft.drafters.base import Drafter
+from longdraft.models.lm import LM
+
+DEEPEST = 32  # levels: drafts of a drafter without a limit of its own are no deeper
+KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
+TOGETHER, APART = 0.2, 0.03  # how fast measurements correct all predictions, and one part's alone
+FIRST = 8  # measurements that correct all predictions alike
+SLOW = 6  # a part's first measurements count more: 1 / (SLOW + their number), at least APART
+OUTLIER = 2.0  # a measurement counts as at most this many times the prediction, or as 1 / this
+FARTHEST = 3.0  # a correction of one part multiplies it by at most this, or divides it
+
+
+Part = str | Drafter  # "plain" or "verify", or the drafter whose drafts it is
+
+
+class Prices(Protocol):
+    """Predicted seconds; only their ratios matter. corrects: measured seconds may be passed to `observe`."""
+
+    corrects: bool
+
+    def plain(self, seqs: Sequences) -> float:
+        """A step without a draft."""
+        ...
+
+    def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
+        """The rest of a step whose tree has so many nodes in each row, the root included."""
+        ...
+
+    def draft(self, drafter: Drafter, seqs: Sequences, depth: int, width: int) -> float:
+        """One `grow` to this depth and width."""
+        ...
+
+    def ready(self, drafter: Drafter, seqs: Sequences) -> float:
+        """What the drafter must read before its next draft."""
+        ...
+
+    def observe(self, part: Part, predicted: float, measured: float) -> None:
+        """A part of a step has taken so long."""
+        ...
+
+    def scale(self, part: Part) -> float:
+        """What measurements have made of the predictions of this part, by itself: 1 if they were right."""
+        ...
+
+
+class Predicted:
+    """Prices from the costs of passes; no clock is read here.
+
+    corrects: measurements correct predictions, slowly: all of them together (a busy or throttled machine) and, slower,
+    each part by itself. Only for a target whose output does not depend on decisions.
+    """
+
+    def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
+        self.target, self.costs, self.corrects = target, costs, corrects
+        self.counts = counts_of(target)
+        self.together, self.apart = 0.0, dict[Part, float]()  # logarithms of scales
+        self._count, self._seen = 0, dict[Part, int]()
+        self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
+        self._lengths: list[int] = []
+
+    def plain(self, seqs: Sequences) -> float:
+        return self._pass(seqs, 1, CaptureSpec()) * self.scale("plain")
+
+    def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
+        return self._pass(seqs, nodes, spec) * self.scale("verify")
+
+    def _pass(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
+        lengths = seqs.cache.length.tolist()
+        if lengths != self._lengths:
+            self._lengths, self._known = lengths, {}
+        key = nodes, spec
+        if key not in self._known:
+            work = pass_over(self.counts, lengths, nodes, scored=spec, chosen=spec.rows is not None)
+            self._known[key] = self.costs.seconds(work) + self.costs.step
+        return self._known[key]
+
+    def draft(self, drafter: Drafter, seqs: Sequences, depth: int, width: int) -> float:
+        return drafter.seconds(self.costs, seqs, depth, width) * self.scale(drafter)
+
+    def ready(self, drafter: Drafter, seqs: Sequences) -> float:
+        return drafter.ready_seconds(self.costs, seqs)
+
+    def scale(self, part: Part) -> float:
+        return exp(self.apart.get(part, 0.0))
+
+    def observe(self, part: Part, predicted: float, measured: float) -> None:
+        if predicted <= 0 or measured <= 0:
+            return
+        most, farthest = log(OUTLIER), log(FARTHEST)
+        self._count += 1
+        off = log(measured / predicted) - self.together
+        if self._count <= FIRST:  # the first ones say nothing of a part by itself
+            self.together += off / self._count
+            return
+        off = min(max(off, -most), most)
+        self.together += TOGETHER * off
+        self._seen[part] = seen = self._seen.get(part, 0) + 1
+        moved = self.apart.get(part, 0.0) + max(APART, 1 / (SLOW + seen)) * (1 - TOGETHER) * off
+        self.apart[part] = min(max(moved, -farthest), farthest)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The costs of all shapes of a drafter's trees, in plain steps, for the rows as they are.
+
+    plain: seconds of a plain step. widths: limits that make a difference, ascending, each a key of the tables below.
+    levels {width: nodes of each level}; draft {width: cost by depth, 0 for depth 0}. verified: cost of verifying 0, 1,
+    .. drafted nodes, where nothing is captured. look: what capturing and choosing a view adds. once: what the drafter
+    must read first. captures: whether a step before a draft must capture something.
+    """
+
+    plain: float
+    widths: list[int]
+    levels: dict[int, list[float]]
+    draft: dict[int, list[float]]
+    verified: list[float]
+    look: float = 0.0
+    once: float = 0.0
+    sizes: dict[int, int] = field(default_factory=dict)  # of each width limit, the nodes of the widest level
+
+    def drafted(self, depth: int, width: int) -> float:
+        """The cost of a draft within these limits, also of one that is not in the table."""
+        costs = self.draft[next((w for w in self.widths if w >= width), self.widths[-1])]
+        return costs[min(depth, len(costs) - 1)]
+
+    def verify(self, nodes: float) -> float:
+        """Of so many drafted nodes, which may be a mean."""
+        whole = int(nodes)
+        if whole + 1 >= len(self.verified):
+            return self.verified[-1] * max(nodes / max(len(self.verified) - 1, 1), 1.0)
+        return self.verified[whole] + (nodes - whole) * (self.verified[whole + 1] - self.verified[whole])
+
+
+def levels_of(drafter: Drafter) -> dict[int, list[float]]:
+    """{width limit: the most nodes of each level}, for the limits that make a difference."""
+    levels: dict[int, list[float]] = {}
+    for width in WIDTHS:
+        nodes = [drafter.most_nodes(d, width) for d in range(min(drafter.max_depth, DEEPEST) + 1)]
+        counts = [float(max(b - a, 1)) for a, b in pairwise(nodes)]
+        if counts not in levels.values():
+            levels[width] = counts
+    return levels
+
+
+def tabulate(prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int, list[float]]) -> Table:
+    """The costs of a drafter's shapes now: some are predicted, and those between them interpolated."""
+    plain, spec, draft = prices.plain(seqs), drafter.choosing(), {}
+    deepest = len(next(iter(levels.values())))
+    for width in levels:
+        known = sorted({d for d in (1, 2, 4, deepest) if d <= deepest})
+        costs = [(d, prices.draft(drafter, seqs, d, width) / plain) for d in known]
+        draft[width] = _between([(0, 0.0), *costs])
+    most = max(int(sum(x)) for x in levels.values())
+    knots = [n for n in KNOTS if n < most] + [most]
+    none = CaptureSpec()
+    verified = [(n, max(prices.verify(seqs, n + 1, none) / plain, 1.0) if n else 1.0) for n in knots]
+    middle = 1 + min(most, 4)
+    look = (prices.verify(seqs, middle, spec) - prices.verify(seqs, middle, none)) / plain
+    sizes = {w: int(max(x, default=1)) for w, x in levels.items()}
+    if not drafter.renews:
+        look /= drafter.lasts
+    once = prices.ready(drafter, seqs) / plain
+    return Table(plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes)
+
+
+def _between(points: list[tuple[int, float]]) -> list[float]:
+    """The values at 0..n of the lines between points, of which the first is at 0."""
+    values = [points[0][1]]
+    for (low, a), (high, b) in pairwise(points):
+        values += [a + (b - a) * (n - low) / (high - low) for n in range(low + 1, high + 1)]
+    return values

@@ -1,0 +1,26 @@
+"""The prices by which the drafters of a target are adapted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longdraft.drafters import AdaptiveDraft, Auto, Drafter
+from longdraft.drafters.adaptive.prices import Predicted
+from longdraft.models.lm import LM
+from longdraft.tuning.known import known_costs
+
+
+def adapted(drafter: Drafter, target: LM) -> AdaptiveDraft:
+    """The drafter as an AdaptiveDraft with the target's known costs."""
+    return AdaptiveDraft(drafter, *_prices(target))
+
+
+def best_of(drafters: Sequence[Drafter], target: LM) -> Auto:
+    """Whichever of these drafters has the best forecast, by the target's known costs."""
+    return Auto(drafters, *_prices(target))
+
+
+def _prices(target: LM) -> tuple[Predicted, Predicted]:
+    """Prices that measurements may correct where the output cannot depend on them, and prices where it can."""
+    fixed = Predicted(target, known_costs(target, exact=False))
+    return (Predicted(target, known_costs(target), corrects=True) if target.exact else fixed), fixed

@@ -1,0 +1,202 @@
+"""Times a few passes of a model and fits the terms of costs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf, log
+from time import perf_counter
+
+from longdraft.costs.counts import counted, counts_of
+from longdraft.costs.fit import fit, predicted
+from longdraft.costs.passes import PassCosts
+from longdraft.models.lm import LM
+from longdraft.tuning.overheads import overheads
+from longdraft.tuning.stopwatch import Turn, shortest, turn
+from longdraft.tuning.workload import ROOM, Shape, Workload, passes_of
+
+BRIEF_S = 0.6  # of passes that are measured at load
+BRIEF_BYTES, MOST_BYTES = 48 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
+BRIEF_CONTEXT = 8192  # slots of a row at load, at most
+ROUNDS = 8  # at load at most
+WIDEST = 32  # nodes of the widest tree
+PATIENCE = 4  # calls of a turn at most, until one had its processors
+DISTURBED = 0.02  # weight of a shape that never had its processors
+WARMING = 0.3  # share of the time in which every shape runs for the first time
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A shape and the seconds that it took, of several turns the shortest. calm: whether it had its processors."""
+
+    shape: Shape
+    seconds: float
+    calm: bool = True
+
+
+@dataclass(frozen=True)
+class Held:
+    """A shape that costs were not fitted to, with its measured and predicted seconds."""
+
+    shape: Shape
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def brief_shapes(model: LM) -> list[Shape]:
+    """What is measured at load, the most telling shapes first: one row of a long and of a short context, four rows."""
+    long = context_for(model, 1, BRIEF_BYTES, BRIEF_CONTEXT)
+    short, few = min(64, long), max(16, long // 16)
+    return [
+        Shape(1, long),
+        Shape(1, long, 8),
+        Shape(1, long, 6, 0.25),
+        Shape(1, short),
+        Shape(4, few),
+        Shape(1, short, 8),
+        Shape(1, short, 6, 0.5),
+        Shape(4, few, 4),
+        Shape(1, long, 8, scored=True),
+        Shape(1, long, 1, 0.25),
+        Shape(1, long, 3),
+        Shape(4, few, 16),
+        Shape(1, long, 24),
+        Shape(4, few, 4, 0.25),
+    ]
+
+
+def thorough_shapes(
+    model: LM, contexts: Sequence[int], most_rows: int = 8, room: int = MOST_BYTES
+) -> tuple[list[Shape], list[Shape]]:
+    """(the shapes that costs are fitted to, those held out), over these contexts and 1 to `most_rows` rows.
+
+    Those held out have other contexts, rows and nodes, up to three times the longest context of the others.
+    """
+    longest, shared = (context_for(model, rows, room, max(contexts)) for rows in (1, most_rows))
+    fitted, held = [], []
+    for context in sorted({max(64, longest // n) for n in (128, 12, 3)}):
+        for rows in (1, 2, 8):
+            if rows <= most_rows and (rows == 1 or context <= shared):
+                fitted += [Shape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
+                fitted += [Shape(rows, context, nodes, scored=True) for nodes in (1, 6)]
+                fitted += [Shape(rows, context, nodes, share) for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))]
+    for context in sorted({min(context, longest) for context in contexts}):
+        for rows in (1, 4, 8):
+            if rows <= most_rows and (rows == 1 or context <= shared):
+                held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
+                held += [Shape(rows, context, 8, scored=True)]
+                held += [Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))]
+    return fitted, [s for s in held if s not in fitted]
+
+
+def slot_bytes(model: LM) -> int:
+    """Bytes of one slot in all layers."""
+    return sum(kind.layers * kind.slot for kind in counts_of(model).keys)
+
+
+def context_for(model: LM, rows: int, room: int, most: int) -> int:
+    """The longest context of up to `most` slots of which `rows` rows fit into `room` bytes and the model."""
+    longest = min(most, (model.architecture.longest or most + ROOM) - ROOM)
+    return max(16, min(longest, room // max(rows * slot_bytes(model), 1)))
+
+
+def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
+    """Costs from passes of this much time in total; None if the model is too slow for that.
+
+    Terms that there was no time to measure are those of `counted`, scaled by the passes that were measured.
+    """
+    begin = perf_counter()
+    start, shapes = counted(model), brief_shapes(model)
+    if 2 * predicted(start, passes_of(model, shapes[0])) > seconds:
+        return None
+    works: dict[int, Workload] = {}
+    turns: dict[Shape, list[Turn]] = {}
+    calls, slower = {}, 1.0  # how much slower the machine is than `start` says
+    for shape in shapes:
+        usual = slower * predicted(start, passes_of(model, shape))
+        if not calls or 2 * usual <= seconds - (perf_counter() - begin):
+            if shape.rows not in works:
+                works[shape.rows] = Workload(model, shape.rows, max(s.context for s in shapes if s.rows == shape.rows))
+            calls[shape] = works[shape.rows].timed(shape)
+            calls[shape]()  # the first call of a shape allocates, and does not count
+            turns[shape] = [turn(calls[shape], model.device)]
+            slower = max(turns[shape][0].seconds / predicted(start, passes_of(model, shape)), slower / 2)
+    for _ in range(ROUNDS):
+        for shape, call in calls.items():
+            if shortest(turns[shape]) <= seconds - (perf_counter() - begin):
+                turns[shape].append(turn(call, model.device))
+    weights = [1.0 if any(t.calm for t in taken) else DISTURBED for taken in turns.values()]
+    costs = fit([(passes_of(model, shape), shortest(taken)) for shape, taken in turns.items()], start, weights)
+    return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
+
+
+def measured(
+    model: LM,
+    shapes: Sequence[Shape],
+    repeat: int = 8,
+    seconds: float = inf,
+    tick: Callable[[str], None] = lambda name: None,
+) -> list[Timed]:
+    """Each shape's shortest time of `repeat` turns. All shapes take turns, because a machine is faster and slower.
+
+    In this many `seconds` about: the most expensive shapes, then turns, are left out. tick: called after every turn.
+    """
+    begin, costs = perf_counter(), counted(model)
+    works = {many: works_of(model, [s for s in shapes if (s.rows > 1) == many]) for many in (False, True)}
+    calls: dict[Shape, Callable[[], object]] = {}
+    for shape in sorted(shapes, key=lambda s: predicted(costs, passes_of(model, s))):
+        work = works[shape.rows > 1]
+        if work is None or (calls and perf_counter() - begin > WARMING * seconds):
+            continue
+        calls[shape] = work.timed(shape)
+        for _ in range(2):  # on a GPU the first pass of a shape builds kernels, and the second one its graph
+            calls[shape]()
+    turns: dict[Shape, list[Turn]] = {shape: [] for shape in calls}
+    for n in range(repeat):
+        for shape, call in calls.items():
+            for again in range(PATIENCE):
+                if (n or again) and perf_counter() - begin > seconds:
+                    break
+                turns[shape].append(turn(call, model.device))
+                if turns[shape][-1].calm:
+                    break
+            tick(shape.name)
+    return [Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()]
+
+
+def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
+    """A cache for all of these shapes; None without any."""
+    return Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes)) if shapes else None
+
+
+def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
+    """The costs that explain these times."""
+    weights = [1.0 if t.calm else DISTURBED for t in timed]
+    costs = fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
+    longest = max((t.shape for t in timed if t.shape.rows == 1), key=lambda s: s.context)
+    with suppress(MemoryError):
+        work = Workload(model, 1, longest.context)
+        costs = replace(costs, **overheads(model, work, Shape(1, longest.context), costs))
+    return costs
+
+
+def held_out(model: LM, costs: PassCosts, timed: Sequence[Timed]) -> list[Held]:
+    """What these costs predict of times that they were not fitted to."""
+    return [Held(t.shape, t.seconds, predicted(costs, passes_of(model, t.shape))) for t in timed]
+
+
+def quantiles(held: Sequence[Held]) -> tuple[float, float]:
+    """The median of the errors, whatever their sign, and what nine of ten do not exceed."""
+    errors = sorted(abs(h.error) for h in held)
+    return errors[(len(errors) - 1) // 2], errors[min(int(0.9 * len(errors)), len(errors) - 1)]
+
+
+def bias(held: Sequence[Held]) -> float:
+    """The mean of log(predicted/measured): 0 without a systematic error."""
+    return sum(log(h.predicted / h.measured) for h in held) / len(held)

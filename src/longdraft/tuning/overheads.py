@@ -1,0 +1,88 @@
+"""Seconds of the work around passes: a decoding step's own, tree nodes, choosing a view, calls of a drafter's block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from longdraft.core import Captures, Sampler, Tree, is_indexable, match
+from longdraft.costs.passes import PassCosts
+from longdraft.models.lm import LM
+from longdraft.tuning.stopwatch import shortest, turn
+from longdraft.tuning.workload import KEPT, Shape, Workload
+from longdraft.views.guided import Guided
+
+CPU = torch.device("cpu")
+TRIES = 7
+LEVELS = 8  # of the tree whose nodes are compared with a root alone
+LOOP = 1.5  # the loop around a step takes half as long again: its sequences, statistics and samplers
+BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and attention
+
+
+def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
+    """Seconds of the shortest of some calls, after one that does not count."""
+    call()
+    return shortest([turn(call, CPU) for _ in range(tries)])
+
+
+def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
+    """`step`, `tree`, `block`, `choose` and `choice` of PassCosts, on rows of this shape; the last two only where the
+    native kernels choose views."""
+    cache = work.at(shape)
+    rows = shape.rows
+    prompts = [[0] * (shape.context + 1)] * rows
+    seqs = model.sequences(prompts, 1 << 20, cache, Sampler(), eos=())
+    parent = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
+
+    def step(levels: int) -> float:
+        logits = torch.zeros(rows, levels + 1, model.vocab, device=model.device)
+
+        def around() -> None:
+            cache.length.fill_(shape.context)
+            seqs.length.fill_(shape.context + 1)
+            tree = Tree.root(seqs.last)
+            for level in range(levels):
+                tree = tree.grow(parent + level, work.tokens[:rows, level : level + 1])
+            seqs.commit(match(tree, logits, seqs.sampler, seqs))
+
+        drawn = rows * (levels + 1) * model.vocab * costs.draw  # part of a pass
+        return max(best_of(around) - drawn, 1e-6)
+
+    one = step(0)
+    x, w = torch.zeros(rows, 64, device=model.device), torch.zeros(64, 64, device=model.device)
+    found = {
+        "step": one * LOOP,
+        "tree": max(step(LEVELS) - one, 0.0) / (rows * LEVELS),
+        "block": BLOCK_CALLS * best_of(lambda: linear(x, w)),
+    }
+    cache.length.fill_(shape.context)
+    full = [n for n in model.architecture.with_keys if n not in model.windows]
+    if full and model.backend.name == "native" and shape.context >= 64:
+        shorter = replace(shape, context=shape.context // 8)
+        long, short = (_choosing(work, each, full) for each in (shape, shorter))
+        slots = (shape.context - shorter.context) * rows * len(full)
+        found["choose"] = max(long - short, 0.1 * long) / slots
+        found["choice"] = max(short - found["choose"] * shorter.context * rows * len(full), 0.0)
+    return found
+
+
+def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:
+    """Seconds of choosing a view of these layers by scores, and of copying what it selects."""
+    cache, policy = work.at(shape), Guided(min_budget=min(256, shape.context // 4))
+    scores = [{n: torch.rand(shape.rows, 1, 1, shape.context + 1) for n in full} for _ in range(2)]
+    turn = 0
+
+    def choose() -> None:
+        nonlocal turn
+        turn += 1
+        captured = Captures(KEPT, scores[turn % 2], cache.length + 1)
+        policy.update(cache, captured)
+        view = policy.view(cache)
+        assert is_indexable(view) and view is not None
+        view.copy([(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)])
+
+    return best_of(choose, 3)
