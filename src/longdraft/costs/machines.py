@@ -15,14 +15,14 @@ import torch
 
 from longdraft.errors import InputError
 
-READING, COMPUTING, ATTENDING = 0.8, 0.6, 0.3  # shares of a data sheet's figures that kernels reach, estimated
+READING, COMPUTING = 0.8, 0.6  # shares of a data sheet's figures that kernels reach, estimated
 
 
 @dataclass(frozen=True)
 class Machine:
     """A processor and its memory, as a data sheet describes it, and overheads in seconds.
 
-    bandwidth: bytes/s. rate: multiply-adds/s in bfloat16. layer, module: fixed cost of a layer in a pass that is one
+    bandwidth: bytes/s. rate: multiply-adds/s in bfloat16; attention reaches the share `attending` of it. layer, module: fixed cost of a layer in a pass that is one
     native call or graph, and in one that runs a module's Python code. call: of each pass. The others are those of
     PassCosts with their names.
     """
@@ -30,6 +30,7 @@ class Machine:
     name: str
     bandwidth: float
     rate: float
+    attending: float = 0.3
     layer: float = 30e-6
     module: float = 300e-6
     call: float = 100e-6
@@ -55,7 +56,7 @@ class Machine:
     @property
     def attends(self) -> float:
         """Multiply-adds per second that attention reaches."""
-        return self.rate * ATTENDING
+        return self.rate * self.attending
 
 
 MACHINES = {
@@ -69,8 +70,9 @@ MACHINES = {
         Machine(
             "CPU",
             5e10,
-            2e11,
-            layer=8e-6,
+            4e11,
+            attending=0.9,
+            layer=6e-6,
             row=20e-6,
             node=20e-6,
             score=2e-10,

@@ -1,0 +1,87 @@
+"""Seconds of the work around passes: a decoding step's own, tree nodes, choosing a view, calls of a drafter's block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from longdraft.core import Captures, Sampler, Tree, match
+from longdraft.costs.passes import PassCosts
+from longdraft.models.lm import LM
+from longdraft.tuning.workload import KEPT, Shape, Workload
+from longdraft.views.guided import Guided
+
+TRIES = 5
+NODES = 9  # of the tree whose nodes are compared with a root alone
+LOOP = 1.5  # the loop around a step takes half as long again: its sequences, statistics and samplers
+BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and attention
+
+
+def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
+    """Seconds of the shortest of some calls, after one that does not count."""
+    call()
+    times = []
+    for _ in range(tries):
+        begin = perf_counter()
+        call()
+        times.append(perf_counter() - begin)
+    return min(times)
+
+
+def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
+    """`step`, `tree`, `block` and `choose` of PassCosts, on rows of this shape; `choose` only if a view can choose."""
+    cache = work.at(shape)
+    rows = shape.rows
+    prompts = [[0] * (shape.context + 1)] * rows
+    seqs = model.sequences(prompts, 1 << 20, cache, Sampler(), eos=())
+    tokens = work.tokens[:rows, :NODES]
+
+    def step(nodes: int) -> float:
+        logits = torch.zeros(rows, nodes, model.vocab, device=model.device)
+
+        def around() -> None:
+            cache.length.fill_(shape.context)
+            seqs.length.fill_(shape.context + 1)
+            tree = Tree.root(seqs.last) if nodes == 1 else Tree.chain(tokens[:, :nodes])
+            seqs.commit(match(tree, logits, seqs.sampler, seqs))
+
+        drawn = rows * nodes * model.vocab * costs.draw  # part of a pass
+        return max(best_of(around) - drawn, 1e-6)
+
+    one = step(1)
+    x, w = torch.zeros(rows, 64, device=model.device), torch.zeros(64, 64, device=model.device)
+    found = {
+        "step": one * LOOP,
+        "tree": max(step(NODES) - one, 0.0) / (rows * (NODES - 1)),
+        "block": BLOCK_CALLS * best_of(lambda: linear(x, w)),
+    }
+    cache.length.fill_(shape.context)
+    chosen = _choosing(model, work, shape)
+    if chosen is not None:
+        found["choose"] = chosen
+    return found
+
+
+def _choosing(model: LM, work: Workload, shape: Shape) -> float | None:
+    """Seconds per slot and layer of choosing a view by scores and copying what it selects; None: nothing to choose."""
+    full = [n for n in model.architecture.with_keys if n not in model.windows]
+    if not full or model.backend.name != "native":
+        return None
+    cache, policy = work.at(shape), Guided(min_budget=min(256, shape.context // 4))
+    scores = [{n: torch.rand(shape.rows, 1, 1, shape.context + 1) for n in full} for _ in range(2)]
+    turn = 0
+
+    def choose() -> None:
+        nonlocal turn
+        turn += 1
+        captured = Captures(KEPT, scores[turn % 2], cache.length + 1)
+        policy.update(cache, captured)
+        view = policy.view(cache)
+        assert view is not None
+        view.copy([(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)])
+
+    return best_of(choose, 3) / (len(full) * shape.rows * shape.context)
