@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +54,7 @@ def plan(
     contexts = _contexts(context) if context else CONTEXTS
     made = planner.Planner(
         model,
-        target_options,
+        planner.Options(**asdict(target_options)),
         device,
         methods=methods,
         stated=stated(acceptance),

@@ -37,7 +37,16 @@ def outline(name: str, dtype: str = "bfloat16", rope: str | None = None) -> LM:
         raise InputError(f"the config.json of {name} states {str(layers)[:20]} layers: give that of a real model")
     if scaling is not None:
         scaling.extend(config)
-    return in_one_line(name, lambda: LM(_modules(config, DTYPES[dtype]), name, rope))
+    return in_one_line(name, lambda: outline_of(config, DTYPES[dtype], name, rope))
+
+
+def outline_of(config: Any, dtype: torch.dtype = torch.bfloat16, name: str = "", rope: str | None = None) -> LM:
+    """The same from a config: of a multimodal model its language model, if Transformers has a class for that."""
+    text = config.get_text_config()
+    own = causal_class(text)
+    cls, config = (own, text) if own is not None else (class_of(config), config)
+    with torch.device("meta"):
+        return LM(cls._from_config(config, dtype=dtype, attn_implementation="eager"), name, rope)
 
 
 def _config(name: str) -> Any:
@@ -56,12 +65,3 @@ def _config(name: str) -> Any:
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(f"cannot read the config of {name}: {reason[:300].rstrip('.')}; {HOW}") from error
-
-
-def _modules(config: Any, dtype: torch.dtype) -> Any:
-    """The modules that compute a text: of a multimodal model those of its language model, if it has a class."""
-    text = config.get_text_config()
-    own = causal_class(text)
-    cls, config = (own, text) if own is not None else (class_of(config), config)
-    with torch.device("meta"):
-        return cls._from_config(config, dtype=dtype, attn_implementation="eager")

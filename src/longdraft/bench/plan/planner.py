@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,30 +19,30 @@ from longdraft.bench.plan.acceptance import (
 )
 from longdraft.bench.plan.candidates import SMALL, Candidate, candidates
 from longdraft.bench.plan.drafts import breadth
-from longdraft.bench.plan.outlines import CPU, Target, quantised, target_on
+from longdraft.bench.plan.outlines import CPU, Target, quantised, target_here, target_on
 from longdraft.bench.plan.prediction import Prediction, ranked
 from longdraft.bench.selection import parse
 from longdraft.core import UNBOUNDED
+from longdraft.costs.counts import counted
 from longdraft.errors import InputError
 from longdraft.methods import find
 from longdraft.methods.spec import MethodSpec
 from longdraft.models import fetch
 from longdraft.models.lm import KV_BITS, LM
-from longdraft.models.loading import load_lm
+from longdraft.models.loading import ACTIVATIONS, load_lm
 from longdraft.models.outline import outline
+from longdraft.tuning.known import known_costs
 
 
-class Options(Protocol):
-    """How the target would be loaded: `longdraft.cli.option_groups.TargetOptions`."""
+@dataclass(frozen=True)
+class Options:
+    """How the target would be loaded: as for `longdraft.models.loading.load`."""
 
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def rope(self) -> str | None: ...
-    @property
-    def weights(self) -> str | None: ...
-    @property
-    def kv(self) -> str | None: ...
+    dtype: str = "bfloat16"
+    rope: str | None = None
+    weights: str | None = None
+    kv: str | None = None
+    activations: str | None = None
 
 
 class Planner:
@@ -65,7 +66,7 @@ class Planner:
         self.notes: list[str] = []
         specs = _specs(methods)
         self.target = _target(model, options, device)
-        small = _lm(drafter, options) if drafter else None
+        small = _small(drafter, options) if drafter else None
         self.candidates, self.notes = candidates(self.target, specs, small, model)
         self.stated = dict(stated or {})
         for label in self.stated.keys() - {c.spec.label for c in self.candidates}:
@@ -111,22 +112,34 @@ def _specs(methods: str) -> list[MethodSpec]:
     return [e for e in entries if e.name != "plain"]
 
 
-def _lm(name: str, options: Options) -> LM:
+def _small(name: str, options: Options) -> LM:
     """The config alone; of a GGUF file the weights as well, because how these are packed differs by layer."""
-    if fetch.is_file(name):
-        return load_lm(name, options.dtype, "cpu", options.rope)
-    return outline(name, options.dtype, options.rope)
+    return load_lm(name, options.dtype, "cpu") if fetch.is_file(name) else outline(name, options.dtype)
 
 
 def _target(model: str, options: Options, device: str) -> Target:
-    lm = _lm(model, options)
+    """On this machine, a model whose weights are here is loaded, so that costs are those that are known of it."""
+    if not device and _is_here(model):
+        lm = load_lm(model, **asdict(options))
+        costs = known_costs(lm)
+        return target_here(lm, costs, costs != counted(lm))
+    if fetch.is_file(model):
+        lm = load_lm(model, options.dtype, "cpu", options.rope)
+    else:
+        lm = outline(model, options.dtype, options.rope)
     if options.kv is not None and options.kv not in KV_BITS:
         raise InputError(f"kv is {options.kv[:40]!r}: choose {' or '.join(KV_BITS)}, or leave it out")
-    lm.kv, lm.kv_bits = options.kv, KV_BITS.get(options.kv or "", 0)
-    here = CPU if not torch.cuda.is_available() else torch.cuda.get_device_name()
-    target = target_on(lm, device or here)
-    if options.weights is None:
-        return target
-    if options.weights not in BITS:
+    if options.activations not in (None, *ACTIVATIONS):
+        raise InputError(f"activations is {options.activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}")
+    if options.weights is not None and options.weights not in BITS:
         raise InputError(f"weights is {options.weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
-    return quantised(target, options.weights)
+    lm.kv, lm.kv_bits = options.kv, KV_BITS.get(options.kv or "", 0)
+    target = target_on(lm, device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU))
+    if options.kv is not None and target.gpu:
+        raise InputError(f"--kv keeps caches of CPUs in 8 bits, and {target.machine} is a GPU: leave it out")
+    return target if options.weights is None else quantised(target, options.weights)
+
+
+def _is_here(model: str) -> bool:
+    """Whether a name stands for weights on this disk."""
+    return model == "bundled" or fetch.is_file(model) or any(Path(model).expanduser().glob("*.safetensors"))

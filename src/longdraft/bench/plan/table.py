@@ -35,7 +35,7 @@ def title(target: Target, name: str, rows: int, context: str) -> str:
     side = "" if rows == 1 else f"{rows} rows of "
     weights = target.counts.weights.read(rows) / 1e9
     slot = pass_over(target.counts, [1], 1).keys / 1024
-    how = "measured" if target.measured else "by bandwidth and rates, not measured"
+    how = "measured here" if target.measured else "by bandwidth and rates"
     return (
         f"{name} on {target.machine} ({how}), {side}{context} tokens; a plain step reads {weights:.3g} GB of weights"
         f" and {slot:.3g} KB per token of context"
@@ -96,7 +96,7 @@ def _where(target: Target, found: Mapping[int, Sequence[Prediction]], every: Seq
         label = f"{top.label}{'*' if top.lacking else ''}"
         lines.append([label, pays, f"{top.speedup:.2f}x", size(top.context), top.origin])
     notes = _notes(target, every, sorted(found))
-    return Table("Where each method pays", ["method", "pays", "best", "at", "tokens"], lines, notes)
+    return Table("Where each method pays", ["method", "pays", "best", "at", "acceptance"], lines, notes)
 
 
 def ranges(pays: Sequence[int], contexts: Sequence[int]) -> str:
