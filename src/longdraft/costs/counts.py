@@ -149,6 +149,7 @@ def counted(model: LM | ModelCounts, machine: Machine | str | None = None) -> Pa
         step=m.step,
         tree=m.tree,
         block=m.block,
+        choice=m.choice,
     )
 
 

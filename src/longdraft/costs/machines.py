@@ -42,6 +42,7 @@ class Machine:
     step: float = 300e-6
     tree: float = 2e-6
     block: float = 400e-6
+    choice: float = 500e-6
 
     @property
     def reads(self) -> float:
@@ -76,11 +77,11 @@ MACHINES = {
             row=20e-6,
             node=20e-6,
             score=2e-10,
-            choose=1e-9,
+            choose=5e-9,
             draw=5e-10,
-            step=250e-6,
-            tree=10e-6,
-            block=500e-6,
+            step=100e-6,
+            tree=5e-6,
+            block=100e-6,
         ),
     )
 }

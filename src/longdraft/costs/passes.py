@@ -35,6 +35,7 @@ class PassCosts:
 
     call: each pass, or `chained` if it is a later one of a native chain. read, key: a byte of weights, of keys.
     multiply, attend: a multiply-add of the linear layers, of attention. row, node, score, choose, draw: as counted.
+    choice: each pass by which a view is chosen anew, beside `choose` for each slot.
     Work outside of passes: step: the engine's part of a decoding step. tree: a node that Python adds to a tree and
     verifies. block: a call of a drafter's own block, beside the bytes it reads.
     """
@@ -53,6 +54,7 @@ class PassCosts:
     step: float = 0.0
     tree: float = 0.0
     block: float = 0.0
+    choice: float = 0.0
 
     def seconds(self, p: Pass) -> float:
         """Predicted seconds of a pass, without `step` and `tree`.
@@ -66,7 +68,7 @@ class PassCosts:
             + p.rows * self.row
             + p.nodes * self.node
             + p.scored * self.score
-            + p.chosen * self.choose
+            + (p.chosen * self.choose + self.choice if p.chosen else 0.0)
             + p.drawn * self.draw
         )
 

@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 from time import perf_counter
-
-import torch
 
 from longdraft.costs.counts import counted, counts_of
 from longdraft.costs.fit import fit, predicted
 from longdraft.costs.passes import PassCosts
 from longdraft.models.lm import LM
 from longdraft.tuning.overheads import overheads
-from longdraft.tuning.workload import Shape, Workload, passes_of
+from longdraft.tuning.stopwatch import Turn, shortest, turn
+from longdraft.tuning.workload import ROOM, Shape, Workload, passes_of
 
 BRIEF_S = 0.6  # of passes that are measured at load
 BRIEF_BYTES, MOST_BYTES = 96 << 20, 2 << 30  # of keys that are allocated at load, and to measure thoroughly
+BRIEF_CONTEXT = 8192  # slots of a row at load, at most
 ROUNDS = 8  # at load at most
 WIDEST = 32  # nodes of the widest tree
-FAR = 16  # what a thorough measurement fits ends at this share of the longest context: the rest is predicted
+PATIENCE = 6  # times as many turns as asked for, until enough of them were calm
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A shape and the seconds that it took, of several turns the shortest."""
+    """A shape and the seconds that it took, of several turns the shortest. calm: whether it had its processors."""
 
     shape: Shape
     seconds: float
+    calm: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,51 +48,48 @@ class Held:
 
 
 def brief_shapes(model: LM) -> list[Shape]:
-    """What is measured at load, the most telling shapes first; two contexts, one or four rows."""
-    context = context_for(model, 4, BRIEF_BYTES, 4096)
-    short = min(64, context)
-    rows = [(1, context), (1, short), (4, short)]
-    (one, long), (_, _), (many, few) = rows
+    """What is measured at load, the most telling shapes first: one row of a long and of a short context, four rows."""
+    long = context_for(model, 1, BRIEF_BYTES, BRIEF_CONTEXT)
+    short, few = min(64, long), max(16, long // 16)
     return [
-        Shape(one, long),
-        Shape(one, long, 8),
-        Shape(one, long, 6, 0.25),
-        Shape(one, short),
-        Shape(many, long),
-        Shape(one, short, 8),
-        Shape(one, short, 6, 0.5),
-        Shape(many, few, 4),
-        Shape(one, long, 8, scored=True),
-        Shape(one, long, 1, 0.25),
-        Shape(one, long, 3),
-        Shape(many, long, 4),
-        Shape(one, long, 24),
-        Shape(many, few, 16),
-        Shape(many, long, 4, 0.25),
+        Shape(1, long),
+        Shape(1, long, 8),
+        Shape(1, long, 6, 0.25),
+        Shape(1, short),
+        Shape(4, few),
+        Shape(1, short, 8),
+        Shape(1, short, 6, 0.5),
+        Shape(4, few, 4),
+        Shape(1, long, 8, scored=True),
+        Shape(1, long, 1, 0.25),
+        Shape(1, long, 3),
+        Shape(4, few, 16),
+        Shape(1, long, 24),
+        Shape(4, few, 4, 0.25),
     ]
 
 
-def thorough_shapes(model: LM, contexts: Sequence[int], most_rows: int = 8) -> tuple[list[Shape], list[Shape]]:
+def thorough_shapes(
+    model: LM, contexts: Sequence[int], most_rows: int = 8, room: int = MOST_BYTES
+) -> tuple[list[Shape], list[Shape]]:
     """(the shapes that costs are fitted to, those held out), over these contexts and 1 to `most_rows` rows.
 
-    Those held out have other contexts, rows and nodes, each of them within or beyond the range of the others.
+    Those held out have other contexts, rows and nodes, up to three times the longest context of the others.
     """
-    longest = max(contexts)
+    longest = context_for(model, 1, room, max(contexts))
     fitted, held = [], []
-    for context in sorted({max(64, longest // 128), max(64, longest // 12), max(64, longest // 3)}):
+    for context in sorted({max(64, longest // n) for n in (128, 12, 3)}):
         for rows in (1, 2, 8):
-            if not fits(model, rows, context) or rows > most_rows:
-                continue
-            fitted += [Shape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
-            fitted += [Shape(rows, context, nodes, scored=True) for nodes in (1, 6)]
-            fitted += [Shape(rows, context, nodes, share) for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))]
-    for context in contexts:
+            if rows <= most_rows and context_for(model, rows, room, context) == context:
+                fitted += [Shape(rows, context, nodes) for nodes in (1, 2, 3, 6, 12, 28)]
+                fitted += [Shape(rows, context, nodes, scored=True) for nodes in (1, 6)]
+                fitted += [Shape(rows, context, nodes, share) for nodes, share in ((1, 0.1), (8, 0.1), (5, 0.4))]
+    for context in sorted({min(context, longest) for context in contexts}):
         for rows in (1, 4, 8):
-            if not fits(model, rows, context) or rows > most_rows:
-                continue
-            held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
-            held += [Shape(rows, context, 8, scored=True)]
-            held += [Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))]
+            if rows <= most_rows and context_for(model, rows, room, context) == context:
+                held += [Shape(rows, context, nodes) for nodes in (1, 2, 4, 8, 16, WIDEST)]
+                held += [Shape(rows, context, 8, scored=True)]
+                held += [Shape(rows, context, nodes, share) for nodes, share in ((4, 0.07), (7, 0.3))]
     return fitted, held
 
 
@@ -102,21 +100,8 @@ def slot_bytes(model: LM) -> int:
 
 def context_for(model: LM, rows: int, room: int, most: int) -> int:
     """The longest context of up to `most` slots of which `rows` rows fit into `room` bytes and the model."""
-    longest = min(most, model.positions - WIDEST - 1, model.architecture.longest or most)
+    longest = min(most, (model.architecture.longest or most + ROOM) - ROOM)
     return max(16, min(longest, room // max(rows * slot_bytes(model), 1)))
-
-
-def fits(model: LM, rows: int, context: int) -> bool:
-    return context_for(model, rows, MOST_BYTES, context) >= context
-
-
-def time_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, with the work that it has queued on a GPU."""
-    begin = perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return perf_counter() - begin
 
 
 def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
@@ -125,55 +110,62 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
     Terms that there was no time to measure are those of `counted`, scaled by the passes that were measured.
     """
     begin = perf_counter()
-    start = counted(model)
-    shapes = brief_shapes(model)
-    largest = max(shapes, key=lambda s: s.rows * s.context)
-    if predicted(start, passes_of(model, shapes[0])) > seconds:
+    start, shapes = counted(model), brief_shapes(model)
+    if 2 * predicted(start, passes_of(model, shapes[0])) > seconds:
         return None
-    work = Workload(model, max(s.rows for s in shapes), largest.context)
-    times: dict[Shape, list[float]] = {}
+    works = {rows: Workload(model, rows, max(s.context for s in shapes if s.rows == rows)) for rows in (1, 4)}
+    turns: dict[Shape, list[Turn]] = {}
     calls, slower = {}, 1.0  # how much slower the machine is than `start` says
-    for turn in range(ROUNDS):
-        for shape in shapes:
-            usual = min(times[shape]) if shape in times else slower * predicted(start, passes_of(model, shape))
-            left = seconds - (perf_counter() - begin)
-            if usual * (2 if turn == 0 else 1) > left:
-                continue
-            if turn == 0:
-                calls[shape] = work.timed(shape)
-                calls[shape]()
-                times[shape] = []
-            elif shape not in calls:
-                continue
-            times[shape].append(time_of(calls[shape], model.device))
-            if turn == 0:
-                slower = max(times[shape][0] / predicted(start, passes_of(model, shape)), slower * 0.5)
-    if not times:
+    for shape in shapes:
+        usual = slower * predicted(start, passes_of(model, shape))
+        if 2 * usual <= seconds - (perf_counter() - begin):
+            calls[shape] = works[shape.rows].timed(shape)
+            calls[shape]()  # the first call of a shape allocates, and does not count
+            turns[shape] = [turn(calls[shape], model.device)]
+            slower = max(turns[shape][0].seconds / predicted(start, passes_of(model, shape)), slower / 2)
+    for _ in range(ROUNDS):
+        for shape, call in calls.items():
+            if shortest(turns[shape]) <= seconds - (perf_counter() - begin):
+                turns[shape].append(turn(call, model.device))
+    if not turns:
         return None
-    costs = fit([(passes_of(model, shape), min(t)) for shape, t in times.items()], start)
-    return replace(costs, **overheads(model, work, Shape(1, shapes[0].context), costs))
+    costs = fit([(passes_of(model, shape), shortest(t)) for shape, t in turns.items()], start)
+    return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
 
 
 def measured(
-    model: LM, shapes: Sequence[Shape], repeat: int = 5, tick: Callable[[str], None] = lambda name: None
+    model: LM,
+    shapes: Sequence[Shape],
+    repeat: int = 5,
+    seconds: float = inf,
+    tick: Callable[[str], None] = lambda name: None,
 ) -> list[Timed]:
-    """Each shape's shortest time of `repeat` turns; the shapes of one cache take turns, so that all see the same
-    machine."""
-    found = []
+    """Each shape's shortest time of `repeat` turns, or of fewer where this many `seconds` do not suffice.
+
+    The shapes of one cache take turns, so that all see the same machine. Short contexts and few rows come first; what
+    there is no time for is left out.
+    """
+    begin, costs, slower, found = perf_counter(), counted(model), 1.0, list[Timed]()
     for rows, context in sorted({(s.rows, s.context) for s in shapes}, key=lambda pair: pair[0] * pair[1]):
         own = [s for s in shapes if (s.rows, s.context) == (rows, context)]
+        usual = sum(predicted(costs, passes_of(model, s)) for s in own)
+        if found and 3 * slower * usual > seconds - (perf_counter() - begin):
+            continue
         work = Workload(model, rows, context)
         calls = {shape: work.timed(shape) for shape in own}
         for _ in range(2):  # on a GPU the first pass of a shape builds kernels, and the second one its graph
             for call in calls.values():
                 call()
-        times: dict[Shape, list[float]] = {shape: [] for shape in own}
-        for _ in range(repeat):
+        turns: dict[Shape, list[Turn]] = {shape: [] for shape in own}
+        for n in range(repeat * PATIENCE):
             for shape, call in calls.items():
-                times[shape].append(time_of(call, model.device))
-        for shape in own:
-            found.append(Timed(shape, min(times[shape])))
+                late = n > 0 and perf_counter() - begin > seconds
+                if not late and sum(t.calm for t in turns[shape]) < repeat:
+                    turns[shape].append(turn(call, model.device))
+        for shape, taken in turns.items():
+            found.append(Timed(shape, shortest(taken), any(t.calm for t in taken)))
             tick(f"{rows} x {context}")
+        slower = sum(min(t.seconds for t in taken) for taken in turns.values()) / usual
         del work, calls
     return found
 

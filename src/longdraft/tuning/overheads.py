@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -33,7 +34,8 @@ def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
 
 
 def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
-    """`step`, `tree`, `block` and `choose` of PassCosts, on rows of this shape; `choose` only if a view can choose."""
+    """`step`, `tree`, `block`, `choose` and `choice` of PassCosts, on rows of this shape; the last two only where the
+    native kernels choose views."""
     cache = work.at(shape)
     rows = shape.rows
     prompts = [[0] * (shape.context + 1)] * rows
@@ -60,17 +62,18 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
         "block": BLOCK_CALLS * best_of(lambda: linear(x, w)),
     }
     cache.length.fill_(shape.context)
-    chosen = _choosing(model, work, shape)
-    if chosen is not None:
-        found["choose"] = chosen
+    full = [n for n in model.architecture.with_keys if n not in model.windows]
+    if full and model.backend.name == "native" and shape.context >= 64:
+        shorter = replace(shape, context=shape.context // 8)
+        long, short = (_choosing(work, each, full) for each in (shape, shorter))
+        slots = (shape.context - shorter.context) * rows * len(full)
+        found["choose"] = max(long - short, 0.1 * long) / slots
+        found["choice"] = max(short - found["choose"] * shorter.context * rows * len(full), 0.0)
     return found
 
 
-def _choosing(model: LM, work: Workload, shape: Shape) -> float | None:
-    """Seconds per slot and layer of choosing a view by scores and copying what it selects; None: nothing to choose."""
-    full = [n for n in model.architecture.with_keys if n not in model.windows]
-    if not full or model.backend.name != "native":
-        return None
+def _choosing(work: Workload, shape: Shape, full: list[int]) -> float:
+    """Seconds of choosing a view of these layers by scores, and of copying what it selects."""
     cache, policy = work.at(shape), Guided(min_budget=min(256, shape.context // 4))
     scores = [{n: torch.rand(shape.rows, 1, 1, shape.context + 1) for n in full} for _ in range(2)]
     turn = 0
@@ -84,4 +87,4 @@ def _choosing(model: LM, work: Workload, shape: Shape) -> float | None:
         assert view is not None
         view.copy([(layer, b, *cache.stored(layer, b)) for layer in full for b in range(shape.rows)])
 
-    return best_of(choose, 3) / (len(full) * shape.rows * shape.context)
+    return best_of(choose, 3)

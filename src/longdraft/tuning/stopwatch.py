@@ -1,0 +1,57 @@
+"""Times of calls, and how long other processes kept this one's threads from a processor meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+CALM = 0.02  # share of a call's time for which its threads may have waited
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of one call, and seconds for which threads that could run waited for a processor (sum over threads)."""
+
+    seconds: float
+    waited: float = 0.0
+
+    @property
+    def calm(self) -> bool:
+        """Whether the processors were this call's own; memory and caches may have been shared all the same."""
+        return self.waited <= CALM * self.seconds
+
+
+def waited() -> float:
+    """Seconds that this process's threads have waited for a processor so far; 0 where the system does not count."""
+    total = 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # the thread has ended
+            total += int(task.read_text().split()[1])
+    return total / 1e9
+
+
+def turn(call: Callable[[], object], device: torch.device) -> Turn:
+    """One call, with the work that it has queued on a GPU."""
+    before, begin = waited(), perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = perf_counter() - begin
+    return Turn(seconds, waited() - before)
+
+
+def shortest(turns: Sequence[Turn]) -> float:
+    """Seconds of the shortest calm turn; if none was calm, of the middle one without the time that its threads waited.
+
+    At a barrier one thread that waits holds up all, so their waits add up.
+    """
+    calm = [t.seconds for t in turns if t.calm]
+    if calm:
+        return min(calm)
+    rest = sorted(max(t.seconds - t.waited, t.seconds / 4) for t in turns)
+    return rest[(len(rest) - 1) // 2]
