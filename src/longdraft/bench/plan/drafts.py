@@ -35,17 +35,21 @@ INNER = 0.7  # acceptance assumed of the inner drafts of a hierarchy
 
 @dataclass(frozen=True)
 class DraftPass:
-    """A pass that drafts. layers: its depth as a share of the target's; None: it calls a drafter's own block."""
+    """A pass that drafts. layers: its depth as a share of the target's; None: it calls a drafter's own block in Python.
+
+    engine: whether it is the verification of a whole step inside a draft.
+    """
 
     counts: Pass
     layers: float | None = 1.0
+    engine: bool = False
 
     def seconds(self, costs: PassCosts) -> float:
         if self.layers is None:
             call = chained = costs.block
         else:
             call, chained = self.layers * costs.call, self.layers * costs.chained
-        return replace(costs, call=call, chained=chained).seconds(self.counts)
+        return replace(costs, call=call, chained=chained).seconds(self.counts) + self.engine * costs.step
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,13 @@ class Place:
         """Bytes of one layer's key and value."""
         return max((k.slot for k in self.target.counts.keys), default=0)
 
-    def block(self, nodes: int, weights: float, keys: float = 0.0, vocab: int = 0) -> DraftPass:
-        """A call of a drafter's own block. nodes: of a row. weights: bytes. keys: bytes, of a row."""
+    def block(self, nodes: int, weights: float, keys: float = 0.0, vocab: int = 0, compiled: bool = False) -> DraftPass:
+        """A call of a drafter's own block. nodes: of a row. weights, keys: bytes, keys of a row. compiled: natively."""
         rows = len(self.lengths)
         products = weights / self.target.lm.dtype.itemsize * nodes * rows
         drawn = float(nodes * rows * (vocab or self.target.counts.vocab))
-        return DraftPass(Pass(rows, rows * nodes, weights, products, rows * keys, drawn=drawn), None)
+        counts = Pass(rows, rows * nodes, weights, products, rows * keys, drawn=drawn, chained=True)
+        return DraftPass(counts, 1.0 if compiled else None)
 
 
 def shown(policy: Policy) -> tuple[Seen | None, InCodes | None]:
@@ -117,14 +122,14 @@ def _(drafter: SelfDrafter, at: Place, depth: int, width: int) -> list[DraftPass
 
 @passes.register
 def _(drafter: SmallModelDrafter, at: Place, depth: int, width: int) -> list[DraftPass]:
-    """The root's pass, which also runs missing tokens, is apart from the rest of a chain."""
+    """The root's pass also runs the tokens that the small model lacks, usually one."""
     small, tail = counts_of(drafter.small), drafter.tail
     lengths = [min(n, SINK + tail) for n in at.lengths] if tail else at.lengths
     seen, _ = shown(drafter.policy)
     chains, layers = at.target.chains and drafter.is_chain, small.depth / at.target.lm.depth
     return [
-        DraftPass(pass_over(small, lengths, n, seen=seen, chained=chains and i > 1), layers)
-        for i, n in enumerate(beam(drafter, depth, width))
+        DraftPass(pass_over(small, lengths, n, seen=seen, chained=chains and i > 0), layers)
+        for i, n in enumerate([2, *beam(drafter, depth, width)[1:]])
     ]
 
 
@@ -136,7 +141,7 @@ def _(drafter: Hierarchical, at: Place, depth: int, width: int) -> list[DraftPas
     deep = inner.max_depth
     tokens = sum(INNER**i for i in range(deep + 1))
     verified = 1 + sum(shape(inner, deep, width))
-    step = [DraftPass(pass_over(at.target.counts, at.lengths, verified, seen=seen))]
+    step = [DraftPass(pass_over(at.target.counts, at.lengths, verified, seen=seen), engine=True)]
     return (step + passes(inner, at, deep, width)) * max(1, round(depth / tokens))
 
 

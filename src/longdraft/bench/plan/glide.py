@@ -50,7 +50,7 @@ def _(drafter: GlideOutline, at: Place, depth: int, width: int) -> list[DraftPas
     own = 2 * drafter.keys * drafter.dim * lm.dtype.itemsize * min(max(at.lengths), drafter.window)
     weights, keys = drafter.numbers * lm.dtype.itemsize + head_size(lm), float(slots * at.slot + own)
     counts = [1] * depth if drafter.paths else beam(drafter, depth, width)
-    return [at.block(n, weights, keys) for n in counts]
+    return [at.block(n, weights, keys, compiled=at.target.chains) for n in counts]
 
 
 @shape.register
