@@ -93,6 +93,8 @@ def _drafter(lm: LM, name: str, needs: str | None, own: LM | None, options: dict
         with torch.device("meta"):
             weights = None if needs is None else own or KINDS[needs].random(lm, 0)
             return methods.build(name, lm, weights, any_target=False, **options)
+    except InputError:
+        raise
     except ODD as error:
         kind = type(error).__name__
         raise InputError(f"its drafter cannot be built for {lm.config.model_type} ({kind})") from None

@@ -37,7 +37,7 @@ def target_on(lm: LM, device: str) -> Target:
     gpu = machine.name != CPU
     a, counts = lm.architecture, counts_of(lm)
     native = not gpu and (stock.is_stock(lm.hf) or is_hybrid(lm.hf))
-    one_call = cuda.is_plain(a) and not a.scans if gpu else native
+    one_call = not a.scans and cuda.is_plain(a) if gpu else native
     counts = replace(counts, one_call=one_call, device="cuda" if gpu else "cpu")
     return Target(lm, counts, counted(counts, machine), machine.name, False, gpu, native and not a.scans)
 
