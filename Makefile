@@ -108,6 +108,7 @@ lint: $(READY)
 	$(BIN)/pyright
 	$(BIN)/pyright -p pyright-strict.json
 	$(BIN)/python docs/figures.py --check
+	$(BIN)/python docs/pays.py --check
 	$(BIN)/python docs/smollm2.py --check
 	$(BIN)/python docs/qwen_coder.py --check
 	$(BIN)/python docs/peers.py --check

@@ -80,6 +80,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "demo": ("-m", "tiny", "--context", "16", "--max-new-tokens", "2"),
     "bench": ("-m", "tiny", "--prompt-file", "long.txt", "--context", "16", "--max-new-tokens", "2", "--repeat", "1"),
     "tune": ("-m", "tiny", "--context", "64", "--most-rows", "1", "--repeat", "1"),
+    "plan": ("-m", "tiny", "--context", "16", "--methods", "vegas,suffix"),
     "audit": ("-m", "tiny", "--prompt-file", "a.txt", "--tokens", "2", "--prompt-tokens", "16"),
     "report": (*OUT, "records.jsonl"),
     "fetch": ("smollm2",),

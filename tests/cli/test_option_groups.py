@@ -19,7 +19,9 @@ OWN = {
     "accept": {"generate": "says that figures then mean cost alone, which bench says of its shapes"},
     "any_target": {"import": "compares tables of a released drafter", "export-drafter": "writes a drafter"},
     "environment": {"train target": "is on unless it is turned off"},
+    "drafter": {"plan": "a small model's config is enough"},
     "max_new_tokens": {"chat": "of an answer", "serve": "an upper limit for clients", "bench": "set by the suite"},
+    "methods": {"plan": "all, unless some are named"},
     "model": {
         "methods": "only drafters beside it are looked up",
         "demo": "depends on what was fetched",

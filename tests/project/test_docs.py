@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import figures  # noqa: E402
 import headlines  # noqa: E402
 import measured  # noqa: E402
+import pays  # noqa: E402
 import peers  # noqa: E402
 import qwen_coder  # noqa: E402
 import smollm2  # noqa: E402
@@ -123,6 +124,12 @@ def test_the_check_of_the_figure_sees_another_number(tmp_path, monkeypatch, caps
     monkeypatch.setattr(figures, "FIGURE", tmp_path / "speedup.svg")
     figures.FIGURE.write_text(changed, encoding="utf-8")
     assert figures.main(["--check"]) == 1
+
+
+def test_the_figure_of_what_pays_is_what_is_predicted_and_measured(tmp_path, monkeypatch, capsys):
+    assert pays.main(["--check"]) == 0
+    monkeypatch.setattr(pays, "CONTEXTS", pays.CONTEXTS[:-1])
+    assert pays.main(["--check"]) == 1
 
 
 def test_the_figure_shows_each_of_these_numbers():

@@ -31,6 +31,7 @@ COMMANDS = {
     "tune": ("tune:tune", "Measure what passes cost here, so that drafting pays from the first token."),
     "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
     "report": ("bench:report", "Make tables from benchmark records."),
+    "plan": ("plan:plan", "Predict which method pays on a model, a machine and a context."),
     "fetch": ("fetch:fetch", "Download a small model once, for use without a network."),
     "train": ("train:app", "Train a model or a drafter."),
     "export": ("export:export", "Write a model as safetensors, for vLLM and Transformers."),
