@@ -78,6 +78,17 @@ def test_products_are_those_of_the_linear_layers(name):
     assert pass_over(model, [10, 3], 4).products == 8 * sum(done)
 
 
+@torch.inference_mode()
+def test_states_are_those_of_a_row():
+    model, cache = filled("qwen3.5", 20, 30)
+    for b, n in enumerate((20, 30)):
+        assert cache.row(b).states_at(n)
+    shape = counts_of(model)
+    assert shape.states == 2 * cache.states(0).nbytes() > 0
+    assert pass_over(model, [20, 30], 1).keys == 2 * shape.states + keys_read(model, cache)
+    assert counts_of(tiny.target("llama")).states == 0
+
+
 def test_experts_count_by_their_share():
     model = tiny.target("qwen3-moe")
     p, shared = pass_over(model, [5], 1), weights_of(model)

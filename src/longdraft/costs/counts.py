@@ -41,7 +41,7 @@ class ModelCounts:
     """All that `pass_over` needs of a model: constants of its shape, data types and backend.
 
     products: multiply-adds of the linear layers for one node. states: bytes of recurrent states that a row's pass reads
-    and writes. depth: decoder layers. one_call: whether its backend computes a pass, or a whole chain, in one call.
+    and writes, 0 where they are not counted. depth: decoder layers. one_call: whether its backend computes a pass, or a whole chain, in one call.
     """
 
     weights: Weights
@@ -68,6 +68,7 @@ def counts_of(model: LM) -> ModelCounts:
             keys=tuple(Keys(n, *kind) for kind, n in kinds.items()),
             vocab=model.vocab,
             depth=model.depth,
+            states=_states(model),
             one_call=model.backend.name in ("native", "cuda"),
             device=model.device.type,
         )
@@ -171,6 +172,15 @@ def _keys(model: LM, layer: int) -> tuple[int, tuple[tuple[int, int], ...], int,
     in_codes = tuple((bits, heads * (coded.width(key, bits) + coded.width(value, bits))) for bits in (8, 4))
     slot = dict(in_codes)[model.kv_bits] if model.kv_bits else heads * (key + value) * model.dtype.itemsize
     return slot, in_codes, products, a.spans.get(layer)
+
+
+def _states(model: LM) -> int:
+    """Bytes of the states of gated delta nets, in float32, read and written once in a pass; 0 for other recurrences."""
+    names = ("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim")
+    values, keys, key, value = (int(getattr(model.config, name, 0) or 0) for name in names)
+    kernel = int(getattr(model.config, "linear_conv_kernel_dim", 0) or 1)
+    layers = (getattr(model.config, "layer_types", None) or []).count("linear_attention")
+    return 2 * 4 * layers * (values * key * value + (kernel - 1) * (2 * keys * key + values * value))
 
 
 def _products(hf: nn.Module, weights: Weights) -> int:
