@@ -42,7 +42,8 @@ def fused(hf: Any) -> Generator[None]:
             else:
                 continue
             restored.callback(delattr, m, "forward")
-        for module in {sys.modules[type(m).__module__] for m in hf.modules() if type(m).__name__ in ATTENTION}:
+        modules: set[Any] = {sys.modules[type(m).__module__] for m in hf.modules() if type(m).__name__ in ATTENTION}
+        for module in modules:
             restored.callback(setattr, module, "apply_rotary_pos_emb", module.apply_rotary_pos_emb)
             module.apply_rotary_pos_emb = rotate
         yield
