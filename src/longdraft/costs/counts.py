@@ -41,7 +41,8 @@ class ModelCounts:
     """All that `pass_over` needs of a model: constants of its shape, data types and backend.
 
     products: multiply-adds of the linear layers for one node. states: bytes of recurrent states that a row's pass reads
-    and writes, 0 where they are not counted. depth: decoder layers. one_call: whether its backend computes a pass, or a whole chain, in one call.
+    and writes, 0 where they are not counted. depth: decoder layers. one_call: whether its backend computes a pass, or a
+    whole chain, in one call.
     """
 
     weights: Weights

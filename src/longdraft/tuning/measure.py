@@ -23,6 +23,7 @@ ROUNDS = 8  # at load at most
 WIDEST = 32  # nodes of the widest tree
 PATIENCE = 4  # calls of a turn at most, until one had its processors
 DISTURBED = 0.02  # weight of a shape that never had its processors
+PLAIN = 4.0  # weight of a plain pass
 WARMING = 0.3  # share of the time in which every shape runs for the first time
 
 
@@ -131,8 +132,8 @@ def measured_briefly(model: LM, seconds: float = BRIEF_S) -> PassCosts | None:
         for shape, call in calls.items():
             if shortest(turns[shape]) <= seconds - (perf_counter() - begin):
                 turns[shape].append(turn(call, model.device))
-    weights = [1.0 if any(t.calm for t in taken) else DISTURBED for taken in turns.values()]
-    costs = fit([(passes_of(model, shape), shortest(taken)) for shape, taken in turns.items()], start, weights)
+    timed = [Timed(shape, shortest(taken), any(t.calm for t in taken)) for shape, taken in turns.items()]
+    costs = terms_of(model, timed)
     return replace(costs, **overheads(model, works[1], Shape(1, shapes[0].context), costs))
 
 
@@ -175,10 +176,18 @@ def works_of(model: LM, shapes: Sequence[Shape]) -> Workload | None:
     return Workload(model, max(s.rows for s in shapes), max(s.context for s in shapes)) if shapes else None
 
 
+def terms_of(model: LM, timed: Sequence[Timed]) -> PassCosts:
+    """The terms of passes that explain these times; the start is `counted`.
+
+    Plain passes weigh more, because drafting is compared with them.
+    """
+    weights = [(PLAIN if t.shape.name == "plain" else 1.0) * (1.0 if t.calm else DISTURBED) for t in timed]
+    return fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
+
+
 def fitted(model: LM, timed: Sequence[Timed]) -> PassCosts:
     """The costs that explain these times."""
-    weights = [1.0 if t.calm else DISTURBED for t in timed]
-    costs = fit([(passes_of(model, t.shape), t.seconds) for t in timed], counted(model), weights)
+    costs = terms_of(model, timed)
     longest = max((t.shape for t in timed if t.shape.rows == 1), key=lambda s: s.context)
     with suppress(MemoryError):
         work = Workload(model, 1, longest.context)

@@ -19,7 +19,7 @@ from longdraft.views.guided import Guided
 CPU = torch.device("cpu")
 TRIES = 7
 LEVELS = 8  # of the tree whose nodes are compared with a root alone
-LOOP = 1.5  # the loop around a step takes half as long again: its sequences, statistics and samplers
+LOOP = 1.2  # the loop around a step adds to it: sequences, statistics
 BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and attention
 
 
