@@ -64,7 +64,7 @@ class LM:
         digest: str | None = None,
         backend: Callable[[Eager], Backend] = choose,
     ):
-        if kv is not None and (kv not in KV_BITS or hf.device.type != "cpu"):
+        if kv is not None and (kv not in KV_BITS or hf.device.type not in ("cpu", "meta")):
             raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
         self.hf = hf.eval()
         self.name = name

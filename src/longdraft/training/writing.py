@@ -31,7 +31,7 @@ def by_generate(
         padded = torch.tensor([[0] * (longest - len(p)) + list(p) for p in part], device=lm.device)
         there = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in part], device=lm.device)
         torch.manual_seed(seed + begin)
-        with whole_rows(lm), torch.inference_mode():
+        with whole_rows(lm):
             out = lm.hf.generate(
                 padded,
                 attention_mask=there,

@@ -28,7 +28,7 @@ from longdraft.errors import InputError
 from longdraft.methods import find
 from longdraft.methods.spec import MethodSpec
 from longdraft.models import fetch
-from longdraft.models.lm import KV_BITS, LM
+from longdraft.models.lm import LM
 from longdraft.models.loading import ACTIVATIONS, load_lm
 from longdraft.models.outline import outline
 from longdraft.tuning.known import known_costs
@@ -124,16 +124,13 @@ def _target(model: str, options: Options, device: str) -> Target:
         costs = known_costs(lm)
         return target_here(lm, costs, costs != counted(lm))
     if fetch.is_file(model):
-        lm = load_lm(model, options.dtype, "cpu", options.rope)
+        lm = load_lm(model, options.dtype, "cpu", options.rope, kv=options.kv)
     else:
-        lm = outline(model, options.dtype, options.rope)
-    if options.kv is not None and options.kv not in KV_BITS:
-        raise InputError(f"kv is {options.kv[:40]!r}: choose {' or '.join(KV_BITS)}, or leave it out")
+        lm = outline(model, options.dtype, options.rope, options.kv)
     if options.activations not in (None, *ACTIVATIONS):
         raise InputError(f"activations is {options.activations[:40]!r}: choose {' or '.join(ACTIVATIONS)}")
     if options.weights is not None and options.weights not in BITS:
         raise InputError(f"weights is {options.weights[:40]!r}: choose {' or '.join(BITS)}, or leave it out")
-    lm.kv, lm.kv_bits = options.kv, KV_BITS.get(options.kv or "", 0)
     target = target_on(lm, device or (torch.cuda.get_device_name() if torch.cuda.is_available() else CPU))
     if options.kv is not None and target.gpu:
         raise InputError(f"--kv keeps caches of CPUs in 8 bits, and {target.machine} is a GPU: leave it out")
