@@ -102,6 +102,7 @@ def terms(costs: Any) -> Any:
         "step": ("a decoding step beside its passes", 1e-6, "µs"),
         "tree": ("a node of a draft", 1e-6, "µs"),
         "block": ("a call of a drafter's own block", 1e-6, "µs"),
+        "module": ("reading weights in it", 0, "GB/s"),
     }
     table = Table("term", "what it is", title="Costs of a pass", title_justify="left")
     table.add_column("cost", justify="right")

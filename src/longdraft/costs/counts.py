@@ -151,6 +151,7 @@ def counted(model: LM | ModelCounts, machine: Machine | str | None = None) -> Pa
         step=m.step,
         tree=m.tree,
         block=m.block,
+        module=m.slower / m.reads,
         choice=m.choice,
     )
 

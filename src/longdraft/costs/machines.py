@@ -24,7 +24,8 @@ class Machine:
 
     bandwidth: bytes/s. rate: multiply-adds/s in bfloat16; attention reaches the share `attending` of it. layer, module:
     fixed cost of a layer in a pass that is one native call or graph, and in one that runs a module's Python code.
-    call: of each pass. The others are those of PassCosts with their names.
+    call: of each pass. slower: how many times as long a layer that torch computes takes to read its weights. The others
+    are those of PassCosts with their names.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Machine:
     tree: float = 2e-6
     block: float = 400e-6
     choice: float = 500e-6
+    slower: float = 1.0
 
     @property
     def reads(self) -> float:
@@ -82,6 +84,7 @@ MACHINES = {
             step=100e-6,
             tree=5e-6,
             block=100e-6,
+            slower=4.0,
         ),
     )
 }

@@ -37,7 +37,8 @@ class PassCosts:
     multiply, attend: a multiply-add of the linear layers, of attention. row, node, score, choose, draw: as counted.
     choice: each pass by which a view is chosen anew, beside `choose` for each slot.
     Work outside of passes: step: the engine's part of a decoding step. tree: a node that Python adds to a tree and
-    verifies. block: a call of a drafter's own block, beside the bytes it reads.
+    verifies. block: a call of a drafter's own block that torch computes, beside the bytes it reads, and module: a byte
+    of weights in it.
     """
 
     call: float = 0.0
@@ -54,6 +55,7 @@ class PassCosts:
     step: float = 0.0
     tree: float = 0.0
     block: float = 0.0
+    module: float = 0.0
     choice: float = 0.0
 
     def seconds(self, p: Pass) -> float:

@@ -14,7 +14,8 @@ class Drafter:
     is a chain of max_depth tokens. usual: the acceptance of a drafted token that is expected before any was seen,
     greedy and sampled. finds: the share of steps in which it usually finds something to draft. lasts: steps for which
     a view stays that attention scores have chosen. renews: whether `stay` changes that. forecast: the tokens per
-    predicted second that it expects of the text that has begun, in plain decoding's; None: it does not predict.
+    predicted second that it expects of the text that has begun, in plain decoding's; None: it does not predict. rough:
+    whether `seconds` is only a guess, as for a block that torch computes.
     """
 
     has_draft_probs = False
@@ -24,6 +25,7 @@ class Drafter:
     finds: float = 1.0
     lasts: int = 1
     renews: bool = False
+    rough: bool = False
     forecast: float | None = None
     name: str = "drafter"  # of what proposes the nodes, in traces: a key of PROPOSERS
 

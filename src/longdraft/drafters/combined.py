@@ -21,6 +21,7 @@ class Combined(Drafter, Generic[D]):
         """Be made of these drafters; called once."""
         self.drafters = drafters
         self.usual, self.finds = drafters[0].usual, max(d.finds for d in drafters)
+        self.rough = any(d.rough for d in drafters)
         self.lasts, self.renews = max(d.lasts for d in drafters), any(d.renews for d in drafters)
 
     def proposed_by(self, node: int) -> str:

@@ -16,6 +16,7 @@ from longdraft.drafters.dflash.kind import DFLASH
 from longdraft.drafters.eagle.kind import EAGLE2, EAGLE3
 from longdraft.drafters.glide.kind import GLIDE
 from longdraft.drafters.heads.kind import CHAINED, MEDUSA
+from longdraft.drafters.held_out import remember
 from longdraft.drafters.kind import DrafterKind
 from longdraft.drafters.mtp.kind import MTP
 from longdraft.drafters.released import Released
@@ -33,7 +34,7 @@ def load_weights(kind_name: str, source: str | Path | nn.Module | LM, target: LM
     """Drafter weights of this kind: from a folder or a Hub id (DrafterKind.load), or as they are if already loaded."""
     kind = KINDS[kind_name]
     if isinstance(source, str | Path):
-        return kind.load(str(source), target, any_target)
+        return remember(kind.load(str(source), target, any_target), str(source))
     if not isinstance(source, kind.weights):
         needed = f"a {kind.weights.__name__}, a folder or a Hub id"
         raise InputError(f"the drafter is a {type(source).__name__}; this method needs {needed}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from longdraft.core.options import declared, read
 from longdraft.drafters import Drafter
+from longdraft.drafters.held_out import expect
 from longdraft.drafters.kinds import load_weights, own_weights
 from longdraft.errors import InputError
 from longdraft.methods import elsewhere
@@ -62,5 +63,6 @@ def build(
         weights = own_weights(method.needs, target) if drafter is None else drafter
         if weights is None:
             raise InputError(f"{name} needs a drafter of kind {method.needs}: {how_to_get(method.needs, target.name)}")
-        made = method.build(target, load_weights(method.needs, weights, target, any_target), **given)
+        loaded = load_weights(method.needs, weights, target, any_target)
+        made = expect(method.build(target, loaded, **given), loaded)
     return adapted(made, target) if adaptive and method.adaptive else made

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from longdraft.drafters.kinds import KINDS, kind_in, own_weights
+from longdraft.drafters.kinds import KINDS, kind_in, load_weights, own_weights
 from longdraft.errors import InputError
 from longdraft.methods.method import ANY
 from longdraft.methods.table import METHODS
@@ -91,7 +91,7 @@ class DrafterWeights:
         folder = self.folder or self.beside(kind)
         if folder is None:
             return own_weights(kind, target)
-        return KINDS[kind].load(str(folder), target, self.any_target)
+        return load_weights(kind, folder, target, self.any_target)
 
     def _offered(self) -> list[str]:
         """Kinds that `auto` may use: that of the given folder, else those beside the target; random, the first one."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from longdraft.drafters import Drafter
+from longdraft.drafters.held_out import expect
 from longdraft.errors import InputError
 from longdraft.methods.method import Method, Trial
 from longdraft.methods.self_speculative import by_a_copy
@@ -24,7 +25,12 @@ def candidates(methods: Iterable[Method], target: LM, weights: Mapping[str, Any]
     tried = [(m, trial) for m, trial in _in_order(methods) if m.needs is None or m.needs in weights]
     if unused := sorted(weights.keys() - {method.needs for method, _ in tried}):
         raise InputError(f"auto tries no method that needs drafter weights of kind {unused[0]}: choose the method")
-    built = [m.build(target, *([weights[m.needs]] if m.needs else []), **trial.options) for m, trial in tried]
+    built = [
+        expect(m.build(target, weights[m.needs], **trial.options), weights[m.needs])
+        if m.needs
+        else m.build(target, **trial.options)
+        for m, trial in tried
+    ]
     named = sum(trial.named for _, trial in tried)
     return [*built[:named], *by_a_copy(target), *built[named:]]
 

@@ -67,6 +67,8 @@ class LM:
         if kv is not None and (kv not in KV_BITS or hf.device.type not in ("cpu", "meta")):
             raise InputError(f"kv is {kv[:40]!r}: choose {' or '.join(KV_BITS)}, on a CPU, or leave it out")
         self.hf = hf.eval()
+        self.device: torch.device = hf.device  # looked up in every step, which takes Transformers a dozen microseconds
+        self.dtype: torch.dtype = hf.dtype
         self.name = name
         self.rope = rope
         self.weights = weights
@@ -85,14 +87,6 @@ class LM:
         self.note, self.stored, self.digest = note, stored, digest
         self.placeholders: dict[int, str] = getattr(hf, "placeholders", {})  # tokens for what is no text
         self.copies: dict[str, LM] = {}  # those that `quantised` has made, by kind
-
-    @property
-    def device(self) -> torch.device:
-        return self.hf.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.hf.dtype
 
     @property
     def depth(self) -> int:

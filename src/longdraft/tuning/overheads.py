@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 TRIES = 7
 LEVELS = 8  # of the tree whose nodes are compared with a root alone
 LOOP = 1.2  # the loop around a step adds to it: sequences, statistics
+WIDE = 8192  # a layer of so many rows is read from memory, not from a core's cache
 BLOCK_CALLS = 40  # torch calls of a drafter's block: its norms, projections and attention
 
 
@@ -30,7 +31,7 @@ def best_of(call: Callable[[], Any], tries: int = TRIES) -> float:
 
 
 def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict[str, float]:
-    """`step`, `tree`, `block`, `choose` and `choice` of PassCosts, on rows of this shape; the last two only where the
+    """Terms of PassCosts that are no part of a pass, on rows of this shape; `choose` and `choice` only where the
     native kernels choose views."""
     cache = work.at(shape)
     rows = shape.rows
@@ -54,10 +55,13 @@ def overheads(model: LM, work: Workload, shape: Shape, costs: PassCosts) -> dict
 
     one = step(0)
     x, w = torch.zeros(rows, 64, device=model.device), torch.zeros(64, 64, device=model.device)
+    wide = torch.zeros(rows, 1024, device=model.device, dtype=model.dtype)
+    large = torch.zeros(WIDE, 1024, device=model.device, dtype=model.dtype)
     found = {
         "step": one * LOOP,
         "tree": max(step(LEVELS) - one, 0.0) / (rows * LEVELS),
         "block": BLOCK_CALLS * best_of(lambda: linear(x, w)),
+        "module": best_of(lambda: linear(wide, large)) / large.nbytes,
     }
     cache.length.fill_(shape.context)
     full = [n for n in model.architecture.with_keys if n not in model.windows]

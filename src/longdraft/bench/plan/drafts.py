@@ -46,10 +46,10 @@ class DraftPass:
 
     def seconds(self, costs: PassCosts) -> float:
         if self.layers is None:
-            call = chained = costs.block
+            own = replace(costs, call=costs.block, chained=costs.block, read=costs.module)
         else:
-            call, chained = self.layers * costs.call, self.layers * costs.chained
-        return replace(costs, call=call, chained=chained).seconds(self.counts) + self.engine * costs.step
+            own = replace(costs, call=self.layers * costs.call, chained=self.layers * costs.chained)
+        return own.seconds(self.counts) + self.engine * costs.step
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,9 @@ class AdaptiveDraft(Combined[Drafter]):
             if prices is not None and times and self.depth == self.asked and self.pace.table is not None:
                 table, spent = self.pace.table, perf_counter() - begin
                 prices.observe(self.inner, table.drafted(self.asked, self.width) * table.plain, spent)
+                if self._corrected(prices):  # what this draft is held to have cost
+                    self._lengths = (0, 0)
+                    self._reprice(seqs)
         self._began = perf_counter() if times else 0.0
         return tree
 

@@ -17,10 +17,11 @@ from longdraft.models.lm import LM
 DEEPEST = 32  # levels: drafts of a drafter without a limit of its own are no deeper
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
 TOGETHER, APART = 0.2, 0.03  # how fast measurements correct all predictions, and one part's alone
-FIRST = 8  # measurements that correct all predictions alike
-SLOW = 6  # a part's first measurements count more: 1 / (SLOW + their number), at least APART
-OUTLIER = 2.0  # a measurement counts as at most this many times the prediction, or as 1 / this
-FARTHEST = 3.0  # a correction of one part multiplies it by at most this, or divides it
+FIRST = 8  # measurements of the target's passes that correct all predictions alike
+SLOW = 6  # a pass's first measurements count more: 1 / (SLOW + their number), at least APART
+DRAFT = 0.1  # as APART, of drafts: the predictions of modules that torch computes are rough
+OUTLIER, FIRST_OUTLIER = 2.0, 4.0  # a measurement counts as at most this many times the prediction, or as 1 / this
+FARTHEST = 10.0  # a correction of one part multiplies it by at most this, or divides it
 
 
 Part = str | Drafter  # "plain" or "verify", or the drafter whose drafts it is
@@ -59,8 +60,9 @@ class Prices(Protocol):
 class Predicted:
     """Prices from the costs of passes; no clock is read here.
 
-    corrects: measurements correct predictions, slowly: all of them together (a busy or throttled machine) and, slower,
-    each part by itself. Only for a target whose output does not depend on decisions.
+    corrects: measurements correct predictions: those of passes slowly, all of them together (a busy or throttled
+    machine) and, slower, each kind by itself; a drafter's own sooner. Only for a target whose output does not depend on
+    decisions.
     """
 
     def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
@@ -99,17 +101,18 @@ class Predicted:
     def observe(self, part: Part, predicted: float, measured: float) -> None:
         if predicted <= 0 or measured <= 0:
             return
-        most, farthest = log(OUTLIER), log(FARTHEST)
-        self._count += 1
-        off = log(measured / predicted) - self.together
-        if self._count <= FIRST:  # the first ones say nothing of a part by itself
-            self.together += off / self._count
-            return
-        off = min(max(off, -most), most)
-        self.together += TOGETHER * off
-        self._seen[part] = seen = self._seen.get(part, 0) + 1
-        moved = self.apart.get(part, 0.0) + max(APART, 1 / (SLOW + seen)) * (1 - TOGETHER) * off
-        self.apart[part] = min(max(moved, -farthest), farthest)
+        off, seen = log(measured / predicted) - self.together, self._seen.get(part, 0) + 1
+        if isinstance(part, str) or not part.rough:
+            self._count += 1
+            if self._count <= FIRST:  # the first ones say nothing of a part by itself
+                self.together += off / self._count
+                return
+            off = _within(off, OUTLIER)
+            self.together += TOGETHER * off
+            off *= max(APART, 1 / (SLOW + seen)) * (1 - TOGETHER)
+        else:
+            off = _within(off, FIRST_OUTLIER if seen <= SLOW else OUTLIER) * max(DRAFT, 1 / (1 + seen))
+        self._seen[part], self.apart[part] = seen, _within(self.apart.get(part, 0.0) + off, FARTHEST)
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,11 @@ def tabulate(prices: Prices, drafter: Drafter, seqs: Sequences, levels: dict[int
         look /= drafter.lasts
     once = prices.ready(drafter, seqs) / plain
     return Table(plain, list(levels), levels, draft, _between(verified), max(look, 0.0), once, sizes)
+
+
+def _within(x: float, ratio: float) -> float:
+    """The logarithm of a ratio, brought within that of `ratio` and of 1 / ratio."""
+    return min(max(x, -log(ratio)), log(ratio))
 
 
 def _between(points: list[tuple[int, float]]) -> list[float]:

@@ -33,6 +33,7 @@ class DFlash(Drafter):
     """
 
     name = "block"
+    rough = True
     usual = (0.6, 0.5)
 
     def __init__(self, target: LM, block: DFlashBlock, nodes: int = 8, gamma: int = 0, window: int = 0):

@@ -54,6 +54,7 @@ class Eagle(Drafter):
     """
 
     name = "block"
+    rough = True
     usual = (0.5, 0.4)
 
     def __init__(

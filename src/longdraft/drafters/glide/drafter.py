@@ -104,6 +104,7 @@ class GlideDrafter(UnderView):
     """
 
     name = "block"
+    rough = True
 
     def __init__(
         self, block: Glide, widths: Sequence[int], policy: Policy | None = None, window: int = 0, nodes: int = 0
@@ -143,12 +144,12 @@ class GlideDrafter(UnderView):
         widths = [1, *(1 if self.shape else min(w, width) for w in self.widths[: depth - 1])]
         rows, itemsize = len(seqs.length), self.target.dtype.itemsize
         tokens = self.target.vocab if self.block.vocabulary is None else len(self.block.vocabulary)
+        native = self.compiled is not None
         calls = {
-            w: block_seconds(costs, rows, w, weights, itemsize, keys, float(rows * w * tokens)) for w in set(widths)
+            w: block_seconds(costs, rows, w, weights, itemsize, keys, float(rows * w * tokens), native)
+            for w in set(widths)
         }
-        saved = 0.0 if self.compiled is None else max(costs.block - costs.chained, 0.0)
-        handled = costs.tree * self.most_nodes(depth, width)
-        return sum(max(calls[w] - saved, 0.0) for w in widths) + handled
+        return sum(calls[w] for w in widths) + costs.tree * self.most_nodes(depth, width)
 
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)

@@ -122,6 +122,7 @@ class Heads(UnderView):
     """The target drafts a token under a partial view, chained heads those after it (TokenSwift): two passes a step."""
 
     name = "heads"
+    rough = True
 
     def __init__(self, target: LM, module: ChainedHeads, policy: Policy, widths: Sequence[int]):
         if len(widths) != len(module) + 1:
@@ -157,6 +158,7 @@ class Medusa(Drafter):
     """Heads read the last verified token's state, captured in the verify pass: a draft needs no pass of the target."""
 
     name = "heads"
+    rough = True
     usual = (0.4, 0.3)
 
     def __init__(self, target: LM, module: MedusaHeads, shape: Counts | BestPaths = SPARSE):

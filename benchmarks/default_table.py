@@ -1,0 +1,89 @@
+"""Tables of default settings beside the best fixed ones and plain decoding, from records of default.sh.
+
+    python benchmarks/default_table.py runs/default/default.jsonl
+
+A cell is a model, a build, a text, a context, a number of rows and of new tokens, and a temperature. Of each method and
+cell: its default's speed over that of its best fixed setting, and over plain decoding; for auto, over the best setting
+of any method. Speeds are medians over repeats.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from arguments import Arguments, status
+
+from longdraft.bench.records import load
+from longdraft.errors import InputError
+
+KEYS = ("model", "kernels", "text_name", "context", "batch", "new_tokens", "temperature")
+Cell = tuple[Any, ...]
+
+
+def speeds(files: list[Path]) -> dict[Cell, dict[str, float]]:
+    """{cell: {label: tokens per second}}."""
+    found: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in (r for r in load(files) if r.get("task") == "speed"):
+        found[tuple(row[k] for k in KEYS)][row["label"]].append(row["tokens_per_s"])
+    return {cell: {label: median(each) for label, each in labels.items()} for cell, labels in found.items()}
+
+
+def compared(cells: dict[Cell, dict[str, float]]) -> dict[str, dict[Cell, tuple[float, float]]]:
+    """{method: {cell: (over its best fixed setting, over plain)}}; auto's rival is the best of all other settings."""
+    rows: dict[str, dict[Cell, tuple[float, float]]] = defaultdict(dict)
+    for cell, by_label in cells.items():
+        if "plain" not in by_label:
+            continue
+        for label in (name for name in by_label if "@" not in name and name != "plain"):
+            rivals = [v for k, v in by_label.items() if k.startswith(f"{label}@") or (label == "auto" and k != "auto")]
+            if rivals:
+                rows[label][cell] = by_label[label] / max(rivals), by_label[label] / by_label["plain"]
+    return dict(rows)
+
+
+def tenth(values: list[float]) -> float:
+    """What nine in ten values reach."""
+    return quantiles(values, n=10, method="inclusive")[0] if len(values) > 1 else values[0]
+
+
+def table(title: str, groups: dict[str, list[tuple[float, float]]]) -> list[str]:
+    lines = [f"| {title} | cells | of fixed: median | nine in ten | worst | of plain: median | nine in ten | worst |"]
+    lines.append("| --- |" + " ---: |" * 7)
+    for name, pairs in groups.items():
+        figures = [f(list(x)) for x in zip(*pairs, strict=True) for f in (median, tenth, min)]
+        lines.append(f"| {name} | {len(pairs)} | " + " | ".join(f"{x:.2f}" for x in figures) + " |")
+    return lines
+
+
+def report(files: list[Path]) -> str:
+    rows = compared(speeds(files))
+    if not rows:
+        raise InputError(f"no records of default settings in {', '.join(map(str, files))}: run benchmarks/default.sh")
+    whole = {name: list(cells.values()) for name, cells in rows.items()}
+    parts: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for name, cells in rows.items():
+        for cell, pair in cells.items():
+            model, build, _, _, batch, tokens, _ = cell
+            parts[f"{name}, {model}, {build}, {tokens} tokens" + (f", {batch} rows" if batch > 1 else "")].append(pair)
+    worst = sorted((pair[1], name, cell) for name, cells in rows.items() for cell, pair in cells.items())[:8]
+    lines = [*table("default", whole), "", *table("default", dict(sorted(parts.items()))), "", "The worst, of plain:", ""]
+    lines += [f"- {ratio:.2f}: {name}, {', '.join(map(str, cell))}" for ratio, name, cell in worst]
+    return "\n".join(lines)
+
+
+def options() -> Arguments:
+    parser = Arguments(__file__, __doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="records of default.sh")
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    print(report(options().parse(words).files))
+
+
+if __name__ == "__main__":
+    sys.exit(status(main))
