@@ -17,7 +17,7 @@ from typing import Any
 
 from arguments import Arguments, status
 
-from longdraft.bench.records import load
+from longdraft.bench.records import read_records
 from longdraft.errors import InputError
 
 KEYS = ("model", "kernels", "text_name", "context", "batch", "new_tokens", "temperature")
@@ -27,7 +27,7 @@ Cell = tuple[Any, ...]
 def speeds(files: list[Path]) -> dict[Cell, dict[str, float]]:
     """{cell: {label: tokens per second}}."""
     found: dict[Cell, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in (r for r in load(files) if r.get("task") == "speed"):
+    for row in (r for file in files for _, r in read_records(file) if r.get("task") == "speed"):
         found[tuple(row[k] for k in KEYS)][row["label"]].append(row["tokens_per_s"])
     return {cell: {label: median(each) for label, each in labels.items()} for cell, labels in found.items()}
 

@@ -65,6 +65,18 @@ def test_a_drafter_is_trained_resumed_and_used(cli, record, tmp_path, kind):
     assert METHODS[method].needs
 
 
+def test_a_run_of_some_minutes_is_resumed_to_the_same_losses(cli, tmp_path, monkeypatch):
+    line = f"glide {QUICK} --steps 6".split()
+    assert cli("train", *line, "--out", str(tmp_path / "whole"))[0] == 0
+    options = ["--out", str(tmp_path / "parts"), "--minutes", "0.000001"]
+    status, out, _ = cli("train", *line, *options)
+    assert status == 0 and "stopped at step 1 of 6" in out
+    for step in range(2, 6):
+        assert f"stopped at step {step} of 6" in cli("train", *line, *options, "--resume")[1]
+    assert "step 6," in cli("train", *line, *options, "--resume")[1]
+    assert losses(f"{tmp_path}/parts.run") == losses(f"{tmp_path}/whole.run")
+
+
 BAD = {
     "glide --out o -m tiny --text corpus.txt --length 32 -o labels=nobody": "give target or text",
     "glide --out o -m tiny --text corpus.txt --length 32 -o gamma=3": "labels, lags",

@@ -219,24 +219,29 @@ def write_slots(
 def mean_scores(
     logits, total, keep, place, bounds, scores, wide, heads,
     W: tl.constexpr, KEPT: tl.constexpr, PER: tl.constexpr, WEIGHTS: tl.constexpr, POOLED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Program (block of slots, kept row, row b and column): logits [B,H,KEPT,wide] -> scores [B,rows,columns,wide],
-    means over the PER query heads of a column and, if POOLED, the tree's rows; -inf beyond the root. keep [B,KEPT]."""
+    means over the PER query heads of a column and, if POOLED, the tree's rows; -inf beyond the root. keep [B,KEPT].
+    SIDE heads are read at a time: one after another they wait for memory most of the time."""
     columns = heads // PER
     b, column, row = tl.program_id(2) // columns, tl.program_id(2) % columns, tl.program_id(1)
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = slot <= tl.load(bounds + b * 4)
     low = 0 if POOLED else row
     high = tl.load(bounds + b * 4 + 2).to(tl.int32) if POOLED else row + 1
+    side = tl.arange(0, SIDE)
     mean = tl.zeros([BLOCK], tl.float32)
     for i in range(low, high):
         node = tl.load(keep + b * KEPT + i)
         spot = tl.load(place + b * W + node)
-        for g in range(PER):
-            query = b * heads + column * PER + g
-            s = tl.load(logits + (query * KEPT + spot).to(tl.int64) * wide + slot, mask=there, other=0.0)
-            mean += tl.exp(s - tl.load(total + query * W + node)) if WEIGHTS else s
+        for g in range(0, PER, SIDE):
+            query, some = b * heads + column * PER + g + side, g + side < PER
+            own = (query * KEPT + spot).to(tl.int64)[:, None] * wide + slot[None, :]
+            s = tl.load(logits + own, mask=some[:, None] & there[None, :], other=0.0)
+            if WEIGHTS:
+                s = tl.exp(s - tl.load(total + query * W + node, mask=some, other=float("inf"))[:, None])
+            mean += tl.sum(s, 0)
     mean = tl.where(there, mean / ((high - low) * PER), float("-inf"))
     row_start = ((b * tl.num_programs(1) + row) * columns + column).to(tl.int64) * wide
     tl.store(scores + row_start + slot, mean, mask=slot < wide)

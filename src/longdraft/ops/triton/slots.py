@@ -14,7 +14,8 @@ from torch import Tensor
 from longdraft.ops.triton.functions import merge, span_of, tile_of, tiling, wide
 from longdraft.ops.triton.kernels import attend_slots, mean_scores, write_slots
 
-BLOCK = 256  # slots per program when scores are averaged
+BLOCK = 128  # slots per program when scores are averaged
+SIDE = 16  # heads that it reads at a time
 
 
 @dataclass
@@ -102,5 +103,5 @@ def average(
     grid = (triton.cdiv(count, BLOCK), into.shape[1], B * columns)
     mean_scores[grid](
         logits, total, keep, place, bounds, into, count, H,
-        place.shape[1], kept, H // columns, weights, pooled, BLOCK,
+        place.shape[1], kept, H // columns, weights, pooled, BLOCK, min(SIDE, triton.next_power_of_2(H // columns)),
     )  # fmt: skip
