@@ -160,6 +160,8 @@ class Known:
     def ready(self, drafter: Drafter, seqs: Any) -> float:
         return 0.0
 
+    anchored = True
+
     def scale(self, part: Any) -> float:
         return 1.0
 

@@ -70,7 +70,14 @@ def report(files: list[Path]) -> str:
             model, build, _, _, batch, tokens, _ = cell
             parts[f"{name}, {model}, {build}, {tokens} tokens" + (f", {batch} rows" if batch > 1 else "")].append(pair)
     worst = sorted((pair[1], name, cell) for name, cells in rows.items() for cell, pair in cells.items())[:8]
-    lines = [*table("default", whole), "", *table("default", dict(sorted(parts.items()))), "", "The worst, of plain:", ""]
+    lines = [
+        *table("default", whole),
+        "",
+        *table("default", dict(sorted(parts.items()))),
+        "",
+        "The worst, of plain:",
+        "",
+    ]
     lines += [f"- {ratio:.2f}: {name}, {', '.join(map(str, cell))}" for ratio, name, cell in worst]
     return "\n".join(lines)
 

@@ -19,7 +19,7 @@ def records(tmp_path):
     for text, factor in (("code", 1.0), ("book", 0.5)):
         for label, speed in SPEEDS.items():
             for noise in (0.5, 1.0, 1.1):
-                row = dict(model="m", kernels="k", text_name=text, context=8, batch=1, new_tokens=9, temperature=0.0)
+                row = dict(zip(default_table.KEYS, ("m", "k", text, 8, 1, 9, 0.0), strict=True))
                 tokens = speed * noise * (1 if label == "plain" else factor)
                 rows.append(row | {"task": "speed", "method": label, "label": label, "tokens_per_s": tokens})
     file = tmp_path / "records.jsonl"

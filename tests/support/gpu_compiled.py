@@ -70,7 +70,15 @@ def around(capability: int, nodes: int) -> None:
     build(kernels.merge_splits, capability, 4, types, constants)
     types = dict.fromkeys(("logits", "total", "scores"), FLOAT) | {"keep": LONG, "place": INT, "bounds": LONG}
     for weights, pooled in ((True, True), (True, False), (False, False)):
-        constants = {"W": nodes, "KEPT": 2, "PER": 32, "WEIGHTS": weights, "POOLED": pooled, "BLOCK": slots.BLOCK, "SIDE": 16}
+        constants = {
+            "W": nodes,
+            "KEPT": 2,
+            "PER": 32,
+            "WEIGHTS": weights,
+            "POOLED": pooled,
+            "BLOCK": slots.BLOCK,
+            "SIDE": 16,
+        }
         build(kernels.mean_scores, capability, 4, types, constants)
 
 

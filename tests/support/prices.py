@@ -37,6 +37,8 @@ class Stated:
     def ready(self, drafter: Drafter, seqs: Any) -> float:
         return self.once
 
+    anchored = True
+
     def scale(self, part: Any) -> float:
         return 1.0
 

@@ -17,6 +17,7 @@ GROWN = 1 / 16  # costs are predicted again once the rows are longer by this sha
 MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
 TIMED = 8  # of so many plain steps while drafting is off, one is timed where that may correct predictions
 RENEW = 16  # drafts between two decisions how long a view stays
+ANCHOR = 4  # drafts after which a plain step is timed, if none was lately, of a drafter that captures nothing
 
 
 class AdaptiveDraft(Combined[Drafter]):
@@ -46,7 +47,8 @@ class AdaptiveDraft(Combined[Drafter]):
         self._lengths: tuple[int, int] = (0, 0)  # rows, and their slots, that the table is of
         self._levels = levels_of(inner)
         self._scales: list[float] = []
-        self._drafts = 0
+        self._drafts = self._unanchored = 0
+        self._captures_nothing = inner.captures() == CaptureSpec()
         self.just_rested = False  # whether the current step has turned drafting off
         self._began = 0.0
 
@@ -146,12 +148,17 @@ class AdaptiveDraft(Combined[Drafter]):
         self._reprice(seqs)
         self.live = (~seqs.done).tolist()
         resting = self.pace.off
-        (self.asked, self.width), self.depth = self.pace.shape(captured=self.asked != PLAIN), 0
+        captured = self.asked != PLAIN or self._captures_nothing
+        (self.asked, self.width), self.depth = self.pace.shape(captured=captured), 0
         self.just_rested = self.pace.off > resting
         if self.asked > 0:
             self.asked = min(self.asked, limits.depth)
         prices = self._now
         times = prices is not None and prices.corrects
+        if self.asked > 0 and times and prices is not None and self._captures_nothing:
+            self._unanchored = 0 if prices.anchored else self._unanchored + 1
+            if self._unanchored > ANCHOR:
+                self.asked, self._unanchored = PLAIN, 0
         if self.asked > 0:
             self.inner.ready(seqs)
             begin = perf_counter() if times else 0.0

@@ -16,10 +16,11 @@ from longdraft.models.lm import LM
 
 DEEPEST = 32  # levels: drafts of a drafter without a limit of its own are no deeper
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # drafted nodes of a row whose verification is predicted
-TOGETHER, APART = 0.2, 0.03  # how fast measurements correct all predictions, and one part's alone
-FIRST = 8  # measurements of the target's passes that correct all predictions alike
-SLOW = 6  # a pass's first measurements count more: 1 / (SLOW + their number), at least APART
-DRAFT = 0.1  # as APART, of drafts: the predictions of modules that torch computes are rough
+TOGETHER, APART = 0.2, 0.05  # how fast measurements correct all predictions, and one part's alone
+FIRST = 8  # measurements that correct all predictions alike where no plain step has been measured
+SOON = 2  # a part's first measurements count more: 1 / (SOON + their number), at least APART
+ROUGH = 0.1  # as APART, of drafts whose predictions are rough
+ANCHORED = 128  # measurements of other parts for which a plain step's tells how fast the machine is
 OUTLIER, FIRST_OUTLIER = 2.0, 4.0  # a measurement counts as at most this many times the prediction, or as 1 / this
 FARTHEST = 10.0  # a correction of one part multiplies it by at most this, or divides it
 
@@ -52,6 +53,11 @@ class Prices(Protocol):
         """A part of a step has taken so long."""
         ...
 
+    @property
+    def anchored(self) -> bool:
+        """Whether it is known how long a plain step takes now."""
+        ...
+
     def scale(self, part: Part) -> float:
         """What measurements have made of the predictions of this part, by itself: 1 if they were right."""
         ...
@@ -60,9 +66,9 @@ class Prices(Protocol):
 class Predicted:
     """Prices from the costs of passes; no clock is read here.
 
-    corrects: measurements correct predictions: those of passes slowly, all of them together (a busy or throttled
-    machine) and, slower, each kind by itself; a drafter's own sooner. Only for a target whose output does not depend on
-    decisions.
+    corrects: measurements correct predictions. Those of plain steps correct all of them (a busy or throttled machine),
+    those of another part that part's alone, since its ratio to a plain step is what decides. Where no plain step has
+    been measured lately, the other parts correct both. Only for a target whose output does not depend on decisions.
     """
 
     def __init__(self, target: LM, costs: PassCosts, corrects: bool = False):
@@ -70,6 +76,7 @@ class Predicted:
         self.counts = counts_of(target)
         self.together, self.apart = 0.0, dict[Part, float]()  # logarithms of scales
         self._count, self._seen = 0, dict[Part, int]()
+        self._since = ANCHORED  # measurements since that of a plain step
         self._known: dict[tuple[int, CaptureSpec], float] = {}  # passes over rows of _lengths
         self._lengths: list[int] = []
 
@@ -102,17 +109,27 @@ class Predicted:
         if predicted <= 0 or measured <= 0:
             return
         off, seen = log(measured / predicted) - self.together, self._seen.get(part, 0) + 1
-        if isinstance(part, str) or not part.rough:
+        if part == "plain":
+            self._since, self._seen[part] = 0, seen
+            self.together += off / seen if seen <= 1 / TOGETHER else TOGETHER * _within(off, OUTLIER)
+            return
+        self._since += 1
+        rough = isinstance(part, Drafter) and part.rough
+        if self._since > ANCHORED and not rough:
             self._count += 1
             if self._count <= FIRST:  # the first ones say nothing of a part by itself
                 self.together += off / self._count
                 return
-            off = _within(off, OUTLIER)
-            self.together += TOGETHER * off
-            off *= max(APART, 1 / (SLOW + seen)) * (1 - TOGETHER)
-        else:
-            off = _within(off, FIRST_OUTLIER if seen <= SLOW else OUTLIER) * max(DRAFT, 1 / (1 + seen))
+            self.together += TOGETHER * _within(off, OUTLIER)
+            off *= 1 - TOGETHER
+        rate = max(ROUGH if rough else APART, 1 / (SOON + seen))
+        off = _within(off, FIRST_OUTLIER if seen <= SOON else OUTLIER) * rate
         self._seen[part], self.apart[part] = seen, _within(self.apart.get(part, 0.0) + off, FARTHEST)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a plain step was measured lately."""
+        return self._since < ANCHORED
 
 
 @dataclass(frozen=True)
