@@ -432,7 +432,7 @@ def test_a_drafter_that_captures_nothing_is_measured_beside_plain_steps(captures
     drafter = AdaptiveDraft(inner, prices)
     drafter.pace._search = lambda *_, **__: Choice(2.0, 3, 1)  # type: ignore[method-assign]
     generate(lm, tiny.prompts(40), drafter, max_new_tokens=48)
-    assert seen.count("verify") > ANCHOR and (seen.count("plain") > 0) is not captures
+    assert seen.count("verify") > ANCHOR and (seen.count("plain") > 2) is not captures
 
 
 def rises(costs: list[float]) -> bool:
