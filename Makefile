@@ -19,7 +19,7 @@ CHROMIUM ?= $(shell command -v chromium)
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
-	@echo "make test-all  all tests, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
+	@echo "make test-all  make test, then all other tests, the native part as a processor without AVX-512 sees it and under AddressSanitizer, and test-oldest"
 	@echo "make test-oldest  the tests of make test with the oldest supported versions, from src (10 minutes, and a few to install them at first)"
 	@echo "make test-page  the server's page in Debian's Chromium, driven by Playwright (2 minutes)"
 	@echo "make test-clients  released clients ask the server (under 4 minutes, and a few to install them at first)"
@@ -58,8 +58,8 @@ demo: $(READY)
 test: $(READY)
 	@$(PYTEST) -m "not full"
 
-test-all: $(READY)
-	@$(PYTEST)
+test-all: test
+	@$(PYTEST) -m full
 	@$(BIN)/python tests/harder.py haswell
 	@$(BIN)/python tests/harder.py asan
 	@$(MAKE) --no-print-directory test-oldest
