@@ -16,7 +16,7 @@ from longdraft.drafters.heads.drafter import Medusa
 from longdraft.drafters.small_model.drafter import SmallModelDrafter
 from longdraft.errors import InputError
 
-SAMPLED = 0.85  # of the acceptance of first choices is left where the target samples
+SAMPLED = 0.7  # of the acceptance of first choices is left where the target samples
 OF_WEIGHTS = (GlideDrafter, Eagle, Medusa, DFlash, SmallModelDrafter)  # these draft by their weights alone
 
 _RATES: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # by weights

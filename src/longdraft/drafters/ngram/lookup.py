@@ -66,7 +66,7 @@ class Lookup(Drafter):
     """Drafts the `count` tokens that followed the latest earlier occurrence of the longest suffix (up to n tokens)."""
 
     name = "n-grams"
-    usual = (0.6, 0.4)
+    usual = (0.5, 0.2)
     finds = 0.5
 
     def __init__(self, n: int = 3, count: int = 10):

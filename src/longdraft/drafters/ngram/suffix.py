@@ -136,7 +136,7 @@ class Suffix(Drafter):
     """
 
     name = "n-grams"
-    usual = (0.6, 0.4)
+    usual = (0.5, 0.2)
     finds = 0.5
 
     def __init__(
