@@ -424,15 +424,15 @@ def test_a_plain_step_tells_what_is_dear_by_itself():
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_a_drafter_that_captures_nothing_is_measured_beside_plain_steps(captures):
+def test_plain_steps_are_measured_now_and_then(captures, monkeypatch):
     lm, seen = tiny.target("llama"), []
     prices = Predicted(lm, counted(lm), corrects=True)
-    prices.observe = lambda part, *_: seen.append(part)  # type: ignore[method-assign]
+    monkeypatch.setattr(prices, "observe", lambda part, *_: seen.append(part))
     inner = SelfDrafter(lm, Guided(min_budget=8), [1] * 3) if captures else SelfDrafter(lm, Full(), [1] * 3)
     drafter = AdaptiveDraft(inner, prices)
-    drafter.pace._search = lambda *_, **__: Choice(2.0, 3, 1)  # type: ignore[method-assign]
+    monkeypatch.setattr(drafter.pace, "_search", lambda *_, **__: Choice(2.0, 3, 1))
     generate(lm, tiny.prompts(40), drafter, max_new_tokens=48)
-    assert seen.count("verify") > ANCHOR and (seen.count("plain") > 2) is not captures
+    assert seen.count("captured" if captures else "verify") > ANCHOR and seen.count("plain") > 1
 
 
 def rises(costs: list[float]) -> bool:

@@ -9,7 +9,7 @@ from longdraft.costs.counts import counted
 from longdraft.drafters.adaptive.acceptance import Acceptance, filled, ranks
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.pace import PLAIN, Pace, kept
-from longdraft.drafters.adaptive.prices import Predicted, Prices, levels_of, tabulate
+from longdraft.drafters.adaptive.prices import Predicted, Prices, levels_of, tabulate, verification
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
 
@@ -17,7 +17,7 @@ GROWN = 1 / 16  # costs are predicted again once the rows are longer by this sha
 MOVED = 0.03  # or once measurements have changed the ratio of predictions by this share
 TIMED = 8  # of so many plain steps while drafting is off, one is timed where that may correct predictions
 RENEW = 16  # drafts between two decisions how long a view stays
-ANCHOR = 4  # drafts after which a plain step is timed, if none was lately, of a drafter that captures nothing
+ANCHOR = 4  # drafts after which a plain step is timed, if none was lately
 
 
 class AdaptiveDraft(Combined[Drafter]):
@@ -116,7 +116,8 @@ class AdaptiveDraft(Combined[Drafter]):
             self._renew()
 
     def _scale(self, prices: Prices) -> list[float]:
-        return [prices.scale(part) for part in ("plain", "verify", self.inner)] if prices.corrects else []
+        parts = "plain", "verify", "captured", self.inner
+        return [prices.scale(part) for part in parts] if prices.corrects else []
 
     def _corrected(self, prices: Prices) -> bool:
         now = zip(self._scale(prices), self._scales, strict=True)
@@ -155,7 +156,7 @@ class AdaptiveDraft(Combined[Drafter]):
             self.asked = min(self.asked, limits.depth)
         prices = self._now
         times = prices is not None and prices.corrects
-        if self.asked > 0 and times and prices is not None and self._captures_nothing:
+        if self.asked > 0 and times and prices is not None:
             self._unanchored = 0 if prices.anchored else self._unanchored + 1
             if self._unanchored > ANCHOR:
                 self.asked, self._unanchored = PLAIN, 0
@@ -180,7 +181,7 @@ class AdaptiveDraft(Combined[Drafter]):
             return
         prices = self._now
         if self._began and self.pace.table is not None and prices is not None:
-            part = "plain" if self.asked == PLAIN else "verify"
+            part = "plain" if self.asked == PLAIN else verification(captured.spec)
             seconds = self._verified(tree, captured) * self.pace.table.plain
             prices.observe(part, seconds, perf_counter() - self._began)
             self._began = 0.0

@@ -25,7 +25,12 @@ OUTLIER, FIRST_OUTLIER = 2.0, 4.0  # a measurement counts as at most this many t
 FARTHEST = 10.0  # a correction of one part multiplies it by at most this, or divides it
 
 
-Part = str | Drafter  # "plain" or "verify", or the drafter whose drafts it is
+Part = str | Drafter  # "plain", "verify" or "captured" (see `verification`), or the drafter whose drafts it is
+
+
+def verification(spec: CaptureSpec) -> Part:
+    """What a verification is measured as: one that keeps scores or states costs more by itself."""
+    return "verify" if spec.rows is None and not spec.hidden else "captured"
 
 
 class Prices(Protocol):
@@ -84,7 +89,7 @@ class Predicted:
         return self._pass(seqs, 1, CaptureSpec()) * self.scale("plain")
 
     def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
-        return self._pass(seqs, nodes, spec) * self.scale("verify")
+        return self._pass(seqs, nodes, spec) * self.scale(verification(spec))
 
     def _pass(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
         lengths = seqs.cache.length.tolist()
