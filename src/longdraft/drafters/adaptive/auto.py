@@ -12,8 +12,10 @@ from longdraft.drafters.base import Drafter
 from longdraft.drafters.combined import Combined
 
 EVERY = 8  # steps between two comparisons of forecasts while one drafts
-RARELY = 32  # while drafting is off; comparing takes as long as a small model's step
+RARELY = 32  # while drafting is off
+COMPARING, SHARE = 1e-4, 0.02  # seconds that a comparison takes for each drafter, and the share of time it may take
 BETTER = 1.1  # another drafter must promise this many times the rate of the one in use, or of plain decoding
+DOUBTS = 0.85  # the share of a forecast that counts where costs are only roughly known and the drafter is not in use
 FORGET = 0.9  # what a drafter that is not in use has seen counts this much less after EVERY steps
 
 
@@ -53,8 +55,12 @@ class Auto(Combined[AdaptiveDraft]):
         self.forecast = self.now.forecast
 
     def _best(self, seqs: Sequences) -> AdaptiveDraft:
-        left = remaining(seqs)
-        return max(self.drafters, key=lambda d: d.promise(seqs, left))
+        return max(self.drafters, key=lambda d: self._promise(d, seqs))
+
+    def _promise(self, drafter: AdaptiveDraft, seqs: Sequences) -> float:
+        """The drafter's forecast for what is left, with doubts where nothing has shown it yet to be right."""
+        doubts = DOUBTS if drafter.inner.rough and drafter is not self.now else 1.0
+        return doubts * drafter.promise(seqs, remaining(seqs))
 
     def _switch(self, drafter: AdaptiveDraft) -> None:
         """Use this drafter from now on; the next step drafts nothing, and captures what it needs."""
@@ -77,9 +83,15 @@ class Auto(Combined[AdaptiveDraft]):
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)
         self.steps += 1
-        every = RARELY if self.now.pace.off else EVERY
+        every = max(RARELY if self.now.pace.off else EVERY, self._worth)
         if len(self.drafters) > 1 and (self.steps >= every or self.now.just_rested):
             self._compare(seqs)
+
+    @property
+    def _worth(self) -> float:
+        """Steps that take so long that a comparison is a small share of them: predicted, so no clock is read."""
+        table = self.now.pace.table
+        return 0 if table is None else COMPARING * len(self.drafters) / (SHARE * table.plain)
 
     def _compare(self, seqs: Sequences) -> None:
         forget, self.steps = FORGET ** (self.steps / EVERY), 0
@@ -87,6 +99,6 @@ class Auto(Combined[AdaptiveDraft]):
             if d is not self.now:
                 d.pace.acceptance.fade(forget)
                 d.pace.changed()
-        best, left = self._best(seqs), remaining(seqs)
-        if best is not self.now and best.promise(seqs, left) > BETTER * max(self.now.promise(seqs, left), 1.0):
+        best = self._best(seqs)
+        if best is not self.now and self._promise(best, seqs) > BETTER * max(self._promise(self.now, seqs), 1.0):
             self._switch(best)
