@@ -1,4 +1,4 @@
-"""The checkout travels: what is tracked stays below 44 MB, a wheel below 20 MB, and no file is large."""
+"""The checkout travels: what is tracked stays below 56 MB, a wheel below 20 MB (of drafters, 24 MB), and no file is large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
-TREE, FILE, WHEEL, DRAFTERS = 44 * MB, 11 * MB, 20 * MB, 12 * MB
+TREE, FILE, WHEEL, DRAFTERS = 56 * MB, 11 * MB, 20 * MB, 24 * MB
 
 
 def tracked() -> list[Path]:
@@ -41,7 +41,7 @@ def test_the_checkout_is_small():
     sizes = {file: file.stat().st_size for file in tracked()}
     check(sizes)
     some = next(iter(sizes))
-    for broken in (sizes | {some: FILE + 1}, sizes | {Path(str(i)): FILE for i in range(4)}):
+    for broken in (sizes | {some: FILE + 1}, sizes | {Path(str(i)): FILE for i in range(5)}):
         with pytest.raises(AssertionError):
             check(broken)
 
