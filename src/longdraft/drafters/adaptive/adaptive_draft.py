@@ -111,7 +111,7 @@ class AdaptiveDraft(Combined[Drafter]):
             self.pace.off = 1
         self._lengths = rows, slots
         self._scales = self._scale(prices)
-        self.pace.reprice(tabulate(prices, self.inner, seqs, self._levels))
+        self.pace.reprice(tabulate(prices, self.inner, seqs, self._levels), rows)
         if self.inner.renews:
             self._renew()
 

@@ -14,6 +14,7 @@ from longdraft.drafters.adaptive.prices import Table
 # All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log.md).
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
 MARGIN = 1.02  # a draft must promise this many times plain decoding's rate: predictions have errors
+FURTHER = 0.02  # for each further row, more: what many rows cost together is less well predicted
 GLANCE = 1  # tokens drafted to test whether drafting that was turned off has become worthwhile
 OFF = 8  # drafting stays off for at least this many times what it has cost so far, in plain steps
 LEAST = 0.1  # plain steps: the smallest cost that counts for it
@@ -49,6 +50,7 @@ class Pace:
     budget: Budget
     table: Table | None = None
     stays: int = 1  # for how many steps a view stays
+    rows: int = 1  # that a step decodes
     off: int = 0  # plain steps until the next glance
     glancing: bool = False  # whether the next draft is a glance
     _choice: Choice | None = field(default=None, repr=False)  # the best shape whatever the budget; None: not known
@@ -91,9 +93,9 @@ class Pace:
         """Costs or acceptance are no longer what they were."""
         self._choice = None
 
-    def reprice(self, table: Table) -> None:
+    def reprice(self, table: Table, rows: int = 1) -> None:
         """Costs are now these: the rows have become longer, more or fewer."""
-        self.table = table
+        self.table, self.rows = table, rows
         self.changed()
 
     def renew(self) -> None:
@@ -129,7 +131,7 @@ class Pace:
         """Whether any shape would be faster than plain decoding if all of it were accepted."""
         assert self.table is not None
         depths = ((w, d) for w in self.table.widths for d in range(1, len(self.table.draft[w])))
-        return any(d + 1 > MARGIN * self._cost(Choice(0.0, d, w)) for w, d in depths)
+        return any(d + 1 > self.margin * self._cost(Choice(0.0, d, w)) for w, d in depths)
 
     def _cost(self, choice: Choice) -> float:
         """Plain steps that a draft of this shape takes if it is as large as it may be."""
@@ -137,12 +139,17 @@ class Pace:
         nodes = sum(self.table.levels[choice.width][: choice.depth])
         return self.table.draft[choice.width][choice.depth] + self.table.verify(nodes) + self.table.look / self.stays
 
-    def _search(self, slack: float = UNBOUNDED, least: float = MARGIN) -> Choice:
+    @property
+    def margin(self) -> float:
+        return MARGIN + FURTHER * (self.rows - 1)
+
+    def _search(self, slack: float = UNBOUNDED, least: float | None = None) -> Choice:
         """The shape of the highest rate of those that cost at most `slack` more than a plain step; no draft below
         a rate of `least`.
         """
         table, accepted = self.table, self.acceptance
         assert table is not None
+        least = self.margin if least is None else least
         best, share, look = Choice(least), accepted.share_found, table.look / self.stays
         means = accepted.means([table.sizes[w] for w in table.widths])
         left = kept(self.stays)
