@@ -49,6 +49,7 @@ class AdaptiveDraft(Combined[Drafter]):
         self._scales: list[float] = []
         self._drafts = self._unanchored = 0
         self._captures_nothing = inner.captures() == CaptureSpec()
+        self._behind: int | None = None  # new tokens of the row that has the fewest
         self.just_rested = False  # whether the current step has turned drafting off
         self._began = 0.0
 
@@ -68,7 +69,7 @@ class AdaptiveDraft(Combined[Drafter]):
 
     def _meet(self, seqs: Sequences) -> None:
         """Rows begin: forecast what drafting brings; if nothing, the step before the first draft captures nothing."""
-        self.asked, self.forecast, self._first = None, None, True
+        self.asked, self.forecast, self._first, self._behind = None, None, True, None
         if self.prices is not None and len(seqs.length):
             self._sampled_as(seqs)
             self._reprice(seqs)
@@ -178,6 +179,7 @@ class AdaptiveDraft(Combined[Drafter]):
         if self.asked == PLAIN and not self._began:
             if not self._first:
                 self.pace.budget.owe(1.0, 1.0)
+                self._behind = None if self._behind is None else self._behind + 1
             return
         prices = self._now
         if self._began and self.pace.table is not None and prices is not None:
@@ -193,7 +195,7 @@ class AdaptiveDraft(Combined[Drafter]):
             self._sampled_as(seqs)
         if self._first or self.asked is None or self.pace.table is None:  # no decision was made
             return
-        self._account(tree, verdict, captured)
+        self._account(seqs, tree, verdict, captured)
 
     def _verified(self, tree: Tree, captured: Captures) -> float:
         table = self.pace.table
@@ -201,7 +203,7 @@ class AdaptiveDraft(Combined[Drafter]):
         kept_any = captured.spec.rows is not None or bool(captured.spec.hidden)
         return table.verify(tree.size - 1) + (table.look if kept_any else 0.0)
 
-    def _account(self, tree: Tree, verdict: Verdict, captured: Captures) -> None:
+    def _account(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Learn from a step: what it was expected to cost, and what it brought."""
         pace, table, tokens = self.pace, self.pace.table, 1.0
         assert table is not None and self.asked is not None
@@ -217,7 +219,19 @@ class AdaptiveDraft(Combined[Drafter]):
             self._drafts += 1
             if self.inner.renews and self._drafts % RENEW == 0:
                 self._renew()
-        pace.budget.owe(cost, tokens)
+        pace.budget.owe(cost, self._slowest_gain(seqs, tokens))
+
+    def _slowest_gain(self, seqs: Sequences, mean: float) -> float:
+        """What a step has brought to the row that is behind: the others end earlier, and a batch takes as long as it.
+
+        mean: of all rows, which counts where there is one row, or others than before.
+        """
+        if len(seqs.length) == 1:
+            return mean
+        new, done = (seqs.length - seqs.prompt).tolist(), seqs.done.tolist()
+        behind = min((n for n, over in zip(new, done, strict=True) if not over), default=None)
+        before, self._behind = self._behind, behind
+        return mean if behind is None or before is None or behind <= before else float(behind - before)
 
 
 def remaining(seqs: Sequences) -> int:
