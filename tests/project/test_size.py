@@ -1,4 +1,4 @@
-"""The checkout travels: what is tracked stays below 56 MB, a wheel below 20 MB (of drafters, 24 MB), and no file is large."""
+"""The checkout travels: it stays below 56 MB, a wheel below 20 MB (of drafters, 24 MB), and no file is large."""
 
 from __future__ import annotations
 
