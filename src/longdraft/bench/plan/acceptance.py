@@ -48,9 +48,7 @@ SHARES = {
     "recents": 0.8,
 }
 OTHER = 0.5  # of a method that is not among them
-WIDER = (
-    0.25  # n nodes of a level count as n ** WIDER independent tries: an assumption that fits trees of 10 to 60 nodes
-)
+WIDER = 0.25  # n nodes of a level count as n ** WIDER independent tries, an assumption
 DEPTH = {"gamma", "widths", "nodes", "count", "levels", "topk"}  # options of a draft's size, not of its quality
 Breadth = Sequence[int]  # nodes on each level of a draft
 

@@ -10,11 +10,10 @@ from longdraft.bench.plan.acceptance import Acceptance
 from longdraft.bench.plan.candidates import Candidate
 from longdraft.bench.plan.drafts import Place, breadth, passes, shape
 from longdraft.bench.plan.outlines import Target
-from longdraft.core import UNBOUNDED
 from longdraft.costs.counts import pass_over
+from longdraft.drafters.adaptive.acceptance import WIDTHS
 from longdraft.views import Partial, Retrieval
 
-WIDTHS = (1, 2, 4, 8, UNBOUNDED)  # nodes per level, at most, as adaptive drafting tries them
 EVERY = 16  # beyond this, only some depths are compared: a draft so deep seldom pays
 
 

@@ -117,7 +117,7 @@ class AdaptiveDraft(Combined[Drafter]):
             self._renew()
 
     def _scale(self, prices: Prices) -> list[float]:
-        parts = "plain", "verify", "captured", self.inner
+        parts = "verify", "captured", self.inner
         return [prices.scale(part) for part in parts] if prices.corrects else []
 
     def _corrected(self, prices: Prices) -> bool:
@@ -200,8 +200,8 @@ class AdaptiveDraft(Combined[Drafter]):
     def _verified(self, tree: Tree, captured: Captures) -> float:
         table = self.pace.table
         assert table is not None
-        kept_any = captured.spec.rows is not None or bool(captured.spec.hidden)
-        return table.verify(tree.size - 1) + (table.look if kept_any else 0.0)
+        looks = verification(captured.spec) == "captured"
+        return table.verify(tree.size - 1) + (table.look if looks else 0.0)
 
     def _account(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Learn from a step: what it was expected to cost, and what it brought."""

@@ -86,7 +86,7 @@ class Predicted:
         self._lengths: list[int] = []
 
     def plain(self, seqs: Sequences) -> float:
-        return self._pass(seqs, 1, CaptureSpec()) * self.scale("plain")
+        return self._pass(seqs, 1, CaptureSpec())
 
     def verify(self, seqs: Sequences, nodes: int, spec: CaptureSpec) -> float:
         return self._pass(seqs, nodes, spec) * self.scale(verification(spec))
