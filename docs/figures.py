@@ -12,6 +12,8 @@ import html
 import json
 import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 from measured import BUNDLED, OFFGRID, ROOT, records
@@ -103,15 +105,20 @@ def draw(data: str) -> str:
         return svg(figure, data)
 
 
-def main(words: list[str]) -> int:
-    data = plotted()
+def keep(words: list[str], figure: Path, data: str, draw: Callable[[str], str], script: str) -> int:
+    """Write the figure, or with --check compare the data that it stores with these -> the exit status."""
+    name = figure.relative_to(ROOT)
     if words != ["--check"]:
-        FIGURE.write_text(draw(data), encoding="utf-8")
-        print(f"wrote {FIGURE.relative_to(ROOT)}")
+        figure.write_text(draw(data), encoding="utf-8")
+        print(f"wrote {name}")
         return 0
-    same = FIGURE.exists() and stored(FIGURE.read_text(encoding="utf-8")) == data
-    print("the figure is from the records" if same else "the figure is not from the records: run docs/figures.py")
+    same = figure.exists() and stored(figure.read_text(encoding="utf-8")) == data
+    print(f"{name} is up to date" if same else f"{name} is out of date: run {script}")
     return 0 if same else 1
+
+
+def main(words: list[str]) -> int:
+    return keep(words, FIGURE, plotted(), draw, "docs/figures.py")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from figures import stored
+from figures import keep
 from measured import FREE, LONG, ROOT, cells, records
 from transformers import LlamaConfig
 
@@ -137,14 +137,7 @@ def draw(data: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    data = plotted()
-    if words != ["--check"]:
-        FIGURE.write_text(draw(data), encoding="utf-8")
-        print(f"wrote {FIGURE.relative_to(ROOT)}")
-        return 0
-    same = FIGURE.exists() and stored(FIGURE.read_text(encoding="utf-8")) == data
-    print("pays.svg shows what is predicted" if same else "pays.svg is out of date: run docs/pays.py")
-    return 0 if same else 1
+    return keep(words, FIGURE, plotted(), draw, "docs/pays.py")
 
 
 if __name__ == "__main__":
