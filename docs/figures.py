@@ -107,7 +107,7 @@ def draw(data: str) -> str:
 
 def keep(words: list[str], figure: Path, data: str, draw: Callable[[str], str], script: str) -> int:
     """Write the figure, or with --check compare the data that it stores with these -> the exit status."""
-    name = figure.relative_to(ROOT)
+    name = figure.name
     if words != ["--check"]:
         figure.write_text(draw(data), encoding="utf-8")
         print(f"wrote {name}")
