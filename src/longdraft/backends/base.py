@@ -9,6 +9,7 @@ from torch import Tensor
 
 from longdraft.backends.glide_block import Block, CompiledBlock
 from longdraft.core import Captures, ChainDraws, KVCache, KVView, Tree, is_indexable
+from longdraft.core.draft_layers import CompiledLayers, DraftLayers
 
 ChainDrafter = Callable[[Tensor, int, ChainDraws], Tensor]  # (first [B], start, draws) -> tokens [B,count]
 
@@ -47,4 +48,8 @@ class Backend(Protocol):
 
     def compile_block(self, block: Block) -> CompiledBlock | None:
         """LongSpec's block over the model's cache; None: this backend does not compute it."""
+        return None
+
+    def compile_layers(self, layers: DraftLayers) -> CompiledLayers | None:
+        """A drafter's own layers; None: this backend does not compute them."""
         return None

@@ -98,13 +98,16 @@ def eagle(
     topk: Nodes = 10,
     levels: MaybeDepth = 7,
     nodes: Annotated[int, Field(ge=2, le=1024)] = 60,
-    reach: Positive = 512,
+    reach: Positive = 2048,
+    window: NotNegative = 512,
+    sink: NotNegative = 4,
 ) -> Drafter:
     """A layer on the target's hidden states grows a tree and keeps its likeliest `nodes` nodes, the root included.
 
-    reach: how many of the latest tokens the layer attends to.
+    The layer attends to all of a text of up to `reach` tokens, and to the first `sink` and latest `window` ones of a
+    longer text (window 0: to the latest `reach` of the prompt and all that follow).
     """
-    return Eagle(target, block, topk, levels, nodes, reach)
+    return Eagle(target, block, topk, levels, nodes, reach, window, sink)
 
 
 def mtp(

@@ -14,10 +14,12 @@ from longdraft.backends.architecture import ROPES, Architecture
 from longdraft.backends.base import Backend, ChainDrafter
 from longdraft.backends.glide_block import Block
 from longdraft.backends.native.block import NativeBlock, block_fits
+from longdraft.backends.native.draft_layers import NativeLayers, layers_fit
 from longdraft.backends.native.hybrid import HybridStep, is_hybrid
 from longdraft.backends.native.step import NativeStep
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, KVCache, KVView, Tree, is_indexable
+from longdraft.core.draft_layers import DraftLayers
 from longdraft.ops import native
 
 
@@ -80,3 +82,6 @@ class NativeBackend(Backend):
 
     def compile_block(self, block: Block) -> NativeBlock | None:
         return NativeBlock(self.step, block) if not self.recurrent and block_fits(self.step, block) else None
+
+    def compile_layers(self, layers: DraftLayers) -> NativeLayers | None:
+        return NativeLayers(self.step, layers) if not self.recurrent and layers_fit(self.step, layers) else None

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from longdraft import ops
 from longdraft.core.cache import KVCache
+from longdraft.core.draft_layers import DraftLayer, DraftLayers
 from longdraft.drafters.rotations import ropes_of
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
 from longdraft.models.lm import LM
@@ -69,6 +70,30 @@ class EagleBlock(nn.Module, ABC):
     def feature(self, target: LM, states: list[Tensor]) -> Tensor:
         """The target's captured states, [..,d] each -> the feature [..,d]."""
 
+    fuses = False  # whether compiled layers make features themselves, of `sources`
+
+    def sources(self, target: LM, states: list[Tensor]) -> Tensor:
+        """What compiled layers read of the target's captured states, [..,d] each -> [..,n]."""
+        return self.feature(target, states)
+
+    @abstractmethod
+    def compilable(self) -> DraftLayers:
+        """The layer as backends see it."""
+
+    def _parts(self) -> dict[str, Any]:
+        """What compiled layers of both kinds have."""
+        linears = {name: getattr(self, name) for name in ("q", "k", "v", "o", "gate", "up", "down")}
+        heads = self.q.out_features // self.dim
+        return {
+            "layers": [DraftLayer(**linears, mlp_norm=self.norm_mlp)],
+            "heads": heads,
+            "key_heads": self.kv,
+            "dim": self.dim,
+            "eps": self.eps,
+            "frequency": self.frequency,
+            "scaling": self.scaling,
+        }
+
     @abstractmethod
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """feature, token [B,W,d] -> the residual stream [B,W,d] and attention's input [B,W,wide]."""
@@ -92,11 +117,20 @@ class EagleBlock(nn.Module, ABC):
         return full
 
     def forward(
-        self, feature: Tensor, token: Tensor, position: Tensor, mask: Tensor, cache: KVCache, start: int
+        self,
+        feature: Tensor,
+        token: Tensor,
+        position: Tensor,
+        mask: Tensor,
+        cache: KVCache,
+        start: int,
+        tail: Tensor | None = None,
+        sink: int = 0,
     ) -> Tensor:
         """feature, token [B,W,d] and position [B,W] of nodes start.. of scratch, mask [B,W,start+W] -> output [B,W,d].
 
         The output is the next feature and the input of `scores`. Keys and values go to scratch slots from `start` on.
+        tail [B], sink: of the slots before scratch only those from `tail` on and the first `sink` are seen.
         """
         W = feature.shape[1]
         residual, x = self.mix(feature, token)
@@ -106,8 +140,11 @@ class EagleBlock(nn.Module, ABC):
         outputs = []
         for b, n in enumerate(begin):
             keys, values = (x[:, : n + start + W] for x in cache.read(0, b))
-            segment = ops.Segment(keys, values, mask[b])
-            outputs.append(ops.attend(q[b], [segment], self.dim**-0.5).out.reshape(W, -1))
+            low = 0 if tail is None else int(tail[b])
+            segments = [ops.Segment(keys[:, low:], values[:, low:], mask[b])]
+            if early := min(low, sink):
+                segments.insert(0, ops.Segment(keys[:, :early], values[:, :early]))
+            outputs.append(ops.attend(q[b], segments, self.dim**-0.5).out.reshape(W, -1))
         return self.finish(residual, torch.stack(outputs))
 
     def heads(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,8 +189,11 @@ class Eagle2Block(EagleBlock):
         x = self.fuse(torch.cat([token, feature], -1))
         return x, x
 
+    def compilable(self) -> DraftLayers:
+        return DraftLayers(**self._parts(), starts="fused", fuse=self.fuse)
+
     def known_scores(self, target: LM, output: Tensor) -> Tensor:
-        return target.project(output).float()
+        return target.project(output.to(self.o.weight.dtype)).float()
 
 
 class Eagle3Block(EagleBlock):
@@ -183,12 +223,30 @@ class Eagle3Block(EagleBlock):
     def feature(self, target: LM, states: list[Tensor]) -> Tensor:
         return self.fuse(torch.cat(states, -1).to(self.o.weight.dtype))
 
+    fuses = True
+
+    def sources(self, target: LM, states: list[Tensor]) -> Tensor:
+        return torch.cat(states, -1)
+
+    def compilable(self) -> DraftLayers:
+        return DraftLayers(
+            **self._parts(),
+            starts="beside",
+            fuse=self.fuse,
+            token_norm=self.norm_token,
+            feature_norm=self.norm_feature,
+            normed_residual=self.normed_residual,
+            norm=self.norm_out,
+            head=self.head,
+            tokens=self.tokens,
+        )
+
     def mix(self, feature: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.norm_feature(feature)
         return normed if self.normed_residual else feature, torch.cat([self.norm_token(token), normed], -1)
 
     def known_scores(self, target: LM, output: Tensor) -> Tensor:
-        return self.head(self.norm_out(output)).float()
+        return self.head(self.norm_out(output.to(self.head.weight.dtype))).float()
 
     @property
     def tokens(self) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,17 +12,16 @@ from longdraft.core import (
     Captures,
     CaptureSpec,
     DraftLimits,
-    KVCache,
     PromptSpec,
     Sequences,
     Tree,
     Verdict,
-    without,
 )
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.eagle.block import EagleBlock
+from longdraft.drafters.eagle.pairs import Pairs, Span
 from longdraft.drafters.rereading import reread_seconds
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
@@ -42,15 +43,15 @@ def chosen(tree: Tree, nodes: Tensor) -> Tree:
 
 
 class Eagle(Drafter):
-    """Before a draft, its cache holds one pair (feature of t, token t+1) per token in the target's cache, and all
-    features are computed from the target's states.
+    """Before a draft, `pairs` has one pair (feature of t, token t+1) per token in the target's cache from its first one
+    on, and all features are computed from the target's states.
 
     Each of `levels` levels adds the `topk` best children of the `topk` best nodes of the level above, and the best
-    `nodes` of all candidates are verified (EAGLE-2 sec. 4). The prefill keeps the states of the prompt's last `reach`
-    tokens. Where it did not, and after steps that were not passed to `update`, the target reads the missing tokens
-    again before a draft, at most the last `reach`. A node's value is its cumulative log-probability (at a temperature,
-    that of being sampled given the noise), so it never exceeds its parent's. Not for use inside a hierarchy, which
-    verifies under a view.
+    `nodes` of all candidates are verified (EAGLE-2 sec. 4). reach, window, sink: see Span. The prefill keeps the states
+    of the prompt's last `reach` tokens. Where it did not, and after steps that were not passed to `update`, the target
+    reads the missing tokens again before a draft, at most as many as Span.most. A node's value is its cumulative
+    log-probability (at a temperature, that of being sampled given the noise), so it never exceeds its parent's. Not for
+    use inside a hierarchy, which verifies under a view.
     """
 
     name = "block"
@@ -58,113 +59,86 @@ class Eagle(Drafter):
     usual = (0.5, 0.4)
 
     def __init__(
-        self, target: LM, block: EagleBlock, topk: int = 10, levels: int = 7, nodes: int = 60, reach: int = 512
+        self,
+        target: LM,
+        block: EagleBlock,
+        topk: int = 10,
+        levels: int = 7,
+        nodes: int = 60,
+        reach: int = 512,
+        window: int = 0,
+        sink: int = 0,
     ):
         if block.known < topk:
             raise InputError(f"option topk is {topk}: give at most {block.known}, the number of tokens it can draft")
         if topk + levels * topk**2 > CANDIDATES:
             raise InputError(f"{topk} children of {topk} nodes a level, {levels} times: give a smaller topk or levels")
-        self.target, self.block, self.reach = target, block, reach
+        self.target, self.block, self.span = target, block, Span(reach, window, sink)
         self.topk, self.levels, self.nodes = topk, levels, nodes
-        self.max_depth = min(levels + 1, nodes - 1)
+        self.max_depth, self.is_chain = min(levels + 1, nodes - 1), topk == 1
         self.layers, self.tokens = block.captured_layers(target.depth), block.tokens
+        self.compiled = target.backend.compile_layers(block.compilable())
+        self.pairs = Pairs(target, block, self.compiled, self.span)
         self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=tuple(sorted(set(self.layers))))
 
     def prompt_captures(self) -> PromptSpec:
-        return PromptSpec(self.captures().hidden, self.reach)
+        return PromptSpec(self.captures().hidden, self.span.reach)
 
     def _features(self, states: dict[int, Tensor]) -> Tensor:
-        return self.block.feature(self.target, [states[n] for n in self.layers])
+        return self.pairs.features([states[n] for n in self.layers])
 
     def start(self, seqs: Sequences) -> None:
         shared, self._text = seqs.shared(self._text), seqs.tokens
-        if not self._continue(seqs, shared):
-            self._begin(seqs)
+        if shared < 2 or not self.pairs.keep(shared - 1):
+            self.pairs.begin(seqs, self.topk * self.levels)
         for b in range(len(seqs.length)):
             self._take(seqs, b)
 
-    def _continue(self, seqs: Sequences, shared: int) -> bool:
-        """Keep the pairs within `reach` of the first `shared` tokens of the text before; False if there are none."""
-        if shared < 2:
-            return False
-        first, n = int(self.first[0]), int(seqs.cache.length[0])
-        low, end = max(first, n - self.reach), min(first + int(self.own.length[0]), shared - 1)
-        if low >= end:
-            return False
-        k, v = (x[None, :, low - first : end - first].clone() for x in self.own.read(0, 0))
-        self.own.write(0, k, v, [0])
-        self.first[0], self.own.length[0] = low, end - low
-        return True
-
-    def _begin(self, seqs: Sequences) -> None:
-        """No pairs yet."""
-        B, cache = len(seqs.length), seqs.cache
-        room = seqs.tokens.shape[1] - max(min(cache.length.tolist(), default=0) - self.reach, 0)
-        self._whole = KVCache(seqs.capacity, room + self.topk * self.levels, cache.length.device)
-        self.own = self._whole.first(B)
-        self.first = (cache.length - self.reach).clamp(min=0)  # position of each row's first pair
-        self.output = torch.zeros_like(self._embed(seqs.last))[:, None]  # of each row's last pair
-
     def enter(self, seqs: Sequences, row: int) -> None:
-        self._whole.length[row], self._text = 0, None
-        self.own = self._whole.first(row + 1)
-        self.first = torch.cat([self.first, (seqs.cache.length[row:] - self.reach).clamp(min=0)])
-        self.output = torch.cat([self.output, self.output.new_zeros(1, *self.output.shape[1:])])
+        self._text = None
+        self.pairs.enter(row)
         self._take(seqs, row)
 
     def leave(self, seqs: Sequences, row: int) -> None:
-        last, self._text = len(seqs.length), None
-        if row != last:
-            self._whole.move(last, row)
-        self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
+        self._text = None
+        self.pairs.leave(row)
 
     def ready(self, seqs: Sequences) -> None:
         """Compute missing pairs of rows that are not done."""
-        lacking = (seqs.cache.length - self.first - self.own.length).masked_fill(seqs.done, 0)
+        lacking = (seqs.cache.length - self.pairs.next).masked_fill(seqs.done, 0)
         for b in lacking.nonzero()[:, 0].tolist():
             self._read(seqs, b)
 
     def _take(self, seqs: Sequences, b: int) -> None:
-        """Compute the missing pairs of a row if its prefill has kept the states."""
-        first, n = int(self.first[b] + self.own.length[b]), int(seqs.cache.length[b])
+        """Compute the missing pairs of a row if its prefill has kept the states; `ready` reads what it has not."""
+        n, first = int(seqs.cache.length[b]), int(self.pairs.next[b])
+        if not first:
+            first = self._begin(seqs, b, self.span.first(n))
         if states := seqs.states_from(b, first):
-            self._feed(self._features(states), seqs.tokens[b : b + 1, first + 1 : n + 1], slice(b, b + 1), [n - first])
+            row = slice(b, b + 1)
+            self.pairs.feed(self._features(states), seqs.tokens[row, first + 1 : n + 1], row, [n - first])
+
+    def _begin(self, seqs: Sequences, b: int, first: int) -> int:
+        """Leave out a row's pairs before `first`, but for the sinks -> the next one."""
+        sinks, row = self.pairs.skip(b, first), slice(b, b + 1)
+        if sinks:  # the first tokens attend to nothing else: a small cache suffices
+            tokens, cache = seqs.tokens[row], self.target.new_cache(1, sinks)
+            [captured] = self.target.extend_cache(tokens[:, :sinks], cache, self.captures(), sinks)
+            self.pairs.feed(self._features(captured.states), tokens[:, 1 : sinks + 1], row, [sinks], at=0)
+        return first + sinks
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
-        row, n = seqs.cache.row(b), int(seqs.cache.length[b])
-        if n - int(self.first[b] + self.own.length[b]) > self.reach:  # older pairs are left out to bound the cost
-            self.first[b], self.own.length[b] = n - self.reach, 0
-        fed = n - int(self.first[b] + self.own.length[b])
-        with row.reopen(fed):
-            passes = self.target.extend_cache(seqs.tokens[b : b + 1, n - fed : n], row, self.captures(), CHUNK)
+        row, n, first = seqs.cache.row(b), int(seqs.cache.length[b]), int(self.pairs.next[b])
+        if n - first > self.span.most:  # older pairs are left out to bound the cost
+            first = self._begin(seqs, b, n - self.span.most)
+        with row.reopen(n - first):
+            passes = self.target.extend_cache(seqs.tokens[b : b + 1, first:n], row, self.captures(), CHUNK)
         features = torch.cat([self._features(captured.states) for captured in passes], 1)
-        self._feed(features, seqs.tokens[b : b + 1, n - fed + 1 : n + 1], slice(b, b + 1), [fed])
-
-    def _feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], chunk: int = 512) -> None:
-        """Append the first `count` of the pairs features [B',A,d], tokens [B',A] to the cache of these rows."""
-        own = self.own.row(rows.start) if rows.stop - rows.start == 1 else self.own
-        taken = torch.tensor(count, device=tokens.device)
-        for begin in range(0, tokens.shape[1], chunk):
-            part, W = tokens[:, begin : begin + chunk], len(tokens[0, begin : begin + chunk])
-            tree = Tree.chain(part)
-            position = self._next[rows] + tree.depth
-            out = self.block(features[:, begin : begin + W], self._embed(part), position, tree.mask, own, 0)
-            real = (taken - begin).clamp(0, W)
-            last = out.gather(1, (real - 1).clamp(min=0)[:, None, None].expand(-1, 1, out.shape[-1]))
-            self.output[rows] = torch.where(real[:, None, None] > 0, last, self.output[rows])
-            own.length += real
-
-    @property
-    def _next(self) -> Tensor:
-        """[B,1] position of the next pair."""
-        return (self.first + self.own.length)[:, None]
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return self.target.hf.get_input_embeddings()(tokens).to(self.block.o.weight.dtype)
+        self.pairs.feed(features, seqs.tokens[b : b + 1, first + 1 : n + 1], slice(b, b + 1), [n - first])
 
     def most_nodes(self, depth: int, width: int) -> int:
         depth = min(depth, self.max_depth)
@@ -172,22 +146,26 @@ class Eagle(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """Without the layer's keys, which are few. EAGLE-2 also reads the target's output matrix."""
+        native = self.compiled is not None
         weights = size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target))
         rows, topk, itemsize = len(seqs.length), min(self.topk, width), self.target.dtype.itemsize
         drawn = float(rows * topk * (self.target.vocab if self.tokens is None else len(self.tokens)))
-        levels = [block_seconds(costs, rows, topk if d else 0, weights, itemsize, drawn=drawn) for d in (0, 1)]
+        levels = [
+            block_seconds(costs, rows, topk if d else 0, weights, itemsize, drawn=drawn, compiled=native)
+            for d in (0, 1)
+        ]
         return levels[0] + (depth - 1) * levels[1] + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
-        lacking = (seqs.cache.length - self.first - self.own.length).clamp(max=self.reach)
+        lacking = (seqs.cache.length - self.pairs.next).clamp(max=self.span.most)
         return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         features = self._features(captured.states)
         features = features.gather(1, verdict.path[..., None].expand(-1, -1, features.shape[-1]))
-        count = seqs.cache.length - self.first - self.own.length  # new tokens of each row; 0 if it was done
+        count = seqs.cache.length - self.pairs.next  # new tokens of each row; 0 if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
-        self._feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
+        self.pairs.feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if tree.size != 1:
@@ -196,22 +174,36 @@ class Eagle(Drafter):
         if depth < 1 or self.nodes < 2:
             return tree
         self.ready(seqs)
+        topk = min(self.topk, limits.width)
+        return self._compiled(tree, seqs, depth, topk) or self._by_level(tree, seqs, depth, topk)
+
+    def _compiled(self, tree: Tree, seqs: Sequences, depth: int, topk: int) -> Tree | None:
+        """The whole draft in one call; None if it must be made level by level."""
+        chain, draws = topk == 1, None if self.compiled is None else seqs.sampler.chain(depth, seqs)
+        if self.compiled is None or draws is None or not (chain or draws.recent is None):
+            return None
+        pairs, roots = self.pairs, tree.tokens[:, 0]
+        keys, place = pairs.keys(pairs.own, pairs.first, depth * topk), pairs.next
+        if not chain:
+            narrow = topk < self.topk  # a level may not be wider than the nodes that were run
+            return self.compiled.grow(roots, pairs.output, place, keys, draws, topk, depth, self.nodes, narrow)
+        draws = replace(draws, count=min(depth, self.nodes - 1))
+        drawn = self.compiled.draft_chain(roots, pairs.output, place, keys, draws, None)
+        return Tree.chain(torch.cat([tree.tokens, drawn], 1))
+
+    def _by_level(self, tree: Tree, seqs: Sequences, depth: int, topk: int) -> Tree:
         B, device = len(tree.tokens), tree.tokens.device
         rows = torch.arange(B, device=device)[:, None]
         value = torch.zeros(B, 1, device=device)  # of every candidate
         run = torch.zeros(B, 0, dtype=torch.long, device=device)  # candidates that the layer has run, in order
-        here, output = torch.zeros_like(tree.tokens), self.output
+        here, output = torch.zeros_like(tree.tokens), self.pairs.output
         outputs = output  # of the root's pair, then of the candidates in `run`
-        topk = min(self.topk, limits.width)
         for level in range(depth):
             small, start = tree, 0
             if level:
                 start, run = 1 + run.shape[1], torch.cat([run, here], 1)
                 small = chosen(tree, run)
-                token, position = small.tokens[:, start:], small.depth[:, start:] - 1 + self._next
-                feature = outputs[rows, small.parent[:, start:]]
-                mask = small.mask[:, start:, 1:]
-                output = self.block(feature, self._embed(token), position, mask, self.own, start - 1)
+                output = self.pairs.run(outputs[rows, small.parent[:, start:]], small, start)
                 outputs = torch.cat([outputs, output], 1)
             chances, tokens = self._children(output, small, seqs, start, topk)
             new = (value.gather(1, here)[..., None] + chances).flatten(1)

@@ -20,14 +20,24 @@ static bool mixer_fits(const Layer& f, const Model& m) {
     return f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
 }
 
+static bool has_features(const Model& m) { return m.start == FUSED || m.start == BESIDE; }
+
 static bool fits(const Layer& f, const Model& m) {
-    const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim;
-    if (!in_range(f.kind, DECODER, RECURRENT) || f.window < 0 || !f.input_norm) return false;
-    if (f.kind == RECURRENT) return mixer_fits(f, m);
-    if (!fits(f.q, m.gated ? 2 * q : q, m.width) || !fits(f.o, m.width, q)) return false;
-    if (f.kind != CROSS && (!fits(f.k, kv, m.width) || !fits(f.v, kv, m.width))) return false;
-    const bool gate_and_up = fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width);
-    return f.kind == RING || (f.mlp_norm && gate_and_up && fits(f.down, m.width, m.mlp));
+    const bool first = &f == m.layer, beside = first && m.start == BESIDE;
+    const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim, width = beside ? 2 * m.width : m.width;
+    if (!in_range(f.kind, DECODER, RECURRENT) || f.window < 0 || (!f.input_norm && !(first && has_features(m)))) return false;
+    if (f.kind == RECURRENT) return mixer_fits(f, m) && m.start == EMBEDDING;
+    if (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q)) return false;
+    if (f.kind != CROSS && (!fits(f.k, kv, width) || !fits(f.v, kv, width))) return false;
+    if (!f.down.weight) return true;
+    return f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
+}
+
+static bool start_fits(const Model& m) {
+    if (!in_range(m.start, EMBEDDING, BESIDE) || !in_range(m.feature_first, 0, 1)) return false;
+    if (!in_range(m.continues, 0, m.layers + 1)) return false;
+    if (m.start == FUSED) return fits(m.fuse, m.width, 2 * m.width);
+    return m.start != BESIDE || !m.fuse.weight || (in_range(m.fuse.inputs, 16, MANY) && fits(m.fuse, m.width, m.fuse.inputs));
 }
 
 static bool head_fits(const Model& m) {
@@ -38,7 +48,8 @@ static bool head_fits(const Model& m) {
 }
 
 static bool fits(const Model& m) {
-    for (const int64_t n : {m.layers, m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
+    if (!in_range(m.layers, m.start == GIVEN ? 0 : 1, MANY) || !start_fits(m)) return false;
+    for (const int64_t n : {m.width, m.heads, m.key_heads, m.groups, m.head_dim, m.mlp, m.vocab})
         if (!in_range(n, 1, MANY)) return false;
     if (m.heads != m.key_heads * m.groups || !in_range(m.frequencies, 1, m.head_dim / 2)) return false;
     if (m.width % 16 || m.mlp % 16 || m.vocab < 16) return false;
@@ -58,7 +69,7 @@ static bool fits(const Selected& from) {
 
 // The cache and the view, for so many scratch nodes.
 static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
-    if (!p.cache) return BAD_SLOTS;
+    if (!p.cache && m.layers) return BAD_SLOTS;
     for (int64_t layer = 0; layer < m.layers; layer++) {
         const LayerKind kind = m.layer[layer].kind;
         if (kind == RECURRENT) continue;
@@ -86,7 +97,7 @@ static Code check_kept(const Model& m, const Pass& p) {
         if (!in_range(p.score_slots, longest + 1, MANY)) return BAD_SCORES;
     }
     for (int64_t i = 0; i < p.state_count; i++)
-        if (!p.states || !in_range(p.state_layers[i], 0, m.layers)) return BAD_STATES;
+        if (!p.states || !in_range(p.state_layers[i], 0, m.layers + 1)) return BAD_STATES;
     return DONE;
 }
 
@@ -103,7 +114,9 @@ static bool counts_fit(const Pass& p) {
 }
 
 static bool nodes_fit(const Model& m, const Pass& p) {
-    if (!counts_fit(p) || !p.logits || !in_range(p.logit_nodes, 0, p.nodes) || !p.position || !p.depth) return false;
+    if (!counts_fit(p) || (!p.logits && !p.state_count) || !in_range(p.logit_nodes, 0, p.nodes)) return false;
+    if (m.start != EMBEDDING && !p.features && !(m.start == BESIDE && p.sources && m.fuse.weight)) return false;
+    if (!p.position || !p.depth) return false;
     if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == DECODER; })) return false;
     const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes);
     return std::all_of(p.position, p.position + nodes, [](int64_t n) { return in_range(n, 0, int64_t{1} << 40); }) &&
@@ -143,10 +156,24 @@ static bool penalties_fit(const Model& m, const Pass& p, const Chain& c) {
 static Code check(const Model& m, const Pass& p, const Chain& c) {
     if (!fits(m) || p.resume || stop(m, p) < m.layers) return BAD_MODEL;
     if (!counts_fit(p) || p.nodes != 1 || p.scored || p.state_count || !p.logits || p.logit_nodes) return BAD_NODES;
+    if (m.start == GIVEN || p.sources) return BAD_NODES;
+    if (has_features(m) && (!p.features || !p.position || p.start)) return BAD_NODES;
     if (!in_range(c.count, 0, MANY) || !in_range(c.reach, 1, int64_t{1} << 40)) return BAD_DRAW;
     if (!c.warpers || !c.penalty || !c.window || !c.seed || !c.position || (c.count && !c.drawn)) return BAD_DRAW;
     if (!std::all_of(c.warpers, c.warpers + p.rows, [](const Warpers& w) { return fits(w); })) return BAD_DRAW;
     if (!penalties_fit(m, p, c)) return BAD_DRAW;
     const Code code = check_tokens(m, p);
-    return code ? code : check_keys(m, p, p.start + c.count);
+    return code ? code : check_keys(m, p, p.start + std::max<int64_t>(0, c.count - has_features(m)));
+}
+
+static Code check(const Model& m, const Pass& p, const Growth& g) {
+    if (!fits(m) || !has_features(m) || std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind != DECODER; }))
+        return BAD_MODEL;
+    if (!counts_fit(p) || p.nodes != 1 || p.start || p.scored || p.state_count || p.logit_nodes || p.sources) return BAD_NODES;
+    if (!p.features || !p.position) return BAD_NODES;
+    if (!in_range(g.topk, 1, std::min<int64_t>(m.head.outputs, 1024)) || !in_range(g.depth, 1, 1024) || !in_range(g.nodes, 2, MANY)) return BAD_DRAW;
+    if (!g.warpers || !g.seed || !g.position || !g.count || !g.tokens || !g.parent) return BAD_DRAW;
+    if (!std::all_of(g.warpers, g.warpers + p.rows, [](const Warpers& w) { return fits(w); })) return BAD_DRAW;
+    const Code code = check_tokens(m, p);
+    return code ? code : check_keys(m, p, (g.depth - 1) * g.topk);
 }

@@ -32,7 +32,8 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     }
     const int64_t bytes = widest * R * (D + 2) * sizeof(float) + score_bytes(p, G);
     const int64_t pairs = std::min(p.rows * K, std::max<int64_t>(1, HELD / std::max<int64_t>(1, bytes)));
-    t.residual.reserve(T * m.width), t.normed.reserve(T * std::max(m.width, H * D));
+    const int64_t beside = m.start == FUSED || m.start == BESIDE ? 2 * m.width : 0;
+    t.residual.reserve(T * m.width), t.normed.reserve(T * std::max({m.width, H * D, beside}));
     t.projected.reserve(T * std::max({(m.gated ? 2 : 1) * H * D + 2 * K * D, 2 * m.mlp, m.width}));
     t.queries.reserve(T * H * D), t.rotation.reserve(T * D), t.lse.reserve(T * H);
     const int64_t partials = pairs * widest * R;
@@ -41,7 +42,7 @@ static Wave reserve(const Model& m, const Pass& p, Work& t, int64_t threads) {
     t.own_bytes = LayerAttention<E, ND>::bytes(R, G, scratch);
     int64_t mixed = 0;
     for (int64_t layer = 0; layer < m.layers; layer++) mixed = std::max(mixed, m.layer[layer].o.inputs);
-    for (const int64_t in : {m.width, H * D, m.mlp, mixed}) {
+    for (const int64_t in : {m.width, H * D, m.mlp, mixed, beside, m.fuse.inputs}) {
         t.own_bytes = std::max(t.own_bytes, linear_bytes(T, in));
 #ifdef INTEGER_PRODUCTS
         if (p.approximate) t.own_bytes = std::max(t.own_bytes, integer_bytes(T, in));
@@ -74,12 +75,12 @@ class Forward {
         if (p.resume)
             after_mixer(m.layer[p.resume - 1]);
         else
-            embed();
+            begin();
         for (int64_t layer = p.resume; layer < m.layers; layer++) {
             const LayerPass x = {m, p, layer};
             const Layer& f = m.layer[layer];
-            keep_states(layer);
-            norm(f.input_norm);
+            keep_states(layer, residual);
+            if (layer || m.start != BESIDE) norm(f.input_norm);
             if (f.kind == RECURRENT) return before_mixer(f);
             project(f);
             rotate_all(x, f);
@@ -87,11 +88,12 @@ class Forward {
             if (m.gated) gate_heads();
             multiply(f.o, normed, T, residual, true);
             t.barrier.wait();
-            if (f.kind != RING) mlp(f);
+            if (f.down.weight) mlp(f);
         }
-        keep_states(m.layers);
+        keep_states(m.layers, residual);
         norm(m.norm);
-        head();
+        keep_states(m.layers + 1, normed);
+        if (p.logits) head();
     }
 
    private:
@@ -104,26 +106,59 @@ class Forward {
         linear<E>(f, x, rows, y, add, t.mine());
     }
 
-    // Embeddings, and the rotations of the nodes' positions.
-    void embed() {
+    // The beginning of the residual stream, and the rotations of the nodes' positions.
+    void begin() {
+        if (m.start == BESIDE) fuse_sources();
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
-            const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
-            for (int64_t j = 0; j < width; j += V) store(residual + i * width + j, load(from + j));
-            for (int64_t j = 0; j < m.frequencies; j++) {
+            if (m.start == EMBEDDING)
+                embed(i, residual + i * width);
+            else if (m.start == GIVEN)
+                std::memcpy(residual + i * width, p.features + i * width, sizeof(float) * width);
+            else
+                put_side_by_side(i);
+            for (int64_t j = 0; m.layers && j < m.frequencies; j++) {
                 const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
                 t.rotation[i * D + j] = std::cos(angle) * m.rope_scale;
                 t.rotation[i * D + D / 2 + j] = std::sin(angle) * m.rope_scale;
             }
         }
+        if (m.start == FUSED) {
+            t.barrier.wait();
+            multiply(m.fuse, normed, T, residual, false);
+        }
+        if (m.start == FUSED || m.start == BESIDE) t.barrier.wait();
     }
 
-    // Copies the residual stream out where it is kept after `layer` layers.
-    void keep_states(int64_t layer) {
+    void embed(int64_t i, float* to) {
+        const E* from = static_cast<const E*>(m.embed) + p.tokens[i] * width;
+        for (int64_t j = 0; j < width; j += V) store(to + j, load(from + j));
+    }
+
+    // Puts a node's embedding and its feature side by side in `normed`, each after its norm.
+    void put_side_by_side(int64_t i) {
+        float *const pair = normed + i * 2 * width, *const token = pair + m.feature_first * width;
+        float *const feature = pair + (1 - m.feature_first) * width, *const stream = residual + i * width;
+        embed(i, token);
+        if (m.token_norm) rms_norm(token, m.token_norm, width, m.eps, token);
+        std::memcpy(feature, p.sources ? stream : p.features + i * width, sizeof(float) * width);
+        if (m.start == BESIDE && !m.normed_residual) std::memcpy(stream, feature, sizeof(float) * width);
+        if (m.feature_norm) rms_norm(feature, m.feature_norm, width, m.eps, feature);
+        if (m.start == BESIDE && m.normed_residual) std::memcpy(stream, feature, sizeof(float) * width);
+    }
+
+    void fuse_sources() {
+        if (!p.sources) return;
+        multiply(m.fuse, p.sources, T, residual, false);
+        t.barrier.wait();
+    }
+
+    // Copies x [T,width] out where it is kept after `layer` layers.
+    void keep_states(int64_t layer, const float* x) {
         for (int64_t i = 0; i < p.state_count; i++)
             if (p.state_layers[i] == layer) {
                 t.barrier.wait();
-                if (omp_get_thread_num() == 0) std::memcpy(p.states + i * T * width, residual, sizeof(float) * T * width);
+                if (omp_get_thread_num() == 0) std::memcpy(p.states + i * T * width, x, sizeof(float) * T * width);
             }
     }
 

@@ -25,10 +25,16 @@ enum Code : int {
     BAD_SCAN
 };
 
-// DECODER: attention and an MLP. RING: self-attention over a ring of slots, no MLP. CROSS: has no keys of its own and reads
-// those of the committed slots, then an MLP. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
+// DECODER: attention and an MLP. RING: self-attention over a ring of slots. CROSS: has no keys of its own and reads
+// those of the committed slots. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
 // in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in sizes of their own.
+// A layer without `down` has no MLP.
 enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT };
+
+// What the residual stream begins with. EMBEDDING: that of the node's token. GIVEN: Pass.features. FUSED: `fuse` of the token's
+// embedding and the node's feature, side by side (EAGLE, MTP). BESIDE: the feature, and the first layer's attention reads the
+// embedding and the feature side by side (EAGLE-3).
+enum Start : int64_t { EMBEDDING, GIVEN, FUSED, BESIDE };
 
 // How the weights of a linear layer lie in memory: as numbers E, or as codes of so many bits in groups of 32 or 16 inputs
 // (ops/packed.py).
@@ -53,8 +59,8 @@ struct Linear {
 
 struct Layer {
     Linear q, k, v, o, gate, up, down;
-    const float* input_norm;  // [width]
-    const float* mlp_norm;    // [width]; null in a RING layer
+    const float* input_norm;  // [width]; or null, where the stream begins with a feature
+    const float* mlp_norm;    // [width]; null without an MLP
     const float* q_norm;      // [D], or null
     const float* k_norm;      // [D], or null
     int64_t window;           // how many positions a node sees; 0: all
@@ -72,6 +78,13 @@ struct Model {
     const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens
     const float* norm;           // [width], or null: none before the head
     const Layer* layer;          // [layers]
+    Start start;
+    Linear fuse;                // FUSED: of [embedding, feature]; BESIDE: of Pass.sources; else none
+    const float* token_norm;    // [width] of the embedding and of the feature that are side by side, or null
+    const float* feature_norm;
+    int64_t feature_first;      // 1: the feature comes before the embedding
+    int64_t normed_residual;    // 1: BESIDE, the stream begins with the feature after its norm
+    int64_t continues;          // a chain's next feature is what is kept after so many layers (Pass.state_layers)
 };
 
 // Where the keys and values of a layer lie.
@@ -112,10 +125,10 @@ struct Pass {
     int64_t score_slots;         // slots in a row of scores
     float* scores;               // [layers,B,mean_of_nodes ? 1 : scored,per_key_head ? K : 1,score_slots]
 
-    const int64_t* state_layers;  // [state_count]: states are kept after that many layers
+    const int64_t* state_layers;  // [state_count]: states are kept after that many layers; layers + 1: what the head reads
     int64_t state_count;
     float* states;        // [state_count,B,W,width]: the residual stream
-    float* logits;        // [B,W,vocab]; or [B,logit_nodes,vocab]
+    float* logits;        // [B,W,vocab]; or [B,logit_nodes,vocab]; null: not computed, where states are kept
     int64_t logit_nodes;  // only the last so many nodes of each row have logits; 0: all
     int64_t score_layer;  // the one layer whose scores are kept; -1: all
 
@@ -128,6 +141,9 @@ struct Pass {
     int64_t resume;       // the layer whose mixer was computed, from 1; 0: the pass begins
     const float* mixed;   // [B,W,o.inputs]: by that mixer
     float* mixer_inputs;  // [B,W,q.outputs], [B,W,k.outputs] and [B,W,v.outputs] of the layer where it stops
+
+    const float* features;  // [B,W,width], unless the stream begins with an embedding
+    const float* sources;   // [B,W,fuse.inputs]: BESIDE, what features are computed from; null: they are given
 };
 
 // What shapes a distribution before a token is drawn from it, in this order (Transformers' logits warpers).
@@ -150,6 +166,20 @@ struct Chain {
     const int64_t* position;  // [B]: of the first token that is drawn
     int64_t reach;            // positions that the model knows
     int64_t* drawn;           // [B,count]
+};
+
+// A tree that is grown below the roots by a model whose stream begins with a feature.
+struct Growth {
+    int64_t topk;    // children of a node, and nodes of a level that are run
+    int64_t depth;   // levels
+    int64_t nodes;   // of the tree, with its root
+    int64_t narrow;  // 1: the tree has the nodes that were run and the best of the last level; 0: the best of all candidates
+    const Warpers* warpers;   // [B]
+    const int64_t* seed;      // [B]
+    const int64_t* position;  // [B]: of the first token below the root
+    int64_t* count;           // [1], written: nodes below the root, the same in every row
+    int64_t* tokens;          // [B,count], written; has room for [B,nodes-1]
+    int64_t* parent;          // [B,count], written: 0 is the root, i the i-th node below it
 };
 
 // A compact copy of some slots of one row's keys and values, which is to hold others instead. Slots that it holds already
@@ -214,8 +244,13 @@ int longdraft_has_heads(int64_t head_dim);  // 1: heads of this many numbers are
 
 Code longdraft_step(const Model* model, const Pass* pass, Work* work, int half);
 // `count` passes, one for each node of a chain. tokens [B] are those of its first node, which is node `start`. depth,
-// position and mask are not read; logits has room for [B,vocab]; ring_mask is [B,count,ring+count].
+// position and mask are not read; logits has room for [B,vocab]; ring_mask is [B,count,ring+count]. Where the stream begins with
+// a feature, features [B,width] are what the head reads for the first draw: the node of the first token has its output already, so
+// nodes are those of drawn tokens, each with the output of the one before as feature; position [B] is that of the first of them,
+// and ring_mask is [B,count-1,ring+count-1].
 Code longdraft_chain(const Model* model, const Pass* pass, Work* work, int half, const Chain* chain);
+// EAGLE-2's dynamic tree; given as for longdraft_chain, but without a ring, and logits are not used.
+Code longdraft_grow(const Model* model, const Pass* pass, Work* work, int half, const Growth* growth);
 
 // The `count` best of each row of n scores, ascending: chosen [rows,count]. Before, each position passes `share` of its
 // score on to each of the next `reach` positions. Of equal scores the earlier are chosen.

@@ -114,7 +114,7 @@ class LayerAttention {
         const int64_t skip = (b * K + unit.head) * cache.slots * Q::KEY;
         const S *k = static_cast<const S*>(cache.k) + skip, *v = static_cast<const S*>(cache.v) + skip;
         const Queries q = queries(unit);
-        const bool paths = x.kind == DECODER && !p.selected && end > length && any_has_gaps(q);
+        const bool paths = x.kind == DECODER && !p.selected && !p.approximate && end > length && any_has_gaps(q);
         const int64_t split = paths ? begin + std::max<int64_t>(0, length - begin) / CHUNK * CHUNK : end;
         std::fill(sinks, sinks + (x.scored ? R : 0), ScoreSink{});
         add<Q>(q, k + begin * Q::KEY, v + begin * Q::KEY, split - begin, begin, unit.partial, sinks_at(unit, begin, begin));

@@ -35,6 +35,7 @@ static constexpr Entry table[] = {
     VALUE(DONE), VALUE(NO_MEMORY), VALUE(BAD_MODEL), VALUE(BAD_NODES), VALUE(BAD_TOKEN), VALUE(BAD_SLOTS),
     VALUE(BAD_VIEW), VALUE(BAD_SCORES), VALUE(BAD_STATES), VALUE(BAD_DRAW), VALUE(BAD_COPY), VALUE(BAD_SCAN),
     VALUE(DECODER), VALUE(RING), VALUE(CROSS), VALUE(RECURRENT),
+    VALUE(EMBEDDING), VALUE(GIVEN), VALUE(FUSED), VALUE(BESIDE),
     VALUE(NUMBERS), VALUE(BITS_4), VALUE(BITS_5), VALUE(BITS_6), VALUE(BITS_8), VALUE(BITS_8_OF_16),
     VALUE(FLOATS), VALUE(HALVES), VALUE(SIX_BITS), VALUE(EIGHT_BITS),
 
@@ -49,7 +50,9 @@ static constexpr Entry table[] = {
     STRUCT(Model), FIELD(Model, layers), FIELD(Model, width), FIELD(Model, heads), FIELD(Model, key_heads),
     FIELD(Model, groups), FIELD(Model, head_dim), FIELD(Model, mlp), FIELD(Model, vocab), FIELD(Model, frequencies), FIELD(Model, gated),
     FIELD(Model, eps), FIELD(Model, scale), FIELD(Model, rope_scale), FIELD(Model, inv_freq), FIELD(Model, embed),
-    FIELD(Model, head), FIELD(Model, head_tokens), FIELD(Model, norm), FIELD(Model, layer),
+    FIELD(Model, head), FIELD(Model, head_tokens), FIELD(Model, norm), FIELD(Model, layer), FIELD(Model, start),
+    FIELD(Model, fuse), FIELD(Model, token_norm), FIELD(Model, feature_norm), FIELD(Model, feature_first),
+    FIELD(Model, normed_residual), FIELD(Model, continues),
 
     STRUCT(LayerCache), FIELD(LayerCache, k), FIELD(LayerCache, v), FIELD(LayerCache, slots), FIELD(LayerCache, bits),
 
@@ -63,12 +66,16 @@ static constexpr Entry table[] = {
     FIELD(Pass, state_layers), FIELD(Pass, state_count), FIELD(Pass, states), FIELD(Pass, logits), FIELD(Pass, logit_nodes),
     FIELD(Pass, score_layer), FIELD(Pass, approximate), FIELD(Pass, ring), FIELD(Pass, ring_mask),
     FIELD(Pass, resume), FIELD(Pass, mixed), FIELD(Pass, mixer_inputs),
+    FIELD(Pass, features), FIELD(Pass, sources),
 
     STRUCT(Warpers), FIELD(Warpers, temperature), FIELD(Warpers, top_k), FIELD(Warpers, top_p), FIELD(Warpers, min_p),
 
     STRUCT(Chain), FIELD(Chain, count), FIELD(Chain, warpers), FIELD(Chain, penalty), FIELD(Chain, window),
     FIELD(Chain, recent), FIELD(Chain, recent_count), FIELD(Chain, seed), FIELD(Chain, position), FIELD(Chain, reach),
     FIELD(Chain, drawn),
+
+    STRUCT(Growth), FIELD(Growth, topk), FIELD(Growth, depth), FIELD(Growth, nodes), FIELD(Growth, narrow), FIELD(Growth, warpers),
+    FIELD(Growth, seed), FIELD(Growth, position), FIELD(Growth, count), FIELD(Growth, tokens), FIELD(Growth, parent),
 
     STRUCT(Copy), FIELD(Copy, k), FIELD(Copy, v), FIELD(Copy, heads), FIELD(Copy, size), FIELD(Copy, stride),
     FIELD(Copy, slot_bytes), FIELD(Copy, bits), FIELD(Copy, half), FIELD(Copy, wanted), FIELD(Copy, count),
@@ -82,7 +89,7 @@ static constexpr Entry table[] = {
 
     STRUCT(Entry), FIELD(Entry, name), FIELD(Entry, number), FIELD(Entry, kind),
 
-    FUNCTION(interface), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(has_heads), FUNCTION(step), FUNCTION(chain),
+    FUNCTION(interface), FUNCTION(new), FUNCTION(free), FUNCTION(bytes), FUNCTION(has_heads), FUNCTION(step), FUNCTION(chain), FUNCTION(grow),
     FUNCTION(choose), FUNCTION(take), FUNCTION(retake), FUNCTION(uniform), FUNCTION(draw), FUNCTION(scan), FUNCTION(silu), FUNCTION(delta_gates),
     FUNCTION(gated_norm), FUNCTION(pin),
     FUNCTION(read), FUNCTION(fail),

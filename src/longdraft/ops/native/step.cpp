@@ -1,23 +1,24 @@
 // A pass over nodes of a tree, and a chain of passes that are each of the token drawn before, for calls from Python.
 #include "check.h"
 #include "draw.h"
-#include "forward.h"
+#include "grow.h"
 
-// Node start + i of a chain. The token of each row is in t.token.
+// Node start + i of a chain of `count` nodes, the first of them at `first` [B]. The token of each row is in t.token.
 template <typename E>
-static Code chain_node(const Model& m, const Pass& given, Work& t, const Chain& c, int64_t i) {
+static Code chain_node(const Model& m, const Pass& given, Work& t, const int64_t* first, int64_t reach, int64_t count, int64_t i) {
     const int64_t B = given.rows, scratch = given.start + i + 1, ring = given.ring;
     for (int64_t b = 0; b < B; b++) {
         for (int64_t j = 0; j < scratch; j++) t.depth[b * scratch + j] = j;
-        t.position[b] = std::min(given.length[b] + scratch, c.reach) - 1;
+        t.position[b] = std::min(first[b] + scratch, reach) - 1;
         if (!given.ring_mask) continue;
-        const uint8_t* sees = given.ring_mask + (b * c.count + i) * (ring + c.count);
+        const uint8_t* sees = given.ring_mask + (b * count + i) * (ring + count);
         std::memcpy(&t.ring_mask[b * (ring + scratch)], sees, ring + scratch);
     }
     Pass p = given;
     p.nodes = 1, p.start = scratch - 1;
     p.tokens = t.token.data(), p.depth = t.depth.data(), p.position = t.position.data();
     p.mask = t.mask.data(), p.ring_mask = t.ring_mask.data();
+    if (m.start != EMBEDDING) p.features = p.states = t.feature.data(), p.state_layers = &m.continues, p.state_count = 1;
     return forward<E>(m, p, t);
 }
 
@@ -41,11 +42,15 @@ static Code chain(const Model& m, const Pass& given, Work& t, const Chain& c) {
     t.token.reserve(B), t.position.reserve(B), t.depth.reserve(B * scratch), t.mask.reserve(B * scratch);
     t.ring_mask.reserve(given.ring_mask ? B * (given.ring + scratch) : 0);
     t.kept.reserve(B * m.vocab);
+    const bool begun = m.start != EMBEDDING;  // the head reads the output of the first token's node, which is given
+    if (begun) std::copy(given.features, given.features + B * m.width, t.feature.reserve(B * m.width));
+    const int64_t* const first = begun ? given.position : given.length;
     if (c.recent) std::fill_n(t.penalised_at.reserve(B * m.vocab), B * m.vocab, 0);
     std::copy(given.tokens, given.tokens + B, t.token.data());
     std::fill(t.mask.data(), t.mask.data() + B * scratch, 1);
     for (int64_t i = 0; i < c.count; i++) {
-        if (const Code code = chain_node<E>(m, given, t, c, i)) return code;
+        const Code code = begun && !i ? read_head<E>(m, given, t) : chain_node<E>(m, given, t, first, c.reach, c.count - begun, i - begun);
+        if (code) return code;
 #pragma omp parallel for schedule(static) num_threads(team_size()) if (B > 1)
         for (int64_t b = 0; b < B; b++) {
             float* const logits = given.logits + b * m.vocab;
@@ -81,4 +86,8 @@ Code longdraft_step(const Model* m, const Pass* p, Work* t, int half) {
 
 Code longdraft_chain(const Model* m, const Pass* p, Work* t, int half, const Chain* c) {
     return checked(*t, check(*m, *p, *c), false, [&] { return half ? chain<bf16>(*m, *p, *t, *c) : chain<float>(*m, *p, *t, *c); });
+}
+
+Code longdraft_grow(const Model* m, const Pass* p, Work* t, int half, const Growth* g) {
+    return checked(*t, check(*m, *p, *g), false, [&] { return half ? grow<bf16>(*m, *p, *t, *g) : grow<float>(*m, *p, *t, *g); });
 }

@@ -1,0 +1,125 @@
+"""A drafter's own layers as backends see them, and what they make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from longdraft.core.sampling import ChainDraws
+from longdraft.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class DraftLayer:
+    """A Llama-like layer: attention, then an MLP. input_norm None: attention reads what the stream begins with."""
+
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    mlp_norm: nn.Module
+    input_norm: nn.Module | None = None
+    q_norm: nn.Module | None = None
+    k_norm: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class DraftLayers:
+    """Layers over keys of their own, from what the residual stream begins with to logits of the target's tokens.
+
+    starts: "given": with what the caller passes. "fused": with fuse [token; feature], each after its norm.
+    "beside": with the feature, and attention reads [token; feature], each after its norm; fuse makes features of
+    sources. feature_first: [feature; token]. normed_residual: the stream begins with the feature after its norm.
+    norm: before the head; normed_feature: what it gives is the next feature, not what it reads. head None: the
+    target's. tokens [count]: of the head's outputs; None: all of the target's. ring: keys lie in a ring of slots.
+    """
+
+    layers: Sequence[DraftLayer]
+    heads: int
+    key_heads: int
+    dim: int
+    eps: float
+    frequency: Tensor
+    scaling: float
+    starts: Literal["given", "fused", "beside"]
+    fuse: nn.Linear | None = None
+    token_norm: nn.Module | None = None
+    feature_norm: nn.Module | None = None
+    feature_first: bool = False
+    normed_residual: bool = False
+    norm: nn.Module | None = None
+    normed_feature: bool = False
+    head: Any = None
+    tokens: Tensor | None = None
+    ring: bool = False
+
+
+@dataclass(frozen=True)
+class DraftKeys:
+    """Where the keys of draft layers lie, with room for the nodes of a pass after them.
+
+    places: for each layer the addresses of the first row's keys and values [B,K,slots,D], and the slots of a row.
+    length [B]: slots of each row that hold keys; None with a ring. tail [B], sink: of these slots, the nodes see only
+    those from `tail` on and the first `sink`; None: all. ring: slots of the ring.
+    """
+
+    places: Sequence[tuple[int, int, int]]
+    length: Tensor | None = None
+    tail: Tensor | None = None
+    sink: int = 0
+    ring: int = 0
+
+
+class CompiledLayers(Protocol):
+    """Computes the passes of draft layers. Its numbers may differ from those of the modules by rounding."""
+
+    def forward(
+        self,
+        tree: Tree,
+        start: int,
+        position: Tensor,
+        mask: Tensor,
+        keys: DraftKeys,
+        features: Tensor,
+        sources: bool = False,
+        logits: int | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Nodes [start, size) at position [B,W], after features [B,W,d] -> (next features [B,W,d], logits).
+
+        mask: bool [B,W,size], the nodes that each sees; with a ring [B,W,ring+size]. sources: the features are what
+        `fuse` makes features of. logits: of the last so many nodes [B,logits,V], 0 for all; None: none.
+        """
+        ...
+
+    def draft_chain(
+        self, roots: Tensor, output: Tensor, position: Tensor, keys: DraftKeys, draws: ChainDraws, seen: Tensor | None
+    ) -> Tensor:
+        """A chain below the roots [B], of whose nodes the layers' output [B,1,d] is known -> its tokens [B,count].
+
+        position [B]: of the first drafted token's node. seen: bool [B,count-1,ring+count-1], with a ring.
+        """
+        ...
+
+    def grow(
+        self,
+        roots: Tensor,
+        output: Tensor,
+        position: Tensor,
+        keys: DraftKeys,
+        draws: ChainDraws,
+        topk: int,
+        depth: int,
+        nodes: int,
+        narrow: bool,
+    ) -> Tree:
+        """EAGLE-2's dynamic tree of at most `nodes` nodes (sec. 4), of which the root's output [B,1,d] is known.
+
+        narrow: its nodes are those that were run and the best of the last level, not the best of all candidates.
+        """
+        ...
