@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longdraft.core.draft_layers import DraftLayers
 from longdraft.drafters.mtp.ring import RingPass
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import Weights, size_of
+from longdraft.models.stock_layers import stock_parts
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -109,6 +111,23 @@ class MtpLayers(nn.Module):
         experts = sum(p.nbytes for name, p in self.layers[0].named_parameters() if ".experts." in name)
         each = getattr(self.target.config, "num_experts_per_tok", None) or 1
         return Weights(size_of(self.layers[0]) - experts, experts, min(each / max(self.target.experts, 1), 1.0))
+
+    def compilable(self, i: int) -> DraftLayers | None:
+        """Layer i as backends see it; None if its class is one that no backend compiles."""
+        part: Any = self.layers[i]
+        norms = {"token_norm": part.norm_token, "feature_norm": part.norm_feature, "norm": part.norm_out}
+        parts = stock_parts(self.target, part.layer, [*norms.values(), part.fuse])
+        if parts is None:
+            return None
+        return DraftLayers(
+            **parts,
+            **norms,
+            starts="fused",
+            fuse=part.fuse,
+            feature_first=part.hidden_first,
+            normed_feature=True,
+            ring=True,
+        )
 
     def feature(self, state: Tensor) -> Tensor:
         """The target's residual stream after its last layer [B,W,d] -> the first layer's feature [B,W,d]."""

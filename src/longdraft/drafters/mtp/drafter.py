@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
+from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
 from longdraft.drafters.block_costs import block_seconds
 from longdraft.drafters.mtp.block import MtpLayers
+from longdraft.drafters.mtp.compiled import compiled
 from longdraft.drafters.mtp.ring import Ring
 from longdraft.drafters.rereading import reread_seconds
 from longdraft.models.memory_traffic import head_size
@@ -31,6 +34,8 @@ class Mtp(Drafter):
     widths: nodes per level, by cumulative score. Before the first draft, and after steps that were not passed to
     `update`, the target reads missing tokens again: the first `sink`, and at most the last `window` for each layer. A
     layer with a window of its own has that window and no sinks. Not for use inside a hierarchy.
+
+    compiled: the layers as the target's backend computes them; [] where torch does.
     """
 
     has_draft_probs = True
@@ -43,6 +48,8 @@ class Mtp(Drafter):
         self.max_depth, self.is_chain = len(widths), set(widths) == {1}
         self.most = (sink, window) if module.window is None else (0, min(window, module.window))
         self._last = self.target.depth
+        self.compiled = compiled(module)
+        self.dtype = torch.float32 if self.compiled else self.target.dtype  # of outputs
 
     def captures(self) -> CaptureSpec:
         return CaptureSpec(hidden=(self._last,))
@@ -59,7 +66,8 @@ class Mtp(Drafter):
         seconds = costs.tree * self.most_nodes(depth, width)
         for w in [1, *(min(w, width) for w in self.widths[: depth - 1])]:
             weights = self.module.weights.read(rows * w) + head_size(self.target)
-            seconds += block_seconds(costs, rows, w, weights, itemsize, drawn=float(rows * w * self.target.vocab))
+            drawn = float(rows * w * self.target.vocab)
+            seconds += block_seconds(costs, rows, w, weights, itemsize, drawn=drawn, compiled=bool(self.compiled))
         return seconds
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
@@ -70,7 +78,7 @@ class Mtp(Drafter):
         self.sink, self.window = (min(most, seqs.tokens.shape[1]) for most in self.most)
         self.rings = [Ring(seqs.capacity, self.sink, self.window, self.target.device) for _ in self.module.layers]
         self.fed, self.since = torch.zeros_like(seqs.length), torch.zeros_like(seqs.length)
-        blank = torch.zeros_like(self.module.embed(seqs.last))[:, None]
+        blank = torch.zeros_like(self.module.embed(seqs.last), dtype=self.dtype)[:, None]
         self.outputs = [blank.clone() for _ in self.rings]  # of each layer for each row's last pair
 
     def enter(self, seqs: Sequences, row: int) -> None:
@@ -122,12 +130,12 @@ class Mtp(Drafter):
         """At most `window` pairs a row, each run by all layers."""
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         pair, real = self.fed[rows, None] + steps, steps < count[:, None]
-        mask, alone = Tree.chain(tokens).mask, torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
+        chain, alone = Tree.chain(tokens), torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
         last = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, feature.shape[-1])
         for i, ring in enumerate(self.rings):
             whole = pair >= self.since[rows, None] + i
-            seen = ring.over(rows, pair, (mask & whole[:, None]) | alone)
-            output = self.module.run(i, feature, tokens, pair + 1, seen)
+            nodes = replace(chain, mask=(chain.mask & whole[:, None]) | alone)
+            output, _ = self._run(i, feature, nodes, 0, rows, pair)
             ring.keep(rows, pair, real & whole)
             before = self.outputs[i][rows]
             feature = torch.cat([before, output[:, :-1]], 1)
@@ -146,20 +154,37 @@ class Mtp(Drafter):
         if limits.depth < 1:
             return tree
         self.ready(seqs)
-        return beam(self._logits, tree, self.widths, seqs, limits)
+        one_layer = len(self.compiled) == 1
+        return beam(self._logits, tree, self.widths, seqs, limits, partial(self._chain, tree) if one_layer else None)
+
+    def _chain(self, tree: Tree, draws: ChainDraws) -> Tensor:
+        return self.compiled[0].chain(self.rings[0], tree.tokens[:, 0], self.outputs[0], self.fed, draws)
 
     def _logits(self, tree: Tree, start: int) -> Tensor:
         """[B,W,V] of nodes [start, size), which are one level."""
         level = int(tree.depth[0, -1])
         if not level:
             self._below = self.outputs[0]  # of the layer that ran last, for all nodes so far
-        else:
-            layer = min(level, len(self.module) - 1)
-            first = start if layer < level else 1  # a layer that runs for the first time runs all levels
-            rows, parent = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None], tree.parent[:, first:]
-            pair = self.fed[:, None] - 1 + tree.depth[:, first:]
-            seen = self.rings[layer].over(slice(0, len(rows)), pair, tree.mask[:, first:, 1:])
-            output = self.module.run(layer, self._below[rows, parent], tree.tokens[:, first:], pair + 1, seen)
-            above = self._below if layer < level else self.outputs[layer]
-            self._below = torch.cat([above, output], 1)
-        return self.module.scores(self._below[:, start:])
+            return self.module.scores(self._below)
+        layer = min(level, len(self.module) - 1)
+        first = start if layer < level else 1  # a layer that runs for the first time runs all levels
+        rows, parent = torch.arange(len(tree.tokens), device=tree.tokens.device)[:, None], tree.parent[:, first:]
+        nodes = Tree(tree.tokens[:, 1:], tree.parent[:, 1:] - 1, tree.depth[:, 1:], tree.mask[:, 1:, 1:])
+        pair, feature = self.fed[:, None] - 1 + tree.depth[:, first:], self._below[rows, parent]
+        output, logits = self._run(layer, feature, nodes, first - 1, slice(0, len(rows)), pair, tree.size - start)
+        above = self._below if layer < level else self.outputs[layer]
+        self._below = torch.cat([above, output], 1)
+        return self.module.scores(self._below[:, start:]) if logits is None else logits
+
+    def _run(
+        self, i: int, feature: Tensor, nodes: Tree, start: int, rows: slice, pair: Tensor, scored: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Layer i's output [B,W,d] for nodes [start, size) of scratch, pairs pair [B,W] of these rows.
+
+        And logits of the last `scored` nodes (None: of none) if they come from the same call.
+        """
+        ring = self.rings[i]
+        if self.compiled:
+            return self.compiled[i].run(ring, rows, nodes, start, pair, feature, scored)
+        seen = ring.over(rows, pair, nodes.mask[:, start:])
+        return self.module.run(i, feature, nodes.tokens[:, start:], pair + 1, seen), None

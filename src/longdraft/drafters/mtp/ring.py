@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import KVCache
+from longdraft.core.draft_layers import DraftKeys
 from longdraft.ops import Segment, attend
 
 
@@ -41,9 +42,22 @@ class Ring:
         less than `window` before their own.
         """
         used = min(int(self.held[rows].max()) + 1, self.slots)
-        held = self.held[rows, None, :used]
+        return RingPass(self.cache.rows(rows), self.slots, self._near(rows, pair)[..., :used], mask)
+
+    def seen(self, rows: slice, pair: Tensor, mask: Tensor) -> Tensor:
+        """What nodes of such a pass see: of all slots, then of scratch, bool [B,W,slots+N]."""
+        return torch.cat([self._near(rows, pair), mask], -1)
+
+    def _near(self, rows: slice, pair: Tensor) -> Tensor:
+        """The slots that nodes see which are pairs pair [B,W] of these rows -> bool [B,W,slots]."""
+        held = self.held[rows, None]
         near = (held < self.sink) | (held > pair[..., None] - self.window)
-        return RingPass(self.cache.rows(rows), self.slots, (held >= 0) & near, mask)
+        return (held >= 0) & near
+
+    def keys(self, rows: slice, nodes: int, heads: int, dim: int, dtype: torch.dtype) -> DraftKeys:
+        """Where the keys of these rows lie, with room for so many nodes in scratch."""
+        cache = self.cache.rows(rows) if rows.start else self.cache
+        return DraftKeys(cache.pointers(self.slots + nodes, [0], heads, dim, dtype), None, ring=self.slots)
 
     def keep(self, rows: slice, pair: Tensor, real: Tensor) -> None:
         """Move the first nodes of scratch, pairs pair [B,W], to their slots; only the `real` [B,W] ones.

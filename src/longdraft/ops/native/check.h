@@ -75,7 +75,7 @@ static Code check_keys(const Model& m, const Pass& p, int64_t scratch) {
         if (kind == RECURRENT) continue;
         const LayerCache& cache = p.cache[layer];
         if (!cache.k || !cache.v || !in_range(cache.slots, 0, MANY) || (cache.bits && cache.bits != 8)) return BAD_SLOTS;
-        if (kind == RING && (!p.ring_mask || cache.bits)) return BAD_SLOTS;
+        if (kind == RING && ((!p.ring_mask && scratch) || cache.bits)) return BAD_SLOTS;
         for (int64_t b = 0; b < p.rows; b++) {
             if (slots_needed(p, kind, p.length[b], scratch) > cache.slots) return BAD_SLOTS;
             if (p.selected && !fits(p.selected[layer * p.rows + b])) return BAD_VIEW;
