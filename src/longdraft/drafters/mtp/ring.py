@@ -45,11 +45,11 @@ class Ring:
         return RingPass(self.cache.rows(rows), self.slots, self._near(rows, pair)[..., :used], mask)
 
     def seen(self, rows: slice, pair: Tensor, mask: Tensor) -> Tensor:
-        """What nodes of such a pass see: of all slots, then of scratch, bool [B,W,slots+N]."""
+        """What the nodes of such a pass see as one mask over all slots and scratch: bool [B,W,slots+N]."""
         return torch.cat([self._near(rows, pair), mask], -1)
 
     def _near(self, rows: slice, pair: Tensor) -> Tensor:
-        """The slots that nodes see which are pairs pair [B,W] of these rows -> bool [B,W,slots]."""
+        """Which slots are seen by nodes that are pairs pair [B,W] of these rows: bool [B,W,slots]."""
         held = self.held[rows, None]
         near = (held < self.sink) | (held > pair[..., None] - self.window)
         return (held >= 0) & near
