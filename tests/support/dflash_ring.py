@@ -11,6 +11,7 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import DFlash
 from longdraft.drafters.dflash.block import DFlashBlock, random_dflash
+from longdraft.drafters.vocabulary import draft_logits
 from longdraft.models.lm import LM
 
 
@@ -44,17 +45,22 @@ def states(lm: LM, block: DFlashBlock, text: list[int], first: int, window: int,
 
 
 class Watched(DFlash):
-    """Compares its states with those of one pass without a ring before every draft, and checks its tree."""
+    """Compares its states with those of one pass without a ring before every draft, and checks its tree.
+
+    So are logits, which the kernels compute where they can.
+    """
 
     checked = 0
 
-    def states(self, roots):
-        found = super().states(roots)
+    def logits(self, roots, depth):
+        found, torchs = super().logits(roots, depth), self.states(roots)
         for b in (~self.done).nonzero()[:, 0].tolist():
             text = self.texts[b]
             first = max(0, len(text) - 1 - self.window)
             assert int(self.ring.end[b]) == len(text) - 1
-            close(found[b], states(self.target, self.block, text, first, self.window)[1:], 1e-4)
+            want = states(self.target, self.block, text, first, self.window)[1:]
+            close(torchs[b], want, 1e-4)
+            close(found[b], draft_logits(self.target, self.block.vocabulary, want[:depth]), 1e-4)
             self.checked += 1
         return found
 
