@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from support import tiny
 from support.checks import SAMPLERS, check_lossless
@@ -11,7 +13,6 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import Tree
 from longdraft.drafters import DFlash
 from longdraft.drafters.dflash.block import DFlashBlock, random_dflash
-from longdraft.drafters.vocabulary import draft_logits
 from longdraft.models.lm import LM
 
 
@@ -53,14 +54,15 @@ class Watched(DFlash):
     checked = 0
 
     def logits(self, roots, depth):
-        found, torchs = super().logits(roots, depth), self.states(roots)
+        found, torchs, known = super().logits(roots, depth), self.states(roots), self.block.vocabulary
         for b in (~self.done).nonzero()[:, 0].tolist():
             text = self.texts[b]
             first = max(0, len(text) - 1 - self.window)
             assert int(self.ring.end[b]) == len(text) - 1
             want = states(self.target, self.block, text, first, self.window)[1:]
             close(torchs[b], want, 1e-4)
-            close(found[b], draft_logits(self.target, self.block.vocabulary, want[:depth]), 1e-4)
+            project = self.target.project if known is None else partial(known.known_logits, self.target)
+            close(found[b], project(want[:depth]), 1e-4)
             self.checked += 1
         return found
 

@@ -130,7 +130,7 @@ class DFlashBlock(nn.Module):
         """The layers as backends see them, without what they read of the target; None if their masks differ."""
         if len(set(self.causal)) > 1:
             return None
-        names = ("q", "k", "v", "o", "gate", "up", "down")
+        names, known = ("q", "k", "v", "o", "gate", "up", "down"), self.vocabulary
         layers = [
             DraftLayer(
                 **{name: getattr(layer, f"{name}_proj") for name in names},
@@ -141,21 +141,30 @@ class DFlashBlock(nn.Module):
             )
             for layer in self.layers
         ]
-        known = self.vocabulary
+        head, tokens = (None, None) if known is None else (known.linear(target), known.tokens)
         return DraftLayers(
-            layers=layers,
-            heads=self.shape["num_attention_heads"],
-            key_heads=self.shape["num_key_value_heads"],
-            dim=self.shape["head_dim"],
-            eps=self.shape["rms_norm_eps"],
-            frequency=self.frequency,
-            scaling=self.scaling,
-            starts="given",
-            norm=self.norm_out,
-            head=None if known is None else known.linear(target),
-            tokens=None if known is None else known.tokens,
-            ring=True,
+            layers, **self._sizes, starts="given", norm=self.norm_out, head=head, tokens=tokens, ring=True
         )
+
+    def compilable_keys(self) -> DraftLayers:
+        """What makes keys and values of the target's states."""
+        layers = [
+            DraftLayer(k=layer.k_proj, v=layer.v_proj, input_norm=self.feature_norm, k_norm=layer.k_norm)
+            for layer in self.layers
+        ]
+        return DraftLayers(layers, **self._sizes, starts="given", fuse=self.fuse, keys_only=True)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        return {
+            "heads": self.shape["num_attention_heads"],
+            "key_heads": self.shape["num_key_value_heads"],
+            "dim": self.shape["head_dim"],
+            "mlp": self.shape["intermediate_size"],
+            "eps": self.shape["rms_norm_eps"],
+            "frequency": self.frequency,
+            "scaling": self.scaling,
+        }
 
     def turn(self, position: Tensor) -> Turn:
         """position [B,N] -> its rotation; angles in float64, so that only differences of positions matter."""

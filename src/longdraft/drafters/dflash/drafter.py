@@ -14,7 +14,7 @@ from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.rereading import reread_seconds
-from longdraft.drafters.vocabulary import draft_logits, read_for_logits
+from longdraft.drafters.vocabulary import read_for_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import size_of
@@ -46,6 +46,7 @@ class DFlash(Drafter):
         self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1
         layers = block.compilable(target)
         self.compiled = None if layers is None else target.backend.compile_layers(layers)
+        self.compiled_keys = target.backend.compile_layers(block.compilable_keys())
         self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
@@ -130,7 +131,13 @@ class DFlash(Drafter):
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""
         count = count.to(rows.device)
         position = self.ring.end[rows][:, None] + torch.arange(states[0].shape[1], device=rows.device)
-        self.ring.append(rows, *self.block.keys(self.block.feature(states), position), count)
+        if self.compiled_keys is not None and len(rows) == len(self.ring.end) and position.shape[1] <= self.block.slots:
+            fed = Tree.chain(torch.zeros_like(position))
+            keys = DraftKeys(self.ring.places(), torch.full_like(count, self.ring.size))
+            self.compiled_keys.forward(fed, 0, position, fed.mask, keys, torch.cat(states, -1), sources=True)
+            self.ring.append_scratch(position.shape[1], count)
+        else:
+            self.ring.append(rows, *self.block.keys(self.block.feature(states), position), count)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.ring.end  # new tokens of each row; 0 if it was done
@@ -145,13 +152,14 @@ class DFlash(Drafter):
         if limits.depth < 1 or limits.width < 1:
             return tree
         self.ready(seqs)
-        return self.shape.add(tree, self.logits(tree.tokens[:, 0], limits.depth), seqs, limits)
+        logits = self.logits(tree.tokens[:, 0], limits.depth)
+        return self.shape.add(tree, logits, seqs, limits, self.block.vocabulary)
 
     def logits(self, roots: Tensor, depth: int) -> Tensor:
-        """Tokens of the roots [B] -> logits [B,depth,V] of the tokens after them, float32."""
+        """Tokens of the roots [B] -> logits [B,depth,known] of the tokens after them, float32."""
         if self.compiled is None:
-            states = self.states(roots)[:, :depth]
-            return draft_logits(self.target, self.block.vocabulary, states).float()
+            states, known = self.states(roots)[:, :depth], self.block.vocabulary
+            return (self.target.project(states) if known is None else known.known_logits(self.target, states)).float()
         B, slots, ring = len(roots), self.block.slots, self.ring
         block = Tree.chain(roots[:, None].expand(-1, slots))  # slots after the root's have no tokens
         embedded = self.target.hf.get_input_embeddings()(roots)[:, None].float()

@@ -54,6 +54,11 @@ class FeatureRing:
         self.end = torch.minimum(self.end, length)
         self.low = torch.minimum(self.low, self.end)
 
+    def append_scratch(self, nodes: int, count: Tensor) -> None:
+        """The first count [B] of the `nodes` positions whose keys lie behind the ring."""
+        k, v = (x[:, :, :, self.size : self.size + nodes].transpose(0, 1) for x in (self.k, self.v))
+        self.append(torch.arange(len(count), device=count.device), k, v, count)
+
     def append(self, rows: Tensor, k: Tensor, v: Tensor, count: Tensor) -> None:
         """k, v [R,layers,K,N,D] of the positions from `end` on of these rows, of which count [R] are real."""
         steps = torch.arange(k.shape[3], device=k.device)
