@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from support import tiny
 from support.checks import SAMPLERS, check_lossless
@@ -44,17 +46,23 @@ def states(lm: LM, block: DFlashBlock, text: list[int], first: int, window: int,
 
 
 class Watched(DFlash):
-    """Compares its states with those of one pass without a ring before every draft, and checks its tree."""
+    """Compares its states with those of one pass without a ring before every draft, and checks its tree.
+
+    So are logits, which the kernels compute where they can.
+    """
 
     checked = 0
 
-    def states(self, roots):
-        found = super().states(roots)
+    def logits(self, roots, depth):
+        found, torchs, known = super().logits(roots, depth), self.states(roots), self.block.vocabulary
         for b in (~self.done).nonzero()[:, 0].tolist():
             text = self.texts[b]
             first = max(0, len(text) - 1 - self.window)
             assert int(self.ring.end[b]) == len(text) - 1
-            close(found[b], states(self.target, self.block, text, first, self.window)[1:], 1e-4)
+            want = states(self.target, self.block, text, first, self.window)[1:]
+            close(torchs[b], want, 1e-4)
+            project = self.target.project if known is None else partial(known.known_logits, self.target)
+            close(found[b], project(want[:depth]), 1e-4)
             self.checked += 1
         return found
 

@@ -14,16 +14,19 @@ from longdraft.core.tree import Tree
 
 @dataclass(frozen=True)
 class DraftLayer:
-    """A Llama-like layer: attention, then an MLP. input_norm None: attention reads what the stream begins with."""
+    """A Llama-like layer: attention, then an MLP. input_norm None: attention reads what the stream begins with.
 
-    q: nn.Linear
+    A layer of keys only has k and v.
+    """
+
     k: nn.Linear
     v: nn.Linear
-    o: nn.Linear
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
-    mlp_norm: nn.Module
+    q: nn.Linear | None = None
+    o: nn.Linear | None = None
+    gate: nn.Linear | None = None
+    up: nn.Linear | None = None
+    down: nn.Linear | None = None
+    mlp_norm: nn.Module | None = None
     input_norm: nn.Module | None = None
     q_norm: nn.Module | None = None
     k_norm: nn.Module | None = None
@@ -34,16 +37,18 @@ class DraftLayers:
     """Layers over keys of their own, from what the residual stream begins with to logits of the target's tokens.
 
     starts: "given": with what the caller passes. "fused": with fuse [token; feature], each after its norm.
-    "beside": with the feature, and attention reads [token; feature], each after its norm; fuse makes features of
-    sources. feature_first: [feature; token]. normed_residual: the stream begins with the feature after its norm.
-    norm: before the head; normed_feature: what it gives is the next feature, not what it reads. head None: the
-    target's. tokens [count]: of the head's outputs; None: all of the target's. ring: keys lie in a ring of slots.
+    "beside": with the feature, and attention reads [token; feature], each after its norm. fuse: makes features, and
+    what is given, of sources too. feature_first: [feature; token]. normed_residual: the stream begins with the feature
+    after its norm. norm: before the head; normed_feature: what it gives is the next feature, not what it reads. head
+    None: the target's. tokens [count]: of the head's outputs; None: all of the target's. ring: keys lie in a ring of
+    slots. keys_only: every layer only has keys and values of the stream, after its input_norm.
     """
 
     layers: Sequence[DraftLayer]
     heads: int
     key_heads: int
     dim: int
+    mlp: int
     eps: float
     frequency: Tensor
     scaling: float
@@ -58,6 +63,7 @@ class DraftLayers:
     head: Any = None
     tokens: Tensor | None = None
     ring: bool = False
+    keys_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class CompiledLayers(Protocol):
         """Nodes [start, size) at position [B,W], after features [B,W,d] -> (next features [B,W,d], logits).
 
         mask: bool [B,W,size], the nodes that each sees; with a ring [B,W,ring+size]. sources: the features are what
-        `fuse` makes features of. logits: of the last so many nodes [B,logits,V], 0 for all; None: none.
+        `fuse` makes features of. logits: of the last so many nodes [B,logits,known], 0 for all; None: none.
         """
         ...
 

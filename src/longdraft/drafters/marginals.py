@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import UNBOUNDED, DraftLimits, Sequences, Tree
+from longdraft.drafters.vocabulary import DraftVocabulary
 
 Step = Callable[[Tree, int], Tensor]
 
@@ -32,15 +33,20 @@ class BestPaths:
         """How many nodes a tree within these limits has at most."""
         return min(self.nodes, depth * width)
 
-    def add(self, tree: Tree, logits: Tensor, seqs: Sequences, limits: DraftLimits) -> Tree:
-        """The root extended by at most `nodes` nodes; logits [B,D,V] are those of depths 1..D."""
+    def add(
+        self, tree: Tree, logits: Tensor, seqs: Sequences, limits: DraftLimits, known: DraftVocabulary | None = None
+    ) -> Tree:
+        """The root extended by at most `nodes` nodes; logits [B,D,V] are those of depths 1..D, of the known tokens."""
         depth = self._depth(tree, logits.shape[1], limits)
         if not depth:
             return tree
         if seqs.sampler.bare:  # no score depends on the path
-            scores = seqs.sampler.scores(logits[:, :depth], Tree.chain(tree.tokens.expand(-1, depth)), seqs)
-        else:
-            scores = along_the_best(lambda chain, d: logits[:, d, None], depth, tree, seqs)
+            chain, tokens = Tree.chain(tree.tokens.expand(-1, depth)), None if known is None else known.tokens
+            scores = seqs.sampler.scores(logits[:, :depth], chain, seqs, tokens=tokens)
+            return self._planted(tree, scores, seqs, limits, tokens)
+        if known is not None:
+            logits = known.spread(logits)
+        scores = along_the_best(lambda chain, d: logits[:, d, None], depth, tree, seqs)
         return self._planted(tree, scores, seqs, limits)
 
     def add_beside(self, step: Step, depth: int, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
@@ -57,12 +63,16 @@ class BestPaths:
             raise ValueError("this drafter can only grow from the root: put it first")
         return max(min(most, self.nodes, limits.depth), 0) if limits.width > 0 else 0
 
-    def _planted(self, tree: Tree, scores: Tensor, seqs: Sequences, limits: DraftLimits) -> Tree:
+    def _planted(
+        self, tree: Tree, scores: Tensor, seqs: Sequences, limits: DraftLimits, tokens: Tensor | None = None
+    ) -> Tree:
+        """tokens [V]: those that the scores are of; None: all."""
         width = min(self.nodes, limits.width, scores.shape[-1])
         best = scores.topk(width, -1)
         values = (best.values - scores.logsumexp(-1, keepdim=True)).clamp(max=0).tolist()  # rounding may exceed 0
-        rows = zip(values, best.indices.tolist(), seqs.done.tolist(), strict=True)
-        return tree.plant([[] if done else self._pairs(v, tokens, width) for v, tokens, done in rows])
+        best_tokens = best.indices if tokens is None else tokens[best.indices]
+        rows = zip(values, best_tokens.tolist(), seqs.done.tolist(), strict=True)
+        return tree.plant([[] if done else self._pairs(v, ids, width) for v, ids, done in rows])
 
     def _pairs(self, values: list[list[float]], tokens: list[list[int]], width: int) -> list[tuple[int, int]]:
         return [(parent, tokens[d][rank]) for parent, d, rank in best_paths(values, self.nodes, width)]

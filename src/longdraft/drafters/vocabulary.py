@@ -38,10 +38,17 @@ class DraftVocabulary(nn.Module):
 
     def logits(self, target: LM, normed: Tensor) -> Tensor:
         """normed [..,d] -> [..,V]."""
+        return self.spread(self.known_logits(target, normed))
+
+    def known_logits(self, target: LM, normed: Tensor) -> Tensor:
+        """normed [..,d] -> [..,count], of these tokens."""
         linear = self.linear(target)
         if hasattr(linear, "unpack"):  # a packed one
             linear.unpack(target.dtype)
-        logits = linear(normed.to(target.dtype))
+        return linear(normed.to(target.dtype))
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """[..,count] -> [..,V]."""
         return logits.new_full((*logits.shape[:-1], self.size), float("-inf")).index_copy_(-1, self.tokens, logits)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **options: Any) -> None:

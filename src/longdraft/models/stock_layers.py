@@ -34,6 +34,7 @@ def stock_parts(target: LM, layer: Any, beside: Sequence[nn.Module]) -> dict[str
         "heads": heads,
         "key_heads": key_heads,
         "dim": attention.head_dim,
+        "mlp": layer.mlp.gate_proj.out_features,
         "eps": eps,
         "frequency": rotary.inv_freq,
         "scaling": rotary.attention_scaling,

@@ -20,26 +20,26 @@ class NativeBlock(CompiledBlock):
         self.step, self.block, self._pins = step, block, Pins()
         whole, pins, host = self.step.model, self._pins, block.host
         own = native.Layer(
-            q=pins.linear(block.q_proj),
-            k=pins.linear(block.k_proj),
-            v=pins.linear(block.v_proj),
-            o=pins.linear(block.o_proj),
+            q=pins.drafting(block.q_proj),
+            k=pins.drafting(block.k_proj),
+            v=pins.drafting(block.v_proj),
+            o=pins.drafting(block.o_proj),
             input_norm=pins.norm(block.self_norm),
             kind=native.LayerKind.RING,
         )
         cross = native.Layer(
-            q=pins.linear(block.cross_q_proj),
-            o=pins.linear(block.cross_o_proj),
-            gate=pins.linear(block.gate_proj),
-            up=pins.linear(block.up_proj),
-            down=pins.linear(block.down_proj),
+            q=pins.drafting(block.cross_q_proj),
+            o=pins.drafting(block.cross_o_proj),
+            gate=pins.drafting(block.gate_proj),
+            up=pins.drafting(block.up_proj),
+            down=pins.drafting(block.down_proj),
             input_norm=pins.norm(block.cross_norm),
             mlp_norm=pins.norm(block.mlp_norm),
             kind=native.LayerKind.CROSS,
         )
         head, tokens = whole.head, None
         if block.vocabulary is not None:
-            head, tokens = pins.linear(block.vocabulary.linear(host.target)), pins.raw(block.vocabulary.tokens)
+            head, tokens = pins.drafting(block.vocabulary.linear(host.target)), pins.raw(block.vocabulary.tokens)
         self.model = native.Model(
             layers=2,
             width=whole.width,

@@ -9,10 +9,8 @@ from longdraft.backends.native.step import NativeStep, Pins, sized
 from longdraft.core import ChainDraws, Tree
 from longdraft.core.draft_layers import CompiledLayers, DraftKeys, DraftLayer, DraftLayers
 from longdraft.ops import native
-from longdraft.ops.packed import GROUP, quantised
 
 STARTS = {"given": "GIVEN", "fused": "FUSED", "beside": "BESIDE"}
-BITS = 8  # of weights, beside a target in bfloat16: drafts wait for them to be read
 
 
 class NativeLayers(CompiledLayers):
@@ -22,7 +20,7 @@ class NativeLayers(CompiledLayers):
         self.step, self._pins = step, Pins()
         whole, pins = step.model, self._pins
         self.width, self.known = whole.width, whole.vocab if layers.tokens is None else len(layers.tokens)
-        kind = native.LayerKind.RING if layers.ring else native.LayerKind.DECODER
+        kind = native.LayerKind["KEYS" if layers.keys_only else "RING" if layers.ring else "DECODER"]
         made = [self._layer(layer, kind) for layer in layers.layers]
         count = len(made)
         self.output = count + layers.normed_feature
@@ -33,7 +31,7 @@ class NativeLayers(CompiledLayers):
             key_heads=layers.key_heads,
             groups=layers.heads // layers.key_heads,
             head_dim=layers.dim,
-            mlp=layers.layers[0].gate.out_features,
+            mlp=layers.mlp,
             vocab=whole.vocab,
             frequencies=len(layers.frequency),
             eps=layers.eps,
@@ -46,7 +44,7 @@ class NativeLayers(CompiledLayers):
             norm=pins.norm(layers.norm),
             layer=(native.Layer * count)(*made),
             start=native.Start[STARTS[layers.starts]],
-            fuse=native.Linear() if layers.fuse is None else self._linear(layers.fuse),
+            fuse=self._linear(layers.fuse),
             token_norm=pins.norm(layers.token_norm),
             feature_norm=pins.norm(layers.feature_norm),
             feature_first=layers.feature_first,
@@ -54,12 +52,11 @@ class NativeLayers(CompiledLayers):
             continues=self.output,
         )
         self._sources = 0 if layers.fuse is None else layers.fuse.in_features
+        self._of_known = native.Model.from_buffer_copy(self.model)  # its logits are those of the tokens it can draft
+        self._of_known.head_tokens = None
 
-    def _linear(self, module: nn.Linear) -> native.Linear:
-        if isinstance(module, nn.Linear) and self.step.half and module.in_features % GROUP == 0:
-            bias = None if module.bias is None else module.bias.float()
-            return self._pins.packed(quantised(module.weight, BITS), self._pins.float(bias), False)
-        return self._pins.linear(module)
+    def _linear(self, module: nn.Linear | None) -> native.Linear:
+        return native.Linear() if module is None else self._pins.drafting(module)
 
     def _layer(self, layer: DraftLayer, kind: int) -> native.Layer:
         norms = {name: self._pins.norm(getattr(layer, name)) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")}
@@ -102,10 +99,10 @@ class NativeLayers(CompiledLayers):
             p.features = features.data_ptr()
         scores = None
         if logits is not None:
-            scores = torch.empty(B, logits or W, self.step.vocab)
+            scores = torch.empty(B, logits or W, self.known)
             p.logits, p.logit_nodes = scores.data_ptr(), logits
         with self.step.lock:
-            self.step.lib.longdraft_step(self.model, p, self.step.work, self.step.half)
+            self.step.lib.longdraft_step(self._of_known, p, self.step.work, self.step.half)
         del kept
         return outputs, scores
 
@@ -196,7 +193,7 @@ class NativeLayers(CompiledLayers):
 
 def layers_fit(step: NativeStep, layers: DraftLayers) -> bool:
     """Whether NativeLayers computes these layers: of the step's dtype, and of shapes that the kernels know."""
-    whole, linears = step.model, [layers.layers[0].q, layers.layers[0].down]
-    known = bool(step.lib.longdraft_has_heads(layers.dim)) and layers.layers[0].gate.out_features % 16 == 0
+    linears = [x for layer in layers.layers for x in (layer.k, layer.q, layer.down) if x is not None]
     same = all(x.weight.dtype == step.dtype and x.weight.device.type == "cpu" for x in linears)
-    return known and same and whole.width % 16 == 0 and layers.heads % layers.key_heads == 0
+    known = bool(step.lib.longdraft_has_heads(layers.dim)) and layers.mlp % 16 == 0 == step.model.width % 16
+    return known and same and layers.heads % layers.key_heads == 0

@@ -8,13 +8,13 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longdraft.backends.decoder_layer import LINEARS, NORMS
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
-from longdraft.ops.packed import Packed
+from longdraft.ops.packed import GROUP, Packed, quantised
 from longdraft.ops.scales import EightBitScales, Scales, SixBitScales
 
 FORMATS = {(4, 32): "BITS_4", (5, 32): "BITS_5", (6, 16): "BITS_6", (8, 32): "BITS_8", (8, 16): "BITS_8_OF_16"}
@@ -52,6 +52,13 @@ class Pins:
         return native.Linear(
             weight=self.raw(module.weight), bias=self.float(module.bias), outputs=outputs, inputs=inputs
         )
+
+    def drafting(self, module: Any) -> native.Linear:
+        """A drafter's layer. Of bfloat16 the kernels get a copy in 8 bits: drafts wait for weights to be read."""
+        half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
+        if not half or module.in_features % GROUP:
+            return self.linear(module)
+        return self.packed(quantised(module.weight, 8), self.float(module.bias), False)
 
     def packed(self, p: Packed, bias: int | None, interleaved: bool) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}

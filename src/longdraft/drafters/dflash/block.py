@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from longdraft.core.draft_layers import DraftLayer, DraftLayers
 from longdraft.drafters.rotations import ropes_of
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
+from longdraft.drafters.vocabulary import DraftVocabulary
 from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines [B,1,N,D/2] of some positions
@@ -30,7 +32,13 @@ def taps(layers: int, count: int) -> list[int]:
 
 
 def shape_of(
-    target: LM, layers: int = 2, features: int = 3, slots: int = 8, window: int = 512, causal: bool = False
+    target: LM,
+    layers: int = 2,
+    features: int = 3,
+    slots: int = 8,
+    window: int = 512,
+    causal: bool = False,
+    vocab: int = 0,
 ) -> dict[str, Any]:
     """What a block for this target is built from, as JSON. The names are those of a Transformers config."""
     c = target.layer_config
@@ -49,6 +57,8 @@ def shape_of(
         "causal": [causal] * layers,
         "slots": slots,
         "window": window,
+        "vocab": vocab if vocab < target.vocab else 0,
+        "vocab_size": target.vocab,
     }
 
 
@@ -89,7 +99,8 @@ class DFlashBlock(nn.Module):
 
     Every layer attends to the target's features at the `window` positions before a slot, of which the last is that of
     the token before the root, and to the block: to all slots, or in a `causal` layer to those up to its own. Embedding
-    and output matrix are the target's; the mask's embedding is the block's own.
+    and output matrix are the target's; the mask's embedding is the block's own. `vocab` of the shape: how many of the
+    target's tokens it can draft (0: all).
     """
 
     def __init__(self, shape: dict[str, Any]):
@@ -101,6 +112,8 @@ class DFlashBlock(nn.Module):
         self.feature_norm, self.norm_out = (nn.RMSNorm(d, eps) for _ in range(2))
         self.mask = nn.Parameter(torch.zeros(d))
         self.layers = nn.ModuleList(Layer(shape) for _ in self.causal)
+        known = shape.get("vocab", 0)
+        self.vocabulary = DraftVocabulary(torch.arange(known), shape["vocab_size"]) if known else None
         sizes = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
         rotary = LlamaRotaryEmbedding(LlamaConfig(**{k: deepcopy(shape[k]) for k in sizes}))
         self.frequency, self.scaling = rotary.inv_freq.double(), rotary.attention_scaling
@@ -112,6 +125,46 @@ class DFlashBlock(nn.Module):
     def feature(self, states: list[Tensor]) -> Tensor:
         """The target's states after `taps` layers, [B,N,d] each -> features [B,N,d]."""
         return self.feature_norm(self.fuse(torch.cat(states, -1).to(self.dtype)))
+
+    def compilable(self, target: LM) -> DraftLayers | None:
+        """The layers as backends see them, without what they read of the target; None if their masks differ."""
+        if len(set(self.causal)) > 1:
+            return None
+        names, known = ("q", "k", "v", "o", "gate", "up", "down"), self.vocabulary
+        layers = [
+            DraftLayer(
+                **{name: getattr(layer, f"{name}_proj") for name in names},
+                input_norm=layer.attention_norm,
+                mlp_norm=layer.mlp_norm,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+            )
+            for layer in self.layers
+        ]
+        head, tokens = (None, None) if known is None else (known.linear(target), known.tokens)
+        return DraftLayers(
+            layers, **self._sizes, starts="given", norm=self.norm_out, head=head, tokens=tokens, ring=True
+        )
+
+    def compilable_keys(self) -> DraftLayers:
+        """What makes keys and values of the target's states."""
+        layers = [
+            DraftLayer(k=layer.k_proj, v=layer.v_proj, input_norm=self.feature_norm, k_norm=layer.k_norm)
+            for layer in self.layers
+        ]
+        return DraftLayers(layers, **self._sizes, starts="given", fuse=self.fuse, keys_only=True)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        return {
+            "heads": self.shape["num_attention_heads"],
+            "key_heads": self.shape["num_key_value_heads"],
+            "dim": self.shape["head_dim"],
+            "mlp": self.shape["intermediate_size"],
+            "eps": self.shape["rms_norm_eps"],
+            "frequency": self.frequency,
+            "scaling": self.scaling,
+        }
 
     def turn(self, position: Tensor) -> Turn:
         """position [B,N] -> its rotation; angles in float64, so that only differences of positions matter."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, PromptSpec, Sequences, Tree, Verdict
+from longdraft.core.draft_layers import DraftKeys
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.block_costs import block_seconds
@@ -13,9 +14,10 @@ from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.rereading import reread_seconds
+from longdraft.drafters.vocabulary import read_for_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import head_size, size_of
+from longdraft.models.memory_traffic import size_of
 from longdraft.ops import Segment, attend
 
 CHUNK = 128  # tokens that the target reads again in one pass
@@ -42,6 +44,9 @@ class DFlash(Drafter):
         self.target, self.block, self.window = target, block, window or block.window
         self.shape, self.width = BestPaths(gamma or nodes), 1 if gamma else UNBOUNDED
         self.max_depth, self.is_chain = min(gamma or nodes, block.slots - 1), bool(gamma) or nodes == 1
+        layers = block.compilable(target)
+        self.compiled = None if layers is None else target.backend.compile_layers(layers)
+        self.compiled_keys = target.backend.compile_layers(block.compilable_keys())
         self._text: Tensor | None = None  # tokens [1,N] of the only row since `start`
 
     def captures(self) -> CaptureSpec:
@@ -78,10 +83,12 @@ class DFlash(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """One pass of the block, whatever the depth."""
-        weights, rows = size_of(self.block) + head_size(self.target), len(seqs.length)
-        drawn, itemsize = float(rows * self.block.slots * self.target.vocab), self.target.dtype.itemsize
-        keys = 2 * self.ring.k.nbytes
-        call = block_seconds(costs, rows, self.block.slots, weights, itemsize, keys, drawn)
+        known, rows = self.block.vocabulary, len(seqs.length)
+        weights = size_of(self.block) + read_for_logits(self.target, known)
+        tokens = self.target.vocab if known is None else len(known)
+        drawn, itemsize = float(rows * self.block.slots * tokens), self.target.dtype.itemsize
+        keys, native = 2 * self.ring.k.nbytes, self.compiled is not None
+        call = block_seconds(costs, rows, self.block.slots, weights, itemsize, keys, drawn, native)
         return call + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
@@ -124,7 +131,13 @@ class DFlash(Drafter):
         """Append the features of the first `count` [R] of the states [R,N,d] to these rows."""
         count = count.to(rows.device)
         position = self.ring.end[rows][:, None] + torch.arange(states[0].shape[1], device=rows.device)
-        self.ring.append(rows, *self.block.keys(self.block.feature(states), position), count)
+        if self.compiled_keys is not None and len(rows) == len(self.ring.end) and position.shape[1] <= self.block.slots:
+            fed = Tree.chain(torch.zeros_like(position))
+            keys = DraftKeys(self.ring.places(), torch.full_like(count, self.ring.size))
+            self.compiled_keys.forward(fed, 0, position, fed.mask, keys, torch.cat(states, -1), sources=True)
+            self.ring.append_scratch(position.shape[1], count)
+        else:
+            self.ring.append(rows, *self.block.keys(self.block.feature(states), position), count)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.ring.end  # new tokens of each row; 0 if it was done
@@ -139,8 +152,26 @@ class DFlash(Drafter):
         if limits.depth < 1 or limits.width < 1:
             return tree
         self.ready(seqs)
-        logits = self.target.project(self.states(tree.tokens[:, 0])[:, : limits.depth])
-        return self.shape.add(tree, logits.float(), seqs, limits)
+        logits = self.logits(tree.tokens[:, 0], limits.depth)
+        return self.shape.add(tree, logits, seqs, limits, self.block.vocabulary)
+
+    def logits(self, roots: Tensor, depth: int) -> Tensor:
+        """Tokens of the roots [B] -> logits [B,depth,known] of the tokens after them, float32."""
+        if self.compiled is None:
+            states, known = self.states(roots)[:, :depth], self.block.vocabulary
+            return (self.target.project(states) if known is None else known.known_logits(self.target, states)).float()
+        B, slots, ring = len(roots), self.block.slots, self.ring
+        block = Tree.chain(roots[:, None].expand(-1, slots))  # slots after the root's have no tokens
+        embedded = self.target.hf.get_input_embeddings()(roots)[:, None].float()
+        inputs = torch.cat([embedded, self.block.mask.float().expand(B, slots - 1, -1)], 1)
+        own = block.mask if self.block.causal[0] else torch.ones_like(block.mask)
+        mask = torch.cat([ring.visible(slots, self.window), own], 2)
+        keys = DraftKeys(ring.places(), ring=ring.size)
+        _, logits = self.compiled.forward(
+            block, 0, ring.end[:, None] + block.depth, mask, keys, inputs, logits=slots - 1
+        )
+        assert logits is not None
+        return logits[:, :depth]
 
     def states(self, roots: Tensor) -> Tensor:
         """Tokens of the roots [B] -> the normed states [B,slots-1,d] that predict the tokens after them."""
@@ -150,7 +181,7 @@ class DFlash(Drafter):
         def attended(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             own, outputs = causal if self.block.causal[layer] else None, []
             for b, query in enumerate(q):
-                context = Segment(self.ring.k[b, layer], self.ring.v[b, layer], seen[b])
+                context = Segment(*(x[layer, b, :, : self.ring.size] for x in (self.ring.k, self.ring.v)), seen[b])
                 outputs.append(attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out)
             return torch.stack(outputs).flatten(2)
 

@@ -78,10 +78,13 @@ def _fields(source: Released) -> dict[str, Any]:
 
 def _export(block: DFlashBlock, target: LM) -> Layout:
     """Every layer slides, since ours do, unless causal and other layers are mixed: then the causal ones."""
+    if block.vocabulary is not None:
+        raise InputError("it drafts some of the target's tokens, which the layout of `speculators` has no place for")
     shape = dict(block.shape)
     mixed = len(set(block.causal)) > 1
     slides = [causal or not mixed for causal in block.causal]
-    del shape["taps"], shape["causal"], shape["slots"], shape["window"]
+    for ours in ("taps", "causal", "slots", "window", "vocab", "vocab_size"):
+        shape.pop(ours, None)
     fixed = {"model_type": "qwen3", "num_hidden_layers": len(block.causal), "hidden_act": "silu"}
     fixed |= {"vocab_size": target.vocab, "tie_word_embeddings": False}
     sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": block.window}

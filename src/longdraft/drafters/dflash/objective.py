@@ -14,6 +14,7 @@ from torch import Tensor
 
 from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.dflash.block import DFlashBlock, shape_of
+from longdraft.drafters.vocabulary import choose_tokens, draft_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
@@ -33,6 +34,11 @@ class DFlashObjective:
     labels: str = "target"
     anchors: int = 128
     decay: float = 4.0
+
+    @property
+    def _known(self) -> Tensor | None:
+        """The tokens that the block can draft; None if it can draft all."""
+        return None if self.module.vocabulary is None else self.module.vocabulary.tokens
 
     def _places(self, length: int) -> int:
         """How many places there are for a block in a row of this length, from position 1 on."""
@@ -89,9 +95,9 @@ class DFlashObjective:
         """The loss of normed states [B*A,d] that predict the tokens at position [A]."""
         if self.labels == "law":
             before = seen.states[self.frozen.last][:, position - 1]
-            return self.frozen.distribution_loss(slot_states, self.frozen.lm.norm(before).flatten(0, 1))
+            return self.frozen.distribution_loss(slot_states, self.frozen.lm.norm(before).flatten(0, 1), self._known)
         wanted = seen.predicted[:, position - 1] if self.labels == "target" else tokens[:, position]
-        return self.frozen.head_loss(slot_states, wanted.flatten())
+        return self.frozen.head_loss(slot_states, wanted.flatten(), self._known)
 
     def shares(self, tokens: Tensor) -> list[float]:
         """Where the target predicts the text up to the slot: greedy decoding never reaches the rest."""
@@ -102,7 +108,8 @@ class DFlashObjective:
         going = torch.ones_like(tokens[:, roots], dtype=torch.bool)
         for j in range(1, self.module.slots):
             wanted = seen.predicted[:, roots + j - 1]
-            rates.append(matches(self.frozen.lm.project(hidden[:, :, j]).argmax(-1)[going], wanted[going]))
+            logits = draft_logits(self.frozen.lm, self.module.vocabulary, hidden[:, :, j])
+            rates.append(matches(logits.argmax(-1)[going], wanted[going]))
             going = going & (tokens[:, roots + j] == wanted)
         return rates
 
@@ -129,7 +136,11 @@ def objective(
     causal: NotNegative = 0,
     anchors: Positive = 128,
     decay: Annotated[float, Field(gt=0)] = 4.0,
+    vocab: NotNegative = 0,
 ) -> DFlashObjective:
-    """labels=law: the target's distribution. causal=1: a slot sees only the slots up to its own."""
-    block = block_for(frozen.lm, layers=layers, features=features, slots=slots, window=window, causal=bool(causal))
+    """labels=law: the target's distribution. causal=1: a slot sees only the slots up to its own. vocab: draft this many
+    of the text's most frequent tokens only (0: all)."""
+    shape = {"layers": layers, "features": features, "slots": slots, "window": window, "vocab": vocab}
+    block = block_for(frozen.lm, **shape, causal=bool(causal))
+    choose_tokens(block.vocabulary, corpus)
     return DFlashObjective(frozen, block, labels, anchors, decay)

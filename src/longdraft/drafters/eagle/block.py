@@ -89,6 +89,7 @@ class EagleBlock(nn.Module, ABC):
             "heads": heads,
             "key_heads": self.kv,
             "dim": self.dim,
+            "mlp": self.gate.out_features,
             "eps": self.eps,
             "frequency": self.frequency,
             "scaling": self.scaling,

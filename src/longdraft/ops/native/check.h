@@ -25,11 +25,11 @@ static bool has_features(const Model& m) { return m.start == FUSED || m.start ==
 static bool fits(const Layer& f, const Model& m) {
     const bool first = &f == m.layer, beside = first && m.start == BESIDE;
     const int64_t q = m.heads * m.head_dim, kv = m.key_heads * m.head_dim, width = beside ? 2 * m.width : m.width;
-    if (!in_range(f.kind, DECODER, RECURRENT) || f.window < 0 || (!f.input_norm && !(first && has_features(m)))) return false;
+    if (!in_range(f.kind, DECODER, KEYS) || f.window < 0 || (!f.input_norm && !(first && has_features(m)))) return false;
     if (f.kind == RECURRENT) return mixer_fits(f, m) && m.start == EMBEDDING;
-    if (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q)) return false;
+    if (f.kind != KEYS && (!fits(f.q, m.gated ? 2 * q : q, width) || !fits(f.o, m.width, q))) return false;
     if (f.kind != CROSS && (!fits(f.k, kv, width) || !fits(f.v, kv, width))) return false;
-    if (!f.down.weight) return true;
+    if (!f.down.weight || f.kind == KEYS) return true;
     return f.mlp_norm && fits(f.gate, m.mlp, m.width) && fits(f.up, m.mlp, m.width) && fits(f.down, m.width, m.mlp);
 }
 
@@ -37,13 +37,13 @@ static bool start_fits(const Model& m) {
     if (!in_range(m.start, EMBEDDING, BESIDE) || !in_range(m.feature_first, 0, 1)) return false;
     if (!in_range(m.continues, 0, m.layers + 1)) return false;
     if (m.start == FUSED) return fits(m.fuse, m.width, 2 * m.width);
-    return m.start != BESIDE || !m.fuse.weight || (in_range(m.fuse.inputs, 16, MANY) && fits(m.fuse, m.width, m.fuse.inputs));
+    return m.start == EMBEDDING || !m.fuse.weight || (in_range(m.fuse.inputs, 16, MANY) && fits(m.fuse, m.width, m.fuse.inputs));
 }
 
 static bool head_fits(const Model& m) {
-    if (!m.head_tokens) return fits(m.head, m.vocab, m.width);
     const int64_t n = m.head.outputs;
     if (!in_range(n, 1, m.vocab) || !fits(m.head, n, m.width)) return false;
+    if (!m.head_tokens) return n == m.vocab || m.start != EMBEDDING;
     return std::all_of(m.head_tokens, m.head_tokens + n, [&](int64_t token) { return in_range(token, 0, m.vocab - 1); });
 }
 
@@ -115,7 +115,8 @@ static bool counts_fit(const Pass& p) {
 
 static bool nodes_fit(const Model& m, const Pass& p) {
     if (!counts_fit(p) || (!p.logits && !p.state_count) || !in_range(p.logit_nodes, 0, p.nodes)) return false;
-    if (m.start != EMBEDDING && !p.features && !(m.start == BESIDE && p.sources && m.fuse.weight)) return false;
+    if (p.sources && (!m.fuse.weight || (m.start != BESIDE && m.start != GIVEN))) return false;
+    if (m.start != EMBEDDING && !p.features && !p.sources) return false;
     if (!p.position || !p.depth) return false;
     if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == DECODER; })) return false;
     const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes);

@@ -84,6 +84,7 @@ class Forward {
             if (f.kind == RECURRENT) return before_mixer(f);
             project(f);
             rotate_all(x, f);
+            if (f.kind == KEYS) continue;
             attend(x);
             if (m.gated) gate_heads();
             multiply(f.o, normed, T, residual, true);
@@ -108,15 +109,18 @@ class Forward {
 
     // The beginning of the residual stream, and the rotations of the nodes' positions.
     void begin() {
-        if (m.start == BESIDE) fuse_sources();
+        if (p.sources) {
+            multiply(m.fuse, p.sources, T, residual, false);
+            t.barrier.wait();
+        }
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < T; i++) {
             if (m.start == EMBEDDING)
                 embed(i, residual + i * width);
-            else if (m.start == GIVEN)
-                std::memcpy(residual + i * width, p.features + i * width, sizeof(float) * width);
-            else
+            else if (m.start != GIVEN)
                 put_side_by_side(i);
+            else if (!p.sources)
+                std::memcpy(residual + i * width, p.features + i * width, sizeof(float) * width);
             for (int64_t j = 0; m.layers && j < m.frequencies; j++) {
                 const float angle = static_cast<float>(p.position[i]) * m.inv_freq[j];
                 t.rotation[i * D + j] = std::cos(angle) * m.rope_scale;
@@ -147,12 +151,6 @@ class Forward {
         if (m.start == BESIDE && m.normed_residual) std::memcpy(stream, feature, sizeof(float) * width);
     }
 
-    void fuse_sources() {
-        if (!p.sources) return;
-        multiply(m.fuse, p.sources, T, residual, false);
-        t.barrier.wait();
-    }
-
     // Copies x [T,width] out where it is kept after `layer` layers.
     void keep_states(int64_t layer, const float* x) {
         for (int64_t i = 0; i < p.state_count; i++)
@@ -174,7 +172,7 @@ class Forward {
     }
 
     void project(const Layer& f) {
-        multiply(f.q, normed, T, q, false);
+        if (f.kind != KEYS) multiply(f.q, normed, T, q, false);
         if (f.kind != CROSS) {
             multiply(f.k, normed, T, k, false);
             multiply(f.v, normed, T, v, false);
@@ -213,9 +211,9 @@ class Forward {
 #pragma omp for schedule(static) nowait
         for (int64_t unit = 0; unit < T * (H + K); unit++) {
             const int64_t i = unit / (H + K), h = unit % (H + K);
-            if (h < H)
-                query(f, i, h);
-            else if (f.kind != CROSS)
+            if (h < H) {
+                if (f.kind != KEYS) query(f, i, h);
+            } else if (f.kind != CROSS)
                 key_and_value(x, f, i, h - H);
         }
         t.barrier.wait();

@@ -28,10 +28,10 @@ enum Code : int {
 // DECODER: attention and an MLP. RING: self-attention over a ring of slots. CROSS: has no keys of its own and reads
 // those of the committed slots. RING and CROSS together are GLIDE's block (LongSpec sec. 3.1). RECURRENT: has a mixer
 // in place of attention, which the caller computes (Pass.resume): q, k and v are projections of its inputs, in sizes of their own.
-// A layer without `down` has no MLP.
-enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT };
+// A layer without `down` has no MLP. KEYS: only puts keys and values of the stream, which it leaves as it is, into the cache.
+enum LayerKind : int64_t { DECODER, RING, CROSS, RECURRENT, KEYS };
 
-// What the residual stream begins with. EMBEDDING: that of the node's token. GIVEN: Pass.features. FUSED: `fuse` of the token's
+// What the residual stream begins with. EMBEDDING: that of the node's token. GIVEN: Pass.features, or `fuse` of Pass.sources. FUSED: `fuse` of the token's
 // embedding and the node's feature, side by side (EAGLE, MTP). BESIDE: the feature, and the first layer's attention reads the
 // embedding and the feature side by side (EAGLE-3).
 enum Start : int64_t { EMBEDDING, GIVEN, FUSED, BESIDE };
@@ -75,11 +75,12 @@ struct Model {
     const float* inv_freq;
     const void* embed;  // E [vocab,width]
     Linear head;
-    const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens
+    const int64_t* head_tokens;  // [head.outputs]: the token of each of its rows, all others have -inf; null: it has all tokens;
+                                 // or, where the stream does not begin with an embedding, logits are those of its rows
     const float* norm;           // [width], or null: none before the head
     const Layer* layer;          // [layers]
     Start start;
-    Linear fuse;                // FUSED: of [embedding, feature]; BESIDE: of Pass.sources; else none
+    Linear fuse;                // FUSED: of [embedding, feature]; BESIDE and GIVEN: of Pass.sources, or none
     const float* token_norm;    // [width] of the embedding and of the feature that are side by side, or null
     const float* feature_norm;
     int64_t feature_first;      // 1: the feature comes before the embedding
@@ -143,7 +144,7 @@ struct Pass {
     float* mixer_inputs;  // [B,W,q.outputs], [B,W,k.outputs] and [B,W,v.outputs] of the layer where it stops
 
     const float* features;  // [B,W,width], unless the stream begins with an embedding
-    const float* sources;   // [B,W,fuse.inputs]: BESIDE, what features are computed from; null: they are given
+    const float* sources;   // [B,W,fuse.inputs]: BESIDE and GIVEN, what features are computed from; null: they are given
 };
 
 // What shapes a distribution before a token is drawn from it, in this order (Transformers' logits warpers).
