@@ -160,9 +160,10 @@ def _(drafter: Medusa, at: Place, depth: int, width: int) -> list[DraftPass]:
 @passes.register
 def _(drafter: Eagle, at: Place, depth: int, width: int) -> list[DraftPass]:
     """The first pass reads the tokens that were accepted, and each later one the best nodes of a level."""
-    block = drafter.block
+    block, longest = drafter.block, max(at.lengths)
     head = 0 if hasattr(block, "head") else head_size(at.target.lm)
-    keys = 2.0 * block.kv * block.dim * at.target.lm.dtype.itemsize * min(max(at.lengths), drafter.reach)
+    seen = longest if longest <= drafter.span.reach else drafter.span.most
+    keys = 2.0 * block.kv * block.dim * at.target.lm.dtype.itemsize * seen
     counts = [2, *[min(drafter.topk, width)] * (depth - 1)]
     return [at.block(n, size_of(block) + head, keys, block.known) for n in counts]
 

@@ -145,16 +145,21 @@ class Eagle(Drafter):
         return min(depth * min(width, self.topk) if width < self.topk else depth * self.topk**2, self.nodes - 1)
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """Without the layer's keys, which are few. EAGLE-2 also reads the target's output matrix."""
-        native = self.compiled is not None
-        weights = size_of(self.block) + (0 if hasattr(self.block, "head") else head_size(self.target))
-        rows, topk, itemsize = len(seqs.length), min(self.topk, width), self.target.dtype.itemsize
-        drawn = float(rows * topk * (self.target.vocab if self.tokens is None else len(self.tokens)))
-        levels = [
-            block_seconds(costs, rows, topk if d else 0, weights, itemsize, drawn=drawn, compiled=native)
-            for d in (0, 1)
-        ]
-        return levels[0] + (depth - 1) * levels[1] + costs.tree * self.most_nodes(depth, width)
+        """`update` runs the layer on what was accepted, a draft its head on the root's output and then all for each
+        level but the last; natively in one call each. Without the layer's keys, which are few."""
+        own = getattr(self.block, "head", None)  # EAGLE-2 reads the target's output matrix
+        head = float(head_size(self.target) if own is None else own.weight.nbytes)
+        layer = size_of(self.block) - (0.0 if own is None else head)
+        rows, topk, native = len(seqs.length), min(self.topk, width), self.compiled is not None
+        drawn = float(rows * (self.target.vocab if self.tokens is None else len(self.tokens)))
+
+        def call(nodes: int, weights: float, drawn: float, calls: int = 1) -> float:
+            return block_seconds(costs, rows, nodes, weights, self.target.dtype.itemsize, 0, drawn, native, calls)
+
+        level = call(topk, layer + head, topk * drawn, 0 if native else 1)
+        return (
+            call(2, layer, 0) + call(1, head, drawn) + (depth - 1) * level + costs.tree * self.most_nodes(depth, width)
+        )
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
         lacking = (seqs.cache.length - self.pairs.next).clamp(max=self.span.most)
