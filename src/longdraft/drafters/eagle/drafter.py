@@ -166,11 +166,13 @@ class Eagle(Drafter):
         return reread_seconds(costs, self.target, seqs, lacking.tolist(), CHUNK)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
-        features = self._features(captured.states)
-        features = features.gather(1, verdict.path[..., None].expand(-1, -1, features.shape[-1]))
         count = seqs.cache.length - self.pairs.next  # new tokens of each row; 0 if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
-        self.pairs.feed(features, verdict.emitted, slice(0, len(count)), count.tolist())
+        most = max(counts := count.tolist())
+        if most:
+            path, states = verdict.path[:, :most, None], captured.states
+            kept = {n: states[n].gather(1, path.expand(-1, -1, states[n].shape[-1])) for n in set(self.layers)}
+            self.pairs.feed(self._features(kept), verdict.emitted[:, :most], slice(0, len(count)), counts)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         if tree.size != 1:
