@@ -21,12 +21,15 @@ class Span:
 
     window above 0: of a text of more than `reach` tokens only the latest `window` and the first `sink` are, and a text
     that grows beyond that is seen so from then on. All keys serve a layer best in a text as short as those it was
-    trained on, and mislead it in a longer one.
+    trained on, and mislead it in a longer one. sink is less than reach.
     """
 
     reach: int
     window: int = 0
     sink: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sink", min(self.sink, self.reach - 1))
 
     @property
     def most(self) -> int:
@@ -92,7 +95,7 @@ class Pairs:
     def skip(self, b: int, first: int) -> int:
         """Give up a row's pairs; those from `first` on will follow -> how many of the first ones must be fed before."""
         self.first[b], self.own.length[b] = first, 0
-        return min(self.span.sink, first) if self.span.window else 0
+        return self.span.sink if self.span.window and first else 0
 
     def feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], at: int | None = None) -> None:
         """Append the first `count` of the pairs features [B',A,..], tokens [B',A] of these rows.
