@@ -92,7 +92,7 @@ class Eagle(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         shared, self._text = seqs.shared(self._text), seqs.tokens
-        if shared < 2 or not self.pairs.keep(shared - 1):
+        if shared < 2 or not self.pairs.keep(shared - 1, int(seqs.cache.length[0])):
             self.pairs.begin(seqs, self.topk * self.levels)
         for b in range(len(seqs.length)):
             self._take(seqs, b)

@@ -79,12 +79,18 @@ class Pairs:
             self._whole.move(last, row)
         self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
 
-    def keep(self, count: int) -> bool:
-        """Forget the only row's pairs from position `count` on; False if that leaves none."""
-        held = count - int(self.first[0])
-        if held <= self.span.sink:
+    def keep(self, count: int, n: int) -> bool:
+        """Of the only row's pairs before position `count`, keep those that n tokens have; False if there are none."""
+        first, span = int(self.first[0]), self.span
+        end, low = min(count, int(self.next[0])), max(first, span.first(n))
+        sinks = span.sink if span.window and low else 0
+        if low + sinks >= end:
             return False
-        self.own.length[0] = min(held, int(self.own.length[0]))
+        if low > first:
+            held = [*range(sinks), *range(low + sinks - first, end - first)]
+            k, v = (x[None, :, held] for x in self.own.read(0, 0))
+            self.own.write(0, k, v, [0])
+        self.first[0], self.own.length[0] = low, end - low
         return True
 
     @property
