@@ -115,7 +115,8 @@ static bool counts_fit(const Pass& p) {
 
 static bool nodes_fit(const Model& m, const Pass& p) {
     if (!counts_fit(p) || (!p.logits && !p.state_count) || !in_range(p.logit_nodes, 0, p.nodes)) return false;
-    if (m.start != EMBEDDING && !p.features && !(m.start == BESIDE && p.sources && m.fuse.weight)) return false;
+    if (p.sources && (m.start != BESIDE || !m.fuse.weight)) return false;
+    if (m.start != EMBEDDING && !p.features && !p.sources) return false;
     if (!p.position || !p.depth) return false;
     if (!p.mask && std::any_of(m.layer, m.layer + m.layers, [](const Layer& f) { return f.kind == DECODER; })) return false;
     const int64_t nodes = p.rows * p.nodes, scratch = p.rows * (p.start + p.nodes);
