@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support import tiny
 from support.checks import PENALTY, SAMPLERS, SEED, check_lossless
 from support.structure import ancestors, check_shape, close
+from torch import Tensor
 
 from longdraft import InputError, Sampler, Stats, build, match
 from longdraft.core.cache import KVCache
@@ -19,16 +20,19 @@ from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.tree import PAD, UNBOUNDED, DraftLimits, Tree
 from longdraft.drafters import AdaptiveDraft, Eagle
 from longdraft.drafters.adaptive.pace import CAPTURE, Pace
+from longdraft.drafters.eagle import pairs
 from longdraft.drafters.eagle.block import Eagle2Block, Eagle3Block, EagleBlock, random_eagle2, random_eagle3
 from longdraft.drafters.eagle.drafter import chosen
+from longdraft.drafters.eagle.pairs import Pairs, Span
 from longdraft.engine.generate import prefill, step
 from longdraft.models.lm import LM
 
 KINDS = {"eagle2": random_eagle2, "eagle3": random_eagle3, "eagle3, 40 tokens": lambda t, s: random_eagle3(t, s, 40)}
 each_kind = pytest.mark.parametrize("kind", KINDS)
+each_path = pytest.mark.parametrize("path", ["llama", "llama-torch"])
 
 
-def features(lm: LM, block: EagleBlock, text: list[int]) -> torch.Tensor:
+def features(lm: LM, block: EagleBlock, text: list[int]) -> Tensor:
     """[1,N,d] of every token, from one pass over the text."""
     layers = block.captured_layers(lm.config.num_hidden_layers)
     captured = Captures(CaptureSpec(hidden=tuple(sorted(set(layers)))))
@@ -37,12 +41,15 @@ def features(lm: LM, block: EagleBlock, text: list[int]) -> torch.Tensor:
 
 
 def run(
-    lm: LM, block: EagleBlock, feature: torch.Tensor, tokens: list[int], first: int
-) -> tuple[torch.Tensor, KVCache]:
-    """The layer over pairs feature [1,N,d] and tokens, as one chain from position `first` on."""
+    lm: LM, block: EagleBlock, feature: Tensor, tokens: list[int], at: Tensor, seen: list[int] | None = None
+) -> tuple[Tensor, KVCache]:
+    """The layer over pairs feature [1,N,d] and tokens at positions [N], as one chain whose last node sees only some."""
     chain, cache = Tree.chain(torch.tensor([tokens])), KVCache(1, len(tokens))
-    embedded = lm.hf.get_input_embeddings()(chain.tokens)
-    return block(feature, embedded, first + chain.depth, chain.mask, cache, 0), cache
+    embedded, mask = lm.hf.get_input_embeddings()(chain.tokens), chain.mask.clone()
+    if seen is not None:
+        mask[:, -1] = False
+        mask[:, -1, seen] = True
+    return block(feature, embedded, at[None], mask, cache, 0), cache
 
 
 class Watched(Eagle):
@@ -50,18 +57,38 @@ class Watched(Eagle):
 
     checked = 0
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        good, self.seen_by_last = self.pairs.feed, {}
+
+        def feed(features, tokens, rows, count, at=None):
+            for b, n in enumerate(count, rows.start):
+                held, first = int(self.pairs.own.length[b]), int(self.pairs.first[b])
+                if n:  # slots that the last pair saw: which are left out is decided before all are written
+                    far = held - self.span.window if self.span.window and first + held > self.span.reach else 0
+                    self.seen_by_last[b] = [i for i in range(held + n) if i < self.span.sink or i >= far]
+            good(features, tokens, rows, count, at)
+
+        self.pairs.feed = feed
+
+    def leave(self, seqs, row):
+        super().leave(seqs, row)
+        self.seen_by_last[row] = self.seen_by_last.pop(len(self.pairs.first), [])
+
     def ready(self, seqs):
         super().ready(seqs)
         for b in (~seqs.done).nonzero()[:, 0].tolist():
-            n, first = int(seqs.cache.length[b]), int(self.first[b])
-            assert int(self.own.length[b]) == n - first and first <= max(0, n - self.reach)
+            n, first, mine = int(seqs.cache.length[b]), int(self.pairs.first[b]), self.pairs
+            assert int(mine.own.length[b]) == n - first and first <= max(0, n - self.span.most)
             text = seqs.tokens[b, : n + 1].tolist()
             if n > first:
-                true = features(self.target, self.block, text[:-1])
-                output, cache = run(self.target, self.block, true[:, first:], text[first + 1 :], first)
-                for mine, want in zip(self.own.read(0, b), cache.read(0, 0), strict=True):
-                    close(mine[:, : n - first], want[:, : n - first], 1e-4)
-                close(self.output[b, 0], output[0, -1], 1e-4)
+                sinks = self.span.sink if first and self.span.window else 0
+                at = torch.tensor([*range(sinks), *range(first + sinks, n)])
+                true = features(self.target, self.block, text[:-1])[:, at]
+                output, cache = run(self.target, self.block, true, [text[i + 1] for i in at], at, self.seen_by_last[b])
+                for keys, want in zip(mine.own.read(0, b), cache.read(0, 0), strict=True):
+                    close(keys[:, : n - first], want[:, : n - first], 1e-4)
+                close(mine.output[b, 0], output[0, -1], 1e-4)
                 self.checked += 1
 
     def grow(self, tree, seqs, limits):
@@ -71,14 +98,29 @@ class Watched(Eagle):
         return tree
 
 
+@each_path
 @each_kind
-@pytest.mark.parametrize("reach", [7, 512])
-def test_the_cache_is_recomputation_from_scratch(kind, reach):
-    """Rows of unequal lengths, of one token too, that accept unequally and end at different times."""
-    lm = tiny.target("llama")
-    drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, reach)
-    stats = check_lossless(lambda t: drafter, "llama", SAMPLERS["T=1"], (30, 1, 12), 16)
+@pytest.mark.parametrize("span", [(7,), (512,), (20, 12, 2), (14, 12, 2), (13, 5, 0), (5, 3, 10)])
+def test_the_cache_is_recomputation_from_scratch(kind, span, path):
+    """Rows of unequal lengths, of one token too, that accept unequally and end at different times; with windows, some
+    texts are longer than `reach`, one grows beyond it, and one is just longer."""
+    lm = tiny.target(path)
+    drafter = Watched(lm, KINDS[kind](lm, 0), 8, 2, 30, *span)
+    stats = check_lossless(lambda t: drafter, path, SAMPLERS["T=1"], (30, 1, 12, 15), 16)
     assert sum(stats.accepted) > 3 and drafter.checked > 20
+
+
+@each_path
+@pytest.mark.parametrize("fault", ["a window one wider", "a sink left out"])
+def test_a_pair_too_many_or_too_few_is_noticed(fault, path, monkeypatch):
+    """By Watched: such faults never show in the text."""
+    tail, skip = Span.tail, Pairs.skip
+    if fault == "a window one wider":
+        monkeypatch.setattr(Span, "tail", lambda *a: None if (t := tail(*a)) is None else (t - 1).clamp(min=0))
+    else:
+        monkeypatch.setattr(Pairs, "skip", lambda *a: max(skip(*a) - 1, 0))
+    with pytest.raises(AssertionError):
+        test_the_cache_is_recomputation_from_scratch("eagle3", (20, 12, 2), path)
 
 
 @each_kind
@@ -104,10 +146,13 @@ def test_rounds_that_were_left_out_are_caught_up(kind, monkeypatch):
     assert drafter.checked >= 10
 
 
-def test_the_prompt_goes_through_in_chunks():
-    lm = tiny.target("llama")
+@each_path
+def test_the_prompt_goes_through_in_chunks(path, monkeypatch):
+    """Of what the target reads, and of pairs."""
+    monkeypatch.setattr(pairs, "CHUNK", 64)
+    lm = tiny.target(path)
     drafter = Watched(lm, random_eagle3(lm, 0), 4, 1, 8, 150)
-    check_lossless(lambda t: drafter, "llama", SAMPLERS["T=1"], (300, 140), 6)
+    check_lossless(lambda t: drafter, path, SAMPLERS["T=1"], (300, 140), 6)
 
 
 @torch.inference_mode()
@@ -120,7 +165,7 @@ def slow_tree(
     def expand(path: list[int]) -> list[tuple[float, int]]:
         feature, tokens = true, text[1:]
         for token in [*path, None]:
-            output, _ = run(lm, block, feature, tokens, 0)
+            output, _ = run(lm, block, feature, tokens, torch.arange(len(tokens)))
             if token is None:
                 break
             feature, tokens = torch.cat([feature, output[:, -1:]], 1), [*tokens, token]
@@ -137,10 +182,11 @@ def slow_tree(
     return {tuple(path) for _, path in sorted(candidates, key=lambda c: -c[0])[: nodes - 1]}
 
 
+@each_path
 @each_kind
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8, penalty=1.3)])
-def test_the_tree_is_that_of_a_slow_search(kind, sampler):
-    lm = tiny.target("llama")
+def test_the_tree_is_that_of_a_slow_search(kind, sampler, path):
+    lm = tiny.target(path)
     block, seen = KINDS[kind](lm, 0), []
 
     class Compared(Eagle):
@@ -155,7 +201,7 @@ def test_the_tree_is_that_of_a_slow_search(kind, sampler):
                 seen.append(len(want))
             return tree
 
-    check_lossless(lambda t: Compared(lm, block, 4, 2, 14), "llama", sampler, (20,), 12)
+    check_lossless(lambda t: Compared(lm, block, 4, 2, 14), path, sampler, (20,), 12)
     assert seen == [13]
 
 
@@ -214,14 +260,15 @@ def test_a_pass_over_a_tree_is_one_chain_per_path(kind):
     out = block(feature, embed(tree.tokens), 3 + tree.depth, tree.mask, cache, 0)
     for node in range(5):
         at = ancestors(tree.parent[0].tolist(), node)
-        alone, _ = run(lm, block, feature[:, at], tokens[0, at].tolist(), 3)
+        alone, _ = run(lm, block, feature[:, at], tokens[0, at].tolist(), 3 + torch.arange(len(at)))
         close(out[0, node], alone[0, -1])
 
 
+@each_path
 @pytest.mark.parametrize(("topk", "levels", "nodes"), [(1, 0, 2), (1, 5, 9), (8, 0, 99), (60, 1, 40)])
-def test_shapes_of_search(topk, levels, nodes):
+def test_shapes_of_search(topk, levels, nodes, path):
     for sampler in (SAMPLERS["greedy"], SAMPLERS["T=0.7 top-p"], PENALTY):
-        check_lossless(lambda t: Watched(t, random_eagle3(t, 0), topk, levels, nodes), "llama", sampler, (20, 1), 8)
+        check_lossless(lambda t: Watched(t, random_eagle3(t, 0), topk, levels, nodes), path, sampler, (20, 1), 8)
 
 
 def test_layers_read():
@@ -247,8 +294,8 @@ def test_random_blocks_repeat_and_bad_options_are_one_line():
 @torch.inference_mode()
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=1.0), Sampler(temperature=0.8)])
 def test_shortcuts_change_no_draft(sampler, monkeypatch):
-    """Scores of the known tokens alone, and a search that ends once no better node can be found."""
-    lm = tiny.target("llama")
+    """In torch: scores of the known tokens alone, and a search that ends once no better node can be found."""
+    lm = tiny.target("llama-torch")
     drafter, levels, early = Eagle(lm, random_eagle3(lm, 0, 40), 4, 5, 6), [], 0
     seqs = prefill(lm, tiny.prompts(30, 9), 200, sampler, SEED, (), keep=drafter.prompt_captures())
     drafter.start(seqs)

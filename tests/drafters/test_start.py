@@ -137,15 +137,18 @@ def test_dflash_reads_its_window_and_only_when_it_drafts():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", ["eagle2", "eagle3"])
-def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
-    """The target runs again for its features: at the first draft, and after a pause no more than `reach` tokens."""
+@pytest.mark.parametrize("span", [{"reach": 30}, {"reach": 80, "window": 27, "sink": 3}])
+def test_eagle_reads_its_reach_and_only_when_it_drafts(method, span):
+    """The target runs again for its features: at the first draft, and after a pause no more than `reach` tokens, or
+    the window and the sinks."""
     lm = Spy(tiny.stock("llama"))
-    drafter = make(method, lm, topk=4, levels=1, nodes=8, reach=30)
+    drafter = make(method, lm, topk=4, levels=1, nodes=8, **span)
+    assert isinstance(drafter, Eagle) and drafter.span.sink == span.get("sink", 4)
     seqs = prefill(lm, tiny.prompts(200), 300, Sampler(), SEED, ())
     lm.passes.clear()
     drafter.start(seqs)
     step(lm, drafter, seqs, match, Stats(), draft=False)
-    assert isinstance(drafter, Eagle) and lm.read == 0
+    assert lm.read == 0
     drafter.ready(seqs)
     assert lm.read == 30
     for _ in range(100):
@@ -153,7 +156,7 @@ def test_eagle_reads_its_reach_and_only_when_it_drafts(method):
     lm.passes.clear()
     drafter.ready(seqs)
     assert lm.read == 30
-    fresh = Eagle(lm, drafter.block, 4, 1, 8, reach=30)
+    fresh = make(method, lm, drafter.block, topk=4, levels=1, nodes=8, **span)
     fresh.start(seqs)
     assert torch.equal(*(d.grow(Tree.root(seqs.last), seqs, DraftLimits(seqs.room)).tokens for d in (drafter, fresh)))
 

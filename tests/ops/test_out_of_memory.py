@@ -13,9 +13,10 @@ from support import tiny
 from longdraft import Sampler
 from longdraft.core.capture import Captures, CaptureSpec
 from longdraft.core.sampling import ChainDraws
-from longdraft.core.tree import Tree
-from longdraft.drafters import GlideDrafter, SelfDrafter, random_glide
-from longdraft.engine.generate import generate
+from longdraft.core.tree import DraftLimits, Tree
+from longdraft.drafters import Eagle, GlideDrafter, SelfDrafter, random_glide
+from longdraft.drafters.eagle.block import random_eagle2, random_eagle3
+from longdraft.engine.generate import generate, prefill
 from longdraft.models.lm import LM
 from longdraft.ops import Compact, choose, native, refill
 from longdraft.views import Guided, SinkWindow
@@ -86,6 +87,43 @@ def test_whichever_request_of_a_chain_fails(build):
     assert torch.equal(chain(first, 0, draws), wanted)
 
 
+@torch.inference_mode()
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [random_eagle2, random_eagle3])
+@pytest.mark.parametrize(("topk", "sampler"), [(1, Sampler(1.0, penalty=1.2)), (5, Sampler(1.0, top_p=0.9))])
+def test_whichever_request_of_a_draft_fails(build, make, topk, sampler, dtype):
+    """A chain, or a tree, by a layer of the drafter's own; and of the pass that appends its pairs."""
+    lm = LM(tiny.stock("llama", dtype=dtype), "llama")
+    seqs = prefill(lm, tiny.prompts(40, 9), 30, sampler, 0, ())
+    drafter = Eagle(lm, make(lm, 0), topk, 4, 30, 20, 8, 2)
+    drafter.start(seqs)
+    wanted, root = drafter.grow(Tree.root(seqs.last), seqs, DraftLimits()), Tree.root(seqs.last)
+    output, found = drafter.pairs.output.clone(), []
+
+    def empty() -> None:
+        """With no room at all."""
+        lm.backend = type(lm.backend)(lm.architecture)
+        drafter.compiled = drafter.pairs.compiled = lm.backend.compile_layers(drafter.block.compilable())
+
+    empty()
+    grow = lambda: found.append(drafter.grow(root, seqs, DraftLimits()))  # noqa: E731
+    assert failing_each_in_turn(lm.backend.step.lib, grow) >= 16
+    assert all(torch.equal(a.tokens, wanted.tokens) and torch.equal(a.mask, wanted.mask) for a in found)
+    drafter.start(seqs)
+    empty()
+    features = torch.randn(1, 9, lm.config.hidden_size * (1 if make is random_eagle2 else 3), dtype=dtype)
+    pairs = drafter.pairs
+    feed = lambda: pairs.feed(features, torch.full((1, 9), 5), slice(1, 2), [9])  # noqa: E731
+    before = int(pairs.own.length[1])
+    assert failing_each_in_turn(lm.backend.step.lib, feed) >= 8
+    assert int(pairs.own.length[1]) == before + 9  # once, for the call that succeeded
+    fed = pairs.output.clone()
+    pairs.own.length[1] = before
+    feed()
+    assert torch.equal(pairs.output, fed) and not torch.equal(fed, output)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     """A copy that stopped half-way holds nothing, and is right the next time."""
@@ -102,7 +140,7 @@ def test_whichever_request_of_a_choice_or_a_copy_fails(build):
     assert torch.equal(found[-1][0].sum((0, 2)).sort().values, k[:, slots].sum((0, 2)).sort().values)
 
 
-@pytest.mark.parametrize("make", ["guided", "block"])
+@pytest.mark.parametrize("make", ["guided", "block", "layers"])
 def test_generation_fails_in_python_and_then_goes_on(make):
     """Wherever it comes, in the middle of drafting or of verification: the next call says what it would have said."""
     lm = LM(tiny.stock("llama"), "llama")
@@ -110,6 +148,8 @@ def test_generation_fails_in_python_and_then_goes_on(make):
     def drafter():
         if make == "guided":
             return SelfDrafter(lm, Guided(0.2, 8), [1] * 3)
+        if make == "layers":
+            return Eagle(lm, random_eagle3(lm, 0), 4, 2, 14, 20, 6, 3)
         return GlideDrafter(random_glide(lm), [1] * 3, SinkWindow(2, 0.2, 8), window=8)
 
     def run():
@@ -160,12 +200,45 @@ with torch.inference_mode():
 """
 
 
+LIMITED_TREE = """
+import resource, torch
+from support import tiny
+from longdraft import Sampler
+from longdraft.core.cache import KVCache
+from longdraft.core.draft_layers import DraftKeys
+from longdraft.core.sequences import Sequences
+from longdraft.drafters.eagle.block import random_eagle3
+from longdraft.models.lm import LM
+
+lm = LM(tiny.stock("llama"), "llama")
+layers = lm.backend.compile_layers(random_eagle3(lm, 0).compilable())
+own, root, at = KVCache(1, 1), torch.tensor([5]), torch.tensor([0])
+places = own.pointers(90 * 400, [0], 2, 16, torch.float32)
+draws = Sampler(1.0).chain(400, Sequences.of([[5]], 9, KVCache(1, 1), Sampler(1.0)))
+keys = DraftKeys(places, own.length)
+grow = lambda topk, depth: layers.grow(root, torch.ones(1, 1, 64), at, keys, draws, topk, depth, 50, True)
+with torch.inference_mode():
+    small = grow(90, 3)  # torch's own memory, and the threads
+    held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + (30 << 20), resource.RLIM_INFINITY))
+    try:
+        grow(90, 400)  # whose candidates take 100 MiB
+        print("it was enough")
+    except MemoryError:
+        print("MemoryError")
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    assert torch.equal(grow(90, 3).tokens, small.tokens)
+    print("and it goes on")
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of addresses is Linux's")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer needs addresses of its own")
-def test_a_process_that_may_have_no_more_memory_goes_on():
+@pytest.mark.parametrize("script", [LIMITED, LIMITED_TREE], ids=["a pass", "a tree"])
+def test_a_process_that_may_have_no_more_memory_goes_on(script):
     """The system itself refuses: the old code called std::terminate."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["tests", *sys.path])}
-    found = subprocess.run([sys.executable, "-c", LIMITED], env=environment, capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.split("\n")[:2] == ["MemoryError", "and it goes on"]
 

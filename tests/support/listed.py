@@ -52,8 +52,8 @@ OPTIONS = {
     "triforce": {"budget": 24, "window": 12, "sink": 2, "gamma": 5},
     "medusa": {"widths": [24, 3]},
     "tokenswift": SWIFT,
-    "eagle2": EAGLE,
-    "eagle3": EAGLE | {"reach": 20},
+    "eagle2": EAGLE | {"reach": 40, "window": 18, "sink": 3},  # a row of 31 grows beyond it beside longer ones
+    "eagle3": EAGLE | {"reach": 20, "window": 12, "sink": 2},
     "mtp": {"widths": [24, 4, 4], "sink": 3, "window": 20},
     "dflash": {"nodes": 60, "window": 16},
     "vegas-reuse": {"gamma": 3, "min_budget": 16, "topk": 4},

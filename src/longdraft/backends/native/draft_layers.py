@@ -135,6 +135,8 @@ class NativeLayers(CompiledLayers):
         tokens, parent = (torch.empty(B * (nodes - 1), dtype=torch.long) for _ in range(2))
         seed, first = draws.seed.contiguous(), draws.position.contiguous()
         sized([seed, first], (B,), (B,))
+        if len(draws.samplers) != B:
+            raise ValueError(f"a native pass needs {B} samplers, not {len(draws.samplers)}")
         warpers = (native.Warpers * B)(*[native.Warpers(**vars(w)) for w in draws.warpers])
         g = native.Growth(
             topk=topk, depth=depth, nodes=nodes, narrow=narrow, warpers=warpers, seed=seed.data_ptr(),

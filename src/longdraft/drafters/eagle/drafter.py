@@ -92,7 +92,7 @@ class Eagle(Drafter):
 
     def start(self, seqs: Sequences) -> None:
         shared, self._text = seqs.shared(self._text), seqs.tokens
-        if shared < 2 or not self.pairs.keep(shared - 1):
+        if shared < 2 or not self.pairs.keep(shared - 1, int(seqs.cache.length[0])):
             self.pairs.begin(seqs, self.topk * self.levels)
         for b in range(len(seqs.length)):
             self._take(seqs, b)
@@ -114,27 +114,29 @@ class Eagle(Drafter):
 
     def _take(self, seqs: Sequences, b: int) -> None:
         """Compute the missing pairs of a row if its prefill has kept the states; `ready` reads what it has not."""
-        n, first = int(seqs.cache.length[b]), int(self.pairs.next[b])
-        if not first:
-            first = self._begin(seqs, b, self.span.first(n))
+        n, row = int(seqs.cache.length[b]), slice(b, b + 1)
+        begun = int(self.pairs.next[b])
+        first = begun or self.span.first(n)
         if states := seqs.states_from(b, first):
-            row = slice(b, b + 1)
+            sinks = 0 if begun else self._begin(seqs, b, first)
+            states, first = {layer: x[:, sinks:] for layer, x in states.items()}, first + sinks
             self.pairs.feed(self._features(states), seqs.tokens[row, first + 1 : n + 1], row, [n - first])
 
     def _begin(self, seqs: Sequences, b: int, first: int) -> int:
-        """Leave out a row's pairs before `first`, but for the sinks -> the next one."""
+        """Leave out a row's pairs before `first`, and give as many slots as there are sinks to these -> how many."""
         sinks, row = self.pairs.skip(b, first), slice(b, b + 1)
         if sinks:  # the first tokens attend to nothing else: a small cache suffices
             tokens, cache = seqs.tokens[row], self.target.new_cache(1, sinks)
             [captured] = self.target.extend_cache(tokens[:, :sinks], cache, self.captures(), sinks)
             self.pairs.feed(self._features(captured.states), tokens[:, 1 : sinks + 1], row, [sinks], at=0)
-        return first + sinks
+        return sinks
 
     def _read(self, seqs: Sequences, b: int) -> None:
         """Run a row's committed tokens without pairs through the target again; its cache keeps its contents."""
         row, n, first = seqs.cache.row(b), int(seqs.cache.length[b]), int(self.pairs.next[b])
         if n - first > self.span.most:  # older pairs are left out to bound the cost
-            first = self._begin(seqs, b, n - self.span.most)
+            first = n - self.span.most
+            first += self._begin(seqs, b, first)
         with row.reopen(n - first):
             passes = self.target.extend_cache(seqs.tokens[b : b + 1, first:n], row, self.captures(), CHUNK)
         features = torch.cat([self._features(captured.states) for captured in passes], 1)

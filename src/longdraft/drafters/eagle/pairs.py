@@ -21,12 +21,15 @@ class Span:
 
     window above 0: of a text of more than `reach` tokens only the latest `window` and the first `sink` are, and a text
     that grows beyond that is seen so from then on. All keys serve a layer best in a text as short as those it was
-    trained on, and mislead it in a longer one.
+    trained on, and mislead it in a longer one. sink is less than reach.
     """
 
     reach: int
     window: int = 0
     sink: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sink", min(self.sink, self.reach - 1))
 
     @property
     def most(self) -> int:
@@ -76,12 +79,18 @@ class Pairs:
             self._whole.move(last, row)
         self.own, self.first, self.output = self._whole.first(last), without(self.first, row), without(self.output, row)
 
-    def keep(self, count: int) -> bool:
-        """Forget the only row's pairs from position `count` on; False if that leaves none."""
-        held = count - int(self.first[0])
-        if held <= self.span.sink:
+    def keep(self, count: int, n: int) -> bool:
+        """Of the only row's pairs before position `count`, keep those that n tokens have; False if there are none."""
+        first, span = int(self.first[0]), self.span
+        end, low = min(count, int(self.next[0])), max(first, span.first(n))
+        sinks = span.sink if span.window and low else 0
+        if low + sinks >= end:
             return False
-        self.own.length[0] = min(held, int(self.own.length[0]))
+        if low > first:
+            held = [*range(sinks), *range(low + sinks - first, end - first)]
+            k, v = (x[None, :, held] for x in self.own.read(0, 0))
+            self.own.write(0, k, v, [0])
+        self.first[0], self.own.length[0] = low, end - low
         return True
 
     @property
@@ -92,7 +101,7 @@ class Pairs:
     def skip(self, b: int, first: int) -> int:
         """Give up a row's pairs; those from `first` on will follow -> how many of the first ones must be fed before."""
         self.first[b], self.own.length[b] = first, 0
-        return min(self.span.sink, first) if self.span.window else 0
+        return self.span.sink if self.span.window and first else 0
 
     def feed(self, features: Tensor, tokens: Tensor, rows: slice, count: list[int], at: int | None = None) -> None:
         """Append the first `count` of the pairs features [B',A,..], tokens [B',A] of these rows.
