@@ -177,7 +177,7 @@ METHODS = {
         paper="EAGLE-3 (Li et al. 2025)",
         family=family.STATES,
         needs="eagle3",
-        trial=Trial(1, {"topk": 4, "levels": 7, "nodes": 16}),
+        trial=Trial(3, {"topk": 4, "levels": 3, "nodes": 8}, named=True),
     ),
     "mtp": Method(
         build=mtp,
