@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 BUNDLED, OFFGRID = "2026-11-22-cpu-bundled.jsonl.gz", "2026-11-22-cpu-smollm2.jsonl.gz"
 FREE, LONG = "2026-11-23-smollm2-free.jsonl.gz", "2026-11-23-smollm2-long.jsonl.gz"
+DRAFTED = "2026-11-26-trained.jsonl.gz"
+EARLIER = ("longspec", "eagle3", "medusa", "tokenswift", "budgetdraft")  # in FREE and LONG with weights that are gone
 ZEN = {"25, model 17": "Zen 4"}  # processors by family and model
 UNNAMED = {"2026-11-22": "Zen 5", "2026-11-23": "Zen 4"}  # by day, for records that do not name them (docs/log.md)
 KERNELS = "2026-11-24T16:02"  # since when the kernels and adaptive drafting have been as fast as they are
@@ -24,7 +26,8 @@ Record = dict[str, Any]
 
 
 def records(name: str) -> list[Record]:
-    return [record for _, record in read_records(RECORDS / name)]
+    found = [record for _, record in read_records(RECORDS / name)]
+    return [r for r in found if name not in (FREE, LONG) or not r.get("method", "").startswith(EARLIER)]
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,21 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from measured import FREE, ROOT, Record, records, write_or_check
+from measured import FREE, ROOT, DRAFTED, Record, records, write_or_check
 from measured import LONG as MORE
 
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
 GIVEN = "2026-11-22-smollm2-given.jsonl.gz"
 GIVEN_MORE, OUTPUT = "2026-11-23-smollm2-given.jsonl.gz", "2026-11-23-smollm2-long-output.jsonl.gz"
 LONG = "2026-11-22-long-context.jsonl.gz"
-TRAINED, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
+POSITIONS, FEWEST = 8192, 3  # positions that the model was trained on; texts that a statement needs
 HEAD = """# SmolLM2-135M-Instruct
 
 Acceptance and speed on a real model: the file that `longdraft fetch smollm2` downloads (Q4_1), its keys and values in
 bfloat16. `benchmarks/smollm2.sh` measures, `python docs/smollm2.py` writes this page from the records
 `benchmarks/records/{free}`, `{given}` and `{given_more}`, and the last section from
-`{long}`, which `benchmarks/long_context.py` measures. Longer contexts and rows side by side are from `{more}`.
+`{long}`, which `benchmarks/long_context.py` measures. Longer contexts and rows side by side are from `{more}`, and trained
+drafters from `{trained}`, which `benchmarks/trained.sh` measures.
 """
 OWN = """## On text that the model writes
 
@@ -32,6 +33,12 @@ Each cell: mean acceptance length without adaptive drafting (accepted drafts per
 speedup over plain decoding with it, the median of {repeats}; both on up to {tokens} tokens. All outputs equal plain
 decoding's. Repetitive output is easy to draft, so acceptance on it proves little: *d* is the share of distinct 3-grams
 of plain decoding's output, and below 0.6 the output goes in circles.
+"""
+DRAFTERS = """## Trained drafters
+
+Those of [longdraft-drafters](../../longdraft-drafters/README.md), beside drafters without weights. Cells are as above, on up to
+{tokens} tokens, which the drafters have not seen: Python's documentation and a meeting, about which the model is asked, a
+package's code, and a novel, which it continues.
 """
 HUMAN = """## On text that people wrote
 
@@ -88,13 +95,13 @@ def unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def own_text(found: list[Record]) -> str:
+def own_text(found: list[Record], head: str = OWN) -> str:
     """A table per task, sampler and build of the kernels: a row per method, a column per context."""
     assert all(r["equal"] for r in found), "an output differs from plain decoding's"
     counts = [r["new_tokens"] for r in found if r["method"] == "plain"]
     tokens = [n for count in counts for n in (count if isinstance(count, list) else [count])]  # a list: of each row
     repeats = max(r["repeat"] for r in found) + 1
-    parts = [OWN.format(repeats=repeats, tokens=max(tokens))]
+    parts = [head.format(repeats=repeats, tokens=max(tokens))]
     for name, how, build in unique((task(r), sampling(r), r["kernels"]) for r in found):
         same = [r for r in found if (task(r), sampling(r), r["kernels"]) == (name, how, build)]
         contexts = sorted({r["context"] for r in same})
@@ -170,7 +177,7 @@ def long_text(found: list[Record]) -> str:
     losses = [r for r in found if r["task"] == "long-context-loss"]
     contexts, kinds = sorted({r["context"] for r in losses}), unique(r["text"] for r in losses)
     shared = {
-        "trained": TRAINED,
+        "trained": POSITIONS,
         "fewest": FEWEST,
         "scored": losses[0]["scored"],
         "shortest": contexts[0],
@@ -181,7 +188,7 @@ def long_text(found: list[Record]) -> str:
         same = [r for r in losses if r["text"] in some]
         count = len({r["text_sha256"] for r in same})
         rows = [_loss_row(same, rope, contexts) for rope in _ropes(same)]
-        header = ["rope", f"{TRAINED:,}", "minus none", *(f"{c:,}" for c in contexts if c != TRAINED)]
+        header = ["rope", f"{POSITIONS:,}", "minus none", *(f"{c:,}" for c in contexts if c != POSITIONS)]
         parts.append(f"### Loss: {' and '.join(some)}, {count} texts\n\n{table(header, rows)}\n\n{verdict(same)}\n")
     parts.append(facts([r for r in found if r["task"] == "long-context-facts"]))
     return "\n".join(parts)
@@ -192,11 +199,11 @@ def _ropes(found: list[Record]) -> list[str | None]:
 
 
 def differences(found: list[Record], rope: str | None, context: int, base: str | None) -> list[float]:
-    """Loss at this context minus that of `base` at TRAINED tokens, for each text that has both."""
+    """Loss at this context minus that of `base` at POSITIONS tokens, for each text that has both."""
     loss = {(r["rope"], r["context"], r["text_sha256"]): r["loss"] for r in found}
     texts = unique(r["text_sha256"] for r in found)
-    both = [t for t in texts if (rope, context, t) in loss and (base, TRAINED, t) in loss]
-    return [loss[rope, context, t] - loss[base, TRAINED, t] for t in both]
+    both = [t for t in texts if (rope, context, t) in loss and (base, POSITIONS, t) in loss]
+    return [loss[rope, context, t] - loss[base, POSITIONS, t] for t in both]
 
 
 def _signed(values: list[float], texts: int) -> str:
@@ -213,10 +220,10 @@ def _few(count: int, texts: int) -> str:
 
 def _loss_row(found: list[Record], rope: str | None, contexts: list[int]) -> list[str]:
     texts = len({r["text_sha256"] for r in found})
-    here = [r["loss"] for r in found if r["rope"] == rope and r["context"] == TRAINED]
+    here = [r["loss"] for r in found if r["rope"] == rope and r["context"] == POSITIONS]
     mean = f"{sum(here) / len(here):.3f}{_few(len(here), texts)}" if here else ""
-    cells = [[] if rope is None else differences(found, rope, TRAINED, None)]
-    cells += [differences(found, rope, c, rope) for c in contexts if c != TRAINED]
+    cells = [[] if rope is None else differences(found, rope, POSITIONS, None)]
+    cells += [differences(found, rope, c, rope) for c in contexts if c != POSITIONS]
     return [f"`{rope}`" if rope else "none", mean, *(_signed(x, texts) if x else "" for x in cells)]
 
 
@@ -224,7 +231,7 @@ def verdict(found: list[Record]) -> str:
     """How far each rope may be used: both limits, and contexts that too few texts were measured at."""
     lines = []
     for rope in _ropes(found):
-        measured = {c for c in (r["context"] for r in found) if c >= TRAINED}
+        measured = {c for c in (r["context"] for r in found) if c >= POSITIONS}
         enough = sorted(c for c in measured if len(differences(found, rope, c, rope)) >= FEWEST)
         own, plain = (_longest(found, rope, enough, base) for base in (rope, None))
         name = f"`--rope {rope}`" if rope else "the model as it is"
@@ -233,12 +240,12 @@ def verdict(found: list[Record]) -> str:
             continue
         line = f"- {name}: more context does not hurt up to {own:,} tokens (enough texts up to {enough[-1]:,})"
         also = f"up to {plain:,} tokens" if plain else "nowhere"
-        lines.append(line + (f"; no worse than the unscaled model at {TRAINED:,} tokens: {also}." if rope else "."))
+        lines.append(line + (f"; no worse than the unscaled model at {POSITIONS:,} tokens: {also}." if rope else "."))
     return "\n".join(lines)
 
 
 def _longest(found: list[Record], rope: str | None, contexts: list[int], base: str | None) -> int:
-    """The last context of the unbroken run from TRAINED whose loss is no worse than that of `base`; 0: none."""
+    """The last context of the unbroken run from POSITIONS whose loss is no worse than that of `base`; 0: none."""
     from longdraft.bench.averages import mean_and_errors
 
     last = 0
@@ -276,10 +283,10 @@ def origin(found: list[Record]) -> str:
 
 def page() -> str:
     free, given, long = records(FREE) + records(MORE), records(GIVEN) + records(GIVEN_MORE), records(LONG)
-    output = records(OUTPUT)
-    head = HEAD.format(free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE)
-    runs = free + given + output + list({r["command"]: r for r in reversed(long)}.values())[::-1]
-    parts = [head, own_text(free), given_text(given), long_output(output), long_text(long)]
+    output, trained = records(OUTPUT), records(DRAFTED)
+    head = HEAD.format(free=FREE, given=GIVEN, given_more=GIVEN_MORE, long=LONG, more=MORE, trained=DRAFTED)
+    runs = free + trained + given + output + list({r["command"]: r for r in reversed(long)}.values())[::-1]
+    parts = [head, own_text(free), own_text(trained, DRAFTERS), given_text(given), long_output(output), long_text(long)]
     return "\n".join([*parts, "## Origin\n", origin(runs), ""])
 
 

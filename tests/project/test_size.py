@@ -1,4 +1,4 @@
-"""The checkout travels: it stays below 56 MB, a wheel below 20 MB (of drafters, 24 MB), and no file is large."""
+"""The checkout travels: it stays below 58 MB, a wheel below 20 MB (of drafters, 26 MB), and no file is large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1_000_000
-TREE, FILE, WHEEL, DRAFTERS = 56 * MB, 11 * MB, 20 * MB, 24 * MB
+TREE, FILE, WHEEL, DRAFTERS = 58 * MB, 11 * MB, 20 * MB, 26 * MB
 
 
 def tracked() -> list[Path]:

@@ -71,6 +71,18 @@ def run(workplace, capsys, monkeypatch):
     return call
 
 
+def kill_in_the_middle(extra: str, log: Path) -> None:
+    """Start a run and kill it once its log has twelve steps."""
+    source = Path(longdraft.__path__[0]).parent
+    words = [sys.executable, "-m", "longdraft", "train", *command(extra)]
+    child = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(source)}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and child.poll() is None and (not log.exists() or len(losses(log)) < 12):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+
+
 @pytest.mark.full
 def test_killed_run_resumes_to_the_same_losses(run):
     status, _, err = run("--work whole --out whole-out --contexts=")
@@ -78,21 +90,8 @@ def test_killed_run_resumes_to_the_same_losses(run):
     expected = losses(Path("whole/log.jsonl"))
     assert sorted(expected) == list(range(1, 61)) and expected[60] < expected[1] - 0.5
 
-    source = Path(longdraft.__path__[0]).parent
-    words = [
-        sys.executable,
-        "-m",
-        "longdraft",
-        "train",
-        *command("--work cut --out cut-out --save-seconds 0 --contexts="),
-    ]
+    kill_in_the_middle("--work cut --out cut-out --save-seconds 0 --contexts=", Path("cut/log.jsonl"))
     log = Path("cut/log.jsonl")
-    child = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(source)}, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and child.poll() is None and (not log.exists() or len(losses(log)) < 12):
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     killed_at = int(checkpoint.latest(Path("cut/checkpoints")).name[5:])
     assert 5 < killed_at < 60
 
@@ -102,6 +101,14 @@ def test_killed_run_resumes_to_the_same_losses(run):
     weights = [checkpoint.latest(Path(f"{name}/checkpoints")) / "model.safetensors" for name in ("whole", "cut")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert [r["from_step"] for r in json.loads(Path("cut-out/training.json").read_text())["runs"]] == [0, killed_at]
+
+    # the same in parts of some minutes, of which the second is killed
+    parts = "--work parts --out parts-out --save-seconds 0 --contexts="
+    assert "stopped at step 1 of 60" in run(f"{parts} --minutes 0.000001")[1]
+    kill_in_the_middle(f"{parts} --minutes 50 --resume", Path("parts/log.jsonl"))
+    status, _, err = run(f"{parts} --minutes 50 --resume")
+    assert status == 0, err
+    assert losses(Path("parts/log.jsonl")) == expected
 
 
 def test_exported_model_loads_offline_and_is_described(run):
