@@ -157,7 +157,10 @@ def readme_block() -> str:
 
 def losses_block() -> str:
     """The losses of docs/performance.md."""
-    pages: dict[str, tuple[str, ...]] = {"this page": (BUNDLED, OFFGRID), "[SmolLM2](results/smollm2.md)": (FREE, DRAFTED, LONG)}
+    pages: dict[str, tuple[str, ...]] = {
+        "this page": (BUNDLED, OFFGRID),
+        "[SmolLM2](results/smollm2.md)": (FREE, DRAFTED, LONG),
+    }
     pages["[Qwen2.5-Coder](results/qwen-coder.md)"] = (qwen_coder.SOURCE,)
     lines = [f"- {name}: {below([c for f in files for c in cells(f)])}." for name, files in pages.items()]
     for name, file in {"the bundled model": BUNDLED, "SmolLM2 in bfloat16": OFFGRID}.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from measured import FREE, ROOT, DRAFTED, Record, records, write_or_check
+from measured import DRAFTED, FREE, ROOT, Record, records, write_or_check
 from measured import LONG as MORE
 
 PAGE = ROOT / "docs" / "results" / "smollm2.md"
@@ -24,8 +24,8 @@ HEAD = """# SmolLM2-135M-Instruct
 Acceptance and speed on a real model: the file that `longdraft fetch smollm2` downloads (Q4_1), its keys and values in
 bfloat16. `benchmarks/smollm2.sh` measures, `python docs/smollm2.py` writes this page from the records
 `benchmarks/records/{free}`, `{given}` and `{given_more}`, and the last section from
-`{long}`, which `benchmarks/long_context.py` measures. Longer contexts and rows side by side are from `{more}`, and trained
-drafters from `{trained}`, which `benchmarks/trained.sh` measures.
+`{long}`, which `benchmarks/long_context.py` measures. Longer contexts and rows side by side are from `{more}`, and
+trained drafters from `{trained}`, which `benchmarks/trained.sh` measures.
 """
 OWN = """## On text that the model writes
 
@@ -36,9 +36,9 @@ of plain decoding's output, and below 0.6 the output goes in circles.
 """
 DRAFTERS = """## Trained drafters
 
-Those of [longdraft-drafters](../../longdraft-drafters/README.md), beside drafters without weights. Cells are as above, on up to
-{tokens} tokens, which the drafters have not seen: Python's documentation and a meeting, about which the model is asked, a
-package's code, and a novel, which it continues.
+Those of [longdraft-drafters](../../longdraft-drafters/README.md), beside drafters without weights. Cells are as above,
+on up to {tokens} tokens, the median of {repeats}. The drafters have not seen these texts: Python's documentation and a
+meeting, about which the model is asked, a package's code, and a novel, which it continues.
 """
 HUMAN = """## On text that people wrote
 

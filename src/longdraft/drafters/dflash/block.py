@@ -139,7 +139,7 @@ class DFlashBlock(nn.Module):
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
             )
-            for layer in self.layers
+            for layer in self._each
         ]
         head, tokens = (None, None) if known is None else (known.linear(target), known.tokens)
         return DraftLayers(
@@ -150,9 +150,13 @@ class DFlashBlock(nn.Module):
         """What makes keys and values of the target's states."""
         layers = [
             DraftLayer(k=layer.k_proj, v=layer.v_proj, input_norm=self.feature_norm, k_norm=layer.k_norm)
-            for layer in self.layers
+            for layer in self._each
         ]
         return DraftLayers(layers, **self._sizes, starts="given", fuse=self.fuse, keys_only=True)
+
+    @property
+    def _each(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     @property
     def _sizes(self) -> dict[str, Any]:

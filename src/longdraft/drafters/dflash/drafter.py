@@ -181,7 +181,8 @@ class DFlash(Drafter):
         def attended(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             own, outputs = causal if self.block.causal[layer] else None, []
             for b, query in enumerate(q):
-                context = Segment(*(x[layer, b, :, : self.ring.size] for x in (self.ring.k, self.ring.v)), seen[b])
+                keys, values = (x[layer, b, :, : self.ring.size] for x in (self.ring.k, self.ring.v))
+                context = Segment(keys, values, seen[b])
                 outputs.append(attend(query, [context, Segment(k[b], v[b], own)], query.shape[-1] ** -0.5).out)
             return torch.stack(outputs).flatten(2)
 
