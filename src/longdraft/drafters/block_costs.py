@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from longdraft.costs.passes import Pass, PassCosts
 
+AROUND = 3  # the Python around a native draft takes so many times the calls of torch's that a block consists of
 COMPILED = 8  # a call of a native block takes about this share of one that Python makes of torch's parts
 PACKED = 17 / 32  # bytes that native blocks read of a weight in bfloat16: codes of 8 bits, and a scale for 32 of them
 
@@ -29,7 +30,8 @@ def block_seconds(
     every = rows * nodes
     products = weights / itemsize * every
     read = weights * PACKED if compiled and itemsize == 2 else weights
-    work = Pass(rows, every, float(read), products, float(keys), drawn=drawn, chained=True)
+    counted = (rows, every) if calls else (0, 0)
+    work = Pass(*counted, float(read), products, float(keys), drawn=drawn, chained=True)
     if compiled:
         return replace(costs, chained=calls * costs.block / COMPILED).seconds(work)
     return replace(costs, chained=calls * costs.block, read=costs.module).seconds(work)

@@ -19,7 +19,7 @@ from longdraft.core import (
 )
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import block_seconds
+from longdraft.drafters.block_costs import AROUND, block_seconds
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.eagle.pairs import Pairs, Span
 from longdraft.drafters.rereading import reread_seconds
@@ -147,21 +147,23 @@ class Eagle(Drafter):
         return min(depth * min(width, self.topk) if width < self.topk else depth * self.topk**2, self.nodes - 1)
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
-        """`update` runs the layer on what was accepted, a draft its head on the root's output and then all for each
-        level but the last; natively in one call each. Without the layer's keys, which are few."""
+        """The head on the root's output, then layer and head for each level but the last; natively in one call.
+
+        Without the layer's keys, which are few.
+        """
         own = getattr(self.block, "head", None)  # EAGLE-2 reads the target's output matrix
         head = float(head_size(self.target) if own is None else own.weight.nbytes)
         layer = size_of(self.block) - (0.0 if own is None else head)
         rows, topk, native = len(seqs.length), min(self.topk, width), self.compiled is not None
         drawn = float(rows * (self.target.vocab if self.tokens is None else len(self.tokens)))
 
-        def call(nodes: int, weights: float, drawn: float, calls: int = 1) -> float:
-            return block_seconds(costs, rows, nodes, weights, self.target.dtype.itemsize, 0, drawn, native, calls)
+        def call(nodes: int, weights: float, calls: int) -> float:
+            itemsize = self.target.dtype.itemsize
+            return block_seconds(costs, rows, nodes, weights, itemsize, 0, nodes * drawn, native, calls)
 
-        level = call(topk, layer + head, topk * drawn, 0 if native else 1)
-        return (
-            call(2, layer, 0) + call(1, head, drawn) + (depth - 1) * level + costs.tree * self.most_nodes(depth, width)
-        )
+        around = AROUND * costs.block if native else 0.0
+        levels = call(1, head, 1) + (depth - 1) * call(topk, layer + head, 0 if native else 1)
+        return around + levels + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
         lacking = (seqs.cache.length - self.pairs.next).clamp(max=self.span.most)
