@@ -238,7 +238,7 @@ SPOILT = {
     "a weight": ("shapes", lambda c: setattr(c.m.layer[2].down, "inputs", 80)),
     "no weight": ("shapes", lambda c: setattr(c.m.layer[1].q, "weight", None)),
     "window": ("shapes", lambda c: setattr(c.m.layer[1], "window", -1)),
-    "kind": ("shapes", lambda c: setattr(c.m.layer[1], "kind", 4)),
+    "kind": ("shapes", lambda c: setattr(c.m.layer[1], "kind", 5)),
     "a mixer without memory": ("shapes", lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RECURRENT)),
     "a pass that goes on after attention": ("shapes", lambda c: setattr(c.p, "resume", 1)),
     "a ring without one": ("shapes|slots|nodes", lambda c: setattr(c.m.layer[1], "kind", native.LayerKind.RING)),

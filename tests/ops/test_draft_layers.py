@@ -275,7 +275,11 @@ def sinks_twice(both: Both) -> None:
 
 
 def field(name: str, value) -> Callable[[Both], None]:
-    return lambda both: setattr(both.layers.model, name, value)
+    def change(both: Both) -> None:
+        for model in (both.layers.model, both.layers.of_known):
+            setattr(model, name, value)
+
+    return change
 
 
 def windows(change: int) -> Callable[[Both], None]:

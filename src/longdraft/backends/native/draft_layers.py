@@ -52,8 +52,8 @@ class NativeLayers(CompiledLayers):
             continues=self.output,
         )
         self._sources = 0 if layers.fuse is None else layers.fuse.in_features
-        self._of_known = native.Model.from_buffer_copy(self.model)  # its logits are those of the tokens it can draft
-        self._of_known.head_tokens = None
+        self.of_known = native.Model.from_buffer_copy(self.model)  # its logits are those of the tokens it can draft
+        self.of_known.head_tokens = None
 
     def _linear(self, module: nn.Linear | None) -> native.Linear:
         return native.Linear() if module is None else self._pins.drafting(module)
@@ -102,7 +102,7 @@ class NativeLayers(CompiledLayers):
             scores = torch.empty(B, logits or W, self.known)
             p.logits, p.logit_nodes = scores.data_ptr(), logits
         with self.step.lock:
-            self.step.lib.longdraft_step(self._of_known, p, self.step.work, self.step.half)
+            self.step.lib.longdraft_step(self.of_known, p, self.step.work, self.step.half)
         del kept
         return outputs, scores
 

@@ -57,8 +57,7 @@ def shape_of(
         "causal": [causal] * layers,
         "slots": slots,
         "window": window,
-        "vocab": vocab if vocab < target.vocab else 0,
-        "vocab_size": target.vocab,
+        **({"vocab": vocab, "vocab_size": target.vocab} if 0 < vocab < target.vocab else {}),
     }
 
 

@@ -83,8 +83,7 @@ def _export(block: DFlashBlock, target: LM) -> Layout:
     shape = dict(block.shape)
     mixed = len(set(block.causal)) > 1
     slides = [causal or not mixed for causal in block.causal]
-    for ours in ("taps", "causal", "slots", "window", "vocab", "vocab_size"):
-        shape.pop(ours, None)
+    del shape["taps"], shape["causal"], shape["slots"], shape["window"]
     fixed = {"model_type": "qwen3", "num_hidden_layers": len(block.causal), "hidden_act": "silu"}
     fixed |= {"vocab_size": target.vocab, "tie_word_embeddings": False}
     sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": block.window}

@@ -36,7 +36,7 @@ class FeatureRing:
 
     def enter(self, end: int) -> None:
         """Add an empty row."""
-        self.k, self.v = (torch.cat([x, torch.zeros_like(x[:, :1])], 1) for x in (self.k, self.v))
+        self.k, self.v = (torch.cat([x, x.new_zeros(len(x), 1, *x.shape[2:])], 1) for x in (self.k, self.v))
         self.low, self.end = (torch.cat([x, x.new_full((1,), end)]) for x in (self.low, self.end))
 
     def leave(self, row: int) -> None:
