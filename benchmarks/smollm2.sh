@@ -6,11 +6,7 @@
 set -eu
 . "$(dirname "$0")/usage.sh"
 out=${1:-runs/smollm2}
-longdraft fetch smollm2
-mkdir -p "$out"
-python -c "from pydoc_data.topics import topics; print('\n\n'.join(map(topics.get, sorted(topics))))" >"$out/documentation.txt"
-meeting=${MEETING:-}
-tasks=${TASKS-code book documentation ${meeting:+meeting}}
+. "$(dirname "$0")/texts.sh"
 contexts=${CONTEXTS:-1024,4096,7000}
 methods=${METHODS:-lookup,suffix,recycle,vegas,vegas-reuse,magicdec-stream,magicdec-snapkv,longspec-chain,longspec@nodes=8@gamma=3,eagle3@topk=4@levels=3@nodes=8}
 fixed=$(echo "$methods" | sed 's/,/@pace=off,/g; s/$/@pace=off/')
@@ -22,21 +18,9 @@ free() {
 given() { longdraft bench -m smollm2 --task anchored --out "$out/given.jsonl" --anchors "${ANCHORS:-60}" "$@"; }
 
 for how in ${HOW:-greedy T0.7 T1}; do
-    case $how in
-    greedy) how="--temperature 0" ;;
-    T0.7) how="--temperature 0.7 --top-p 0.9" ;;
-    T1) how="--temperature 1" ;;
-    esac
     for task in $tasks; do
-        case $task in
-        documentation) set -- --prompt-file "$out/documentation.txt" --ask "What does the with statement do?" ;;
-        meeting) set -- --prompt-file "$meeting" --ask "Summarize this meeting." ;;
-        *) set -- --text "$task" ;;
-        esac
-        # shellcheck disable=SC2086
-        free "$@" $how --methods "plain,$fixed" --repeat 1
-        # shellcheck disable=SC2086
-        free "$@" $how --methods "plain,$methods,auto" --repeat "${REPEAT:-3}"
+        sampled_as "$how" text_of "$task" free --methods "plain,$fixed" --repeat 1
+        sampled_as "$how" text_of "$task" free --methods "plain,$methods,auto" --repeat "${REPEAT:-3}"
     done
 done
 

@@ -106,7 +106,7 @@ class CompiledLayers(Protocol):
     def draft_chain(
         self, roots: Tensor, output: Tensor, position: Tensor, keys: DraftKeys, draws: ChainDraws, seen: Tensor | None
     ) -> Tensor:
-        """A chain below the roots [B], of whose nodes the layers' output [B,1,d] is known -> its tokens [B,count].
+        """A chain below the roots [B], given the layers' output [B,1,d] for the roots -> its tokens [B,count].
 
         position [B]: of the first drafted token's node. seen: bool [B,count-1,ring+count-1], with a ring.
         """
@@ -124,8 +124,8 @@ class CompiledLayers(Protocol):
         nodes: int,
         narrow: bool,
     ) -> Tree:
-        """EAGLE-2's dynamic tree of at most `nodes` nodes (sec. 4), of which the root's output [B,1,d] is known.
+        """EAGLE-2's dynamic tree of at most `nodes` nodes (sec. 4), given the layers' output [B,1,d] for the roots.
 
-        narrow: its nodes are those that were run and the best of the last level, not the best of all candidates.
+        narrow: the tree has the nodes that were run and the best of the last level, not the best of all candidates.
         """
         ...

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longdraft.core import UNBOUNDED, DraftLimits, Sequences, Tree
-from longdraft.drafters.vocabulary import DraftVocabulary
+from longdraft.drafters.vocabulary import DraftVocabulary, known_tokens
 
 Step = Callable[[Tree, int], Tensor]
 
@@ -41,7 +41,7 @@ class BestPaths:
         if not depth:
             return tree
         if seqs.sampler.bare:  # no score depends on the path
-            chain, tokens = Tree.chain(tree.tokens.expand(-1, depth)), None if known is None else known.tokens
+            chain, tokens = Tree.chain(tree.tokens.expand(-1, depth)), known_tokens(known)
             scores = seqs.sampler.scores(logits[:, :depth], chain, seqs, tokens=tokens)
             return self._planted(tree, scores, seqs, limits, tokens)
         if known is not None:

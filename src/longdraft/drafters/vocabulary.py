@@ -73,6 +73,21 @@ def choose_tokens(vocabulary: DraftVocabulary | None, corpus: Corpus) -> None:
         vocabulary.tokens.copy_(torch.from_numpy(corpus.frequent(len(vocabulary), vocabulary.size)))
 
 
+def known_tokens(vocabulary: DraftVocabulary | None) -> Tensor | None:
+    """[count], the tokens that can be drafted; None: all of the target's."""
+    return None if vocabulary is None else vocabulary.tokens
+
+
+def known_count(target: LM, vocabulary: DraftVocabulary | None) -> int:
+    """How many tokens can be drafted."""
+    return target.vocab if vocabulary is None else len(vocabulary)
+
+
+def known_logits(target: LM, vocabulary: DraftVocabulary | None, normed: Tensor) -> Tensor:
+    """normed [..,d] -> logits [..,count] of the tokens that can be drafted."""
+    return target.project(normed) if vocabulary is None else vocabulary.known_logits(target, normed)
+
+
 def draft_logits(target: LM, vocabulary: DraftVocabulary | None, normed: Tensor) -> Tensor:
     """normed [..,d] -> logits [..,V], by the target's output matrix or by its rows for the draft vocabulary."""
     return target.project(normed) if vocabulary is None else vocabulary.logits(target, normed)
@@ -80,4 +95,4 @@ def draft_logits(target: LM, vocabulary: DraftVocabulary | None, normed: Tensor)
 
 def read_for_logits(target: LM, vocabulary: DraftVocabulary | None) -> float:
     """Bytes of the output matrix that `draft_logits` reads."""
-    return head_size(target) * (1.0 if vocabulary is None else len(vocabulary) / target.vocab)
+    return head_size(target) * known_count(target, vocabulary) / target.vocab

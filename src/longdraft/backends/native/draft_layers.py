@@ -10,8 +10,6 @@ from longdraft.core import ChainDraws, Tree
 from longdraft.core.draft_layers import CompiledLayers, DraftKeys, DraftLayer, DraftLayers
 from longdraft.ops import native
 
-STARTS = {"given": "GIVEN", "fused": "FUSED", "beside": "BESIDE"}
-
 
 class NativeLayers(CompiledLayers):
     """Computes DraftLayers with activations in float32, beside its target's step, whose working memory it uses."""
@@ -43,7 +41,7 @@ class NativeLayers(CompiledLayers):
             head_tokens=None if layers.tokens is None else pins.raw(layers.tokens),
             norm=pins.norm(layers.norm),
             layer=(native.Layer * count)(*made),
-            start=native.Start[STARTS[layers.starts]],
+            start=native.Start[layers.starts.upper()],
             fuse=self._linear(layers.fuse),
             token_norm=pins.norm(layers.token_norm),
             feature_norm=pins.norm(layers.feature_norm),

@@ -24,8 +24,10 @@ from longdraft.drafters import (
     SmallModelDrafter,
     Suffix,
 )
+from longdraft.drafters.block_costs import Read, weights_read
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.small_model.drafter import SINK
+from longdraft.drafters.vocabulary import known_count
 from longdraft.models.memory_traffic import InCodes, Seen, head_size, size_of
 from longdraft.views import Coded, Policy, Quest
 from longdraft.views.base import budget_of
@@ -65,12 +67,12 @@ class Place:
         """Bytes of one layer's key and value."""
         return max((k.slot for k in self.target.counts.keys), default=0)
 
-    def block(self, nodes: int, weights: float, keys: float = 0.0, vocab: int = 0, compiled: bool = False) -> DraftPass:
-        """A call of a drafter's own block. nodes: of a row. weights, keys: bytes, keys of a row. compiled: natively."""
+    def block(self, nodes: int, read: Read, keys: float = 0.0, vocab: int = 0, compiled: bool = False) -> DraftPass:
+        """A call of a drafter's own block. nodes: of a row. keys: bytes, of a row. compiled: natively."""
         rows = len(self.lengths)
-        products = weights / self.target.lm.dtype.itemsize * nodes * rows
         drawn = float(nodes * rows * (vocab or self.target.counts.vocab))
-        counts = Pass(rows, rows * nodes, weights, products, rows * keys, drawn=drawn, chained=True)
+        products = read.weights * nodes * rows
+        counts = Pass(rows, rows * nodes, read.bytes(compiled), products, rows * keys, drawn=drawn, chained=True)
         return DraftPass(counts, 1.0 if compiled else None)
 
 
@@ -148,38 +150,43 @@ def _(drafter: Hierarchical, at: Place, depth: int, width: int) -> list[DraftPas
 @passes.register
 def _(drafter: Heads, at: Place, depth: int, width: int) -> list[DraftPass]:
     seen, _ = shown(drafter.policy)
-    heads = at.block(len(drafter.module), size_of(drafter.module) + head_size(at.target.lm))
+    heads = at.block(len(drafter.module), weights_read(size_of(drafter.module), at.target.lm, None))
     return [DraftPass(pass_over(at.target.counts, at.lengths, 1, seen=seen)), heads]
 
 
 @passes.register
 def _(drafter: Medusa, at: Place, depth: int, width: int) -> list[DraftPass]:
-    return [at.block(len(drafter.module), size_of(drafter.module) + head_size(at.target.lm))]
+    return [at.block(len(drafter.module), weights_read(size_of(drafter.module), at.target.lm, None))]
 
 
 @passes.register
 def _(drafter: Eagle, at: Place, depth: int, width: int) -> list[DraftPass]:
     """The first pass reads the tokens that were accepted, and each later one the best nodes of a level."""
     block, longest = drafter.block, max(at.lengths)
-    head = 0 if hasattr(block, "head") else head_size(at.target.lm)
+    head = 0.0 if hasattr(block, "head") else float(head_size(at.target.lm))
+    read = Read(size_of(block), head, at.target.lm.dtype.itemsize)
     seen = longest if longest <= drafter.span.reach else drafter.span.most
     keys = 2.0 * block.kv * block.dim * at.target.lm.dtype.itemsize * seen
     counts = [2, *[min(drafter.topk, width)] * (depth - 1)]
-    return [at.block(n, size_of(block) + head, keys, block.known) for n in counts]
+    return [at.block(n, read, keys, block.known, at.target.chains) for n in counts]
 
 
 @passes.register
 def _(drafter: Mtp, at: Place, depth: int, width: int) -> list[DraftPass]:
-    weights, rows = drafter.module.weights, len(at.lengths)
-    keys, head = float(at.slot * min(max(at.lengths), sum(drafter.most))), head_size(at.target.lm)
-    return [at.block(n, weights.read(n * rows) + head, keys) for n in beam(drafter, depth, width)]
+    weights, rows, lm = drafter.module.weights, len(at.lengths), at.target.lm
+    keys = float(at.slot * min(max(at.lengths), sum(drafter.most)))
+
+    def call(n: int) -> DraftPass:
+        return at.block(n, weights_read(weights.read(n * rows), lm, None), keys, compiled=at.target.chains)
+
+    return [call(n) for n in beam(drafter, depth, width)]
 
 
 @passes.register
 def _(drafter: DFlash, at: Place, depth: int, width: int) -> list[DraftPass]:
     block, seen = drafter.block, min(max(at.lengths), drafter.window)
-    weights = size_of(block) + head_size(at.target.lm)
-    return [at.block(block.slots, weights, float(len(block.causal) * at.slot * seen))]
+    read, keys = weights_read(size_of(block), at.target.lm, block.vocabulary), len(block.causal) * at.slot * seen
+    return [at.block(block.slots, read, keys, known_count(at.target.lm, block.vocabulary), at.target.chains)]
 
 
 @passes.register

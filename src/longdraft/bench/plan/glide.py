@@ -8,10 +8,10 @@ from typing import Any
 from longdraft.bench.plan.drafts import DraftPass, Place, beam, passes, shape, shown, spread
 from longdraft.core import CaptureSpec
 from longdraft.drafters import Drafter
+from longdraft.drafters.block_costs import weights_read
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
-from longdraft.models.memory_traffic import head_size
 from longdraft.views import Full, Guided
 
 WINDOW = 512  # slots of its own that an untrained block attends to
@@ -48,9 +48,9 @@ def _(drafter: GlideOutline, at: Place, depth: int, width: int) -> list[DraftPas
     lm, (seen, _) = at.target.lm, shown(drafter.policy)
     slots = max(at.lengths if seen is None else seen(at.lengths))
     own = 2 * drafter.keys * drafter.dim * lm.dtype.itemsize * min(max(at.lengths), drafter.window)
-    weights, keys = drafter.numbers * lm.dtype.itemsize + head_size(lm), float(slots * at.slot + own)
+    read, keys = weights_read(drafter.numbers * lm.dtype.itemsize, lm, None), float(slots * at.slot + own)
     counts = [1] * depth if drafter.paths else beam(drafter, depth, width)
-    return [at.block(n, weights, keys, compiled=at.target.chains) for n in counts]
+    return [at.block(n, read, keys, compiled=at.target.chains) for n in counts]
 
 
 @shape.register

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from longdraft.core.draft_layers import DraftLayer, DraftLayers
 from longdraft.drafters.rotations import ropes_of
 from longdraft.drafters.sizes import key_heads, mlp_width, query_heads
-from longdraft.drafters.vocabulary import DraftVocabulary
+from longdraft.drafters.vocabulary import DraftVocabulary, known_tokens
 from longdraft.models.lm import LM
 
 Turn = tuple[Tensor, Tensor]  # cosines and sines [B,1,N,D/2] of some positions
@@ -140,9 +140,14 @@ class DFlashBlock(nn.Module):
             )
             for layer in self._each
         ]
-        head, tokens = (None, None) if known is None else (known.linear(target), known.tokens)
         return DraftLayers(
-            layers, **self._sizes, starts="given", norm=self.norm_out, head=head, tokens=tokens, ring=True
+            layers,
+            **self._sizes,
+            starts="given",
+            norm=self.norm_out,
+            head=None if known is None else known.linear(target),
+            tokens=known_tokens(known),
+            ring=True,
         )
 
     def compilable_keys(self) -> DraftLayers:

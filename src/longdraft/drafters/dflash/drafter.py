@@ -9,12 +9,12 @@ from longdraft.core import UNBOUNDED, Captures, CaptureSpec, DraftLimits, Prompt
 from longdraft.core.draft_layers import DraftKeys
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import block_seconds
+from longdraft.drafters.block_costs import block_seconds, weights_read
 from longdraft.drafters.dflash.block import DFlashBlock
 from longdraft.drafters.dflash.ring import FeatureRing
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.rereading import reread_seconds
-from longdraft.drafters.vocabulary import read_for_logits
+from longdraft.drafters.vocabulary import known_count, known_logits
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.models.memory_traffic import size_of
@@ -83,12 +83,10 @@ class DFlash(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """One pass of the block, whatever the depth."""
-        known, rows = self.block.vocabulary, len(seqs.length)
-        weights = size_of(self.block) + read_for_logits(self.target, known)
-        tokens = self.target.vocab if known is None else len(known)
-        drawn, itemsize = float(rows * self.block.slots * tokens), self.target.dtype.itemsize
-        keys, native = 2 * self.ring.k.nbytes, self.compiled is not None
-        call = block_seconds(costs, rows, self.block.slots, weights, itemsize, keys, drawn, native)
+        known, rows, keys = self.block.vocabulary, len(seqs.length), 2 * self.ring.k.nbytes
+        read, native = weights_read(size_of(self.block), self.target, known), self.compiled is not None
+        drawn = float(rows * self.block.slots * known_count(self.target, known))
+        call = block_seconds(costs, rows, self.block.slots, read, keys, drawn, native)
         return call + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
@@ -158,8 +156,7 @@ class DFlash(Drafter):
     def logits(self, roots: Tensor, depth: int) -> Tensor:
         """Tokens of the roots [B] -> logits [B,depth,known] of the tokens after them, float32."""
         if self.compiled is None:
-            states, known = self.states(roots)[:, :depth], self.block.vocabulary
-            return (self.target.project(states) if known is None else known.known_logits(self.target, states)).float()
+            return known_logits(self.target, self.block.vocabulary, self.states(roots)[:, :depth]).float()
         B, slots, ring = len(roots), self.block.slots, self.ring
         block = Tree.chain(roots[:, None].expand(-1, slots))  # slots after the root's have no tokens
         embedded = self.target.hf.get_input_embeddings()(roots)[:, None].float()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.dflash.block import DFlashBlock, shape_of
-from longdraft.drafters.vocabulary import choose_tokens, draft_logits
+from longdraft.drafters.vocabulary import choose_tokens, draft_logits, known_tokens
 from longdraft.errors import InputError
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
@@ -38,7 +38,7 @@ class DFlashObjective:
     @property
     def _known(self) -> Tensor | None:
         """The tokens that the block can draft; None if it can draft all."""
-        return None if self.module.vocabulary is None else self.module.vocabulary.tokens
+        return known_tokens(self.module.vocabulary)
 
     def _places(self, length: int) -> int:
         """How many places there are for a block in a row of this length, from position 1 on."""

@@ -19,7 +19,7 @@ from longdraft.core import (
 )
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import AROUND, block_seconds
+from longdraft.drafters.block_costs import Read, block_seconds
 from longdraft.drafters.eagle.block import EagleBlock
 from longdraft.drafters.eagle.pairs import Pairs, Span
 from longdraft.drafters.rereading import reread_seconds
@@ -123,7 +123,7 @@ class Eagle(Drafter):
             self.pairs.feed(self._features(states), seqs.tokens[row, first + 1 : n + 1], row, [n - first])
 
     def _begin(self, seqs: Sequences, b: int, first: int) -> int:
-        """Leave out a row's pairs before `first`, and give as many slots as there are sinks to these -> how many."""
+        """Start a row at pair `first`; the sinks take the place of the pairs after it -> how many sinks there are."""
         sinks, row = self.pairs.skip(b, first), slice(b, b + 1)
         if sinks:  # the first tokens attend to nothing else: a small cache suffices
             tokens, cache = seqs.tokens[row], self.target.new_cache(1, sinks)
@@ -151,19 +151,18 @@ class Eagle(Drafter):
 
         Without the layer's keys, which are few.
         """
-        own = getattr(self.block, "head", None)  # EAGLE-2 reads the target's output matrix
-        head = float(head_size(self.target) if own is None else own.weight.nbytes)
-        layer = size_of(self.block) - (0.0 if own is None else head)
+        layer, shared, itemsize = float(size_of(self.block)), 0.0, self.target.dtype.itemsize
+        head = getattr(self.block, "head", None)
+        if head is None:  # EAGLE-2 reads the target's output matrix
+            own, shared = 0.0, float(head_size(self.target))
+        else:
+            own = float(head.weight.nbytes)
         rows, topk, native = len(seqs.length), min(self.topk, width), self.compiled is not None
-        drawn = float(rows * (self.target.vocab if self.tokens is None else len(self.tokens)))
-
-        def call(nodes: int, weights: float, calls: int) -> float:
-            itemsize = self.target.dtype.itemsize
-            return block_seconds(costs, rows, nodes, weights, itemsize, 0, nodes * drawn, native, calls)
-
-        around = AROUND * costs.block if native else 0.0
-        levels = call(1, head, 1) + (depth - 1) * call(topk, layer + head, 0 if native else 1)
-        return around + levels + costs.tree * self.most_nodes(depth, width)
+        drawn = float(rows * self.block.known)
+        first = block_seconds(costs, rows, 1, Read(own, shared, itemsize), 0, drawn, native)
+        whole, inside = Read(layer, shared, itemsize), 0 if native else 1
+        level = block_seconds(costs, rows, topk, whole, 0, topk * drawn, native, inside)
+        return first + (depth - 1) * level + costs.tree * self.most_nodes(depth, width)
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:
         lacking = (seqs.cache.length - self.pairs.next).clamp(max=self.span.most)
@@ -172,7 +171,7 @@ class Eagle(Drafter):
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         count = seqs.cache.length - self.pairs.next  # new tokens of each row; 0 if it was done
         count = count.where(count <= verdict.count, 0)  # rows that missed steps or were never read are left to `ready`
-        most = max(counts := count.tolist())
+        most = max(counts := count.tolist(), default=0)
         if most:
             path, states = verdict.path[:, :most, None], captured.states
             kept = {n: states[n].gather(1, path.expand(-1, -1, states[n].shape[-1])) for n in set(self.layers)}

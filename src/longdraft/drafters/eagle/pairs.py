@@ -49,9 +49,10 @@ class Span:
 
 
 class Pairs:
-    """Slot i of a row has the keys of pair first + i; but where pairs are left out, the first slots those of the sinks.
+    """Slot i of a row holds the keys of pair first + i, except that where a row's early pairs are left out, its first
+    slots hold the sinks' keys.
 
-    Pair t is the feature of token t with token t+1. output [B,1,d]: the layer's for each row's last pair.
+    Pair t is the feature of token t with token t+1. output [B,1,d]: what the layer gave for each row's last pair.
     """
 
     def __init__(self, target: LM, block: EagleBlock, compiled: CompiledLayers | None, span: Span):
@@ -99,7 +100,7 @@ class Pairs:
         return self.first + self.own.length
 
     def skip(self, b: int, first: int) -> int:
-        """Give up a row's pairs; those from `first` on will follow -> how many of the first ones must be fed before."""
+        """Forget a row's pairs; those from `first` on will be fed next -> how many sinks must be fed before them."""
         self.first[b], self.own.length[b] = first, 0
         return self.span.sink if self.span.window and first else 0
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, KVView, Sequences, Tree, Verdict, without
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.beam_search import beam
-from longdraft.drafters.block_costs import block_seconds
+from longdraft.drafters.block_costs import block_seconds, weights_read
 from longdraft.drafters.glide.block import Glide
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.under_view import UnderView
-from longdraft.drafters.vocabulary import read_for_logits
+from longdraft.drafters.vocabulary import known_count
 from longdraft.models.memory_traffic import keys_read, size_of
 from longdraft.ops import Segment, attend
 from longdraft.views.base import Full, Policy
@@ -140,16 +140,18 @@ class GlideDrafter(UnderView):
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """A call of the block for the root, then one for each level but the last."""
         keys = keys_read(self.target, seqs.cache, self.policy.seen, [self.block.host.layer])
-        weights = size_of(self.block) + read_for_logits(self.target, self.block.vocabulary)
+        read = weights_read(size_of(self.block), self.target, self.block.vocabulary)
         widths = [1, *(1 if self.shape else min(w, width) for w in self.widths[: depth - 1])]
-        rows, itemsize = len(seqs.length), self.target.dtype.itemsize
-        tokens = self.target.vocab if self.block.vocabulary is None else len(self.block.vocabulary)
+        rows, tokens = len(seqs.length), known_count(self.target, self.block.vocabulary)
         native = self.compiled is not None
-        calls = {
-            w: block_seconds(costs, rows, w, weights, itemsize, keys, float(rows * w * tokens), native)
-            for w in set(widths)
-        }
-        return sum(calls[w] for w in widths) + costs.tree * self.most_nodes(depth, width)
+        inside = native and set(widths) == {1}  # a chain is one call
+
+        def level(i: int, w: int) -> float:
+            drawn = float(rows * w * tokens)
+            return block_seconds(costs, rows, w, read, keys, drawn, native, calls=0 if inside and i else 1)
+
+        levels = sum(level(i, w) for i, w in enumerate(widths))
+        return levels + costs.tree * self.most_nodes(depth, width)
 
     def ready(self, seqs: Sequences) -> None:
         self.ring.refresh(seqs.tokens, seqs.length - 1)

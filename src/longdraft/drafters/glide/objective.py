@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.glide.block import Glide
-from longdraft.drafters.vocabulary import choose_tokens
+from longdraft.drafters.vocabulary import choose_tokens, known_tokens
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, TargetStates, matches
 
@@ -37,7 +37,7 @@ class GlideObjective:
 
     @property
     def _known(self) -> Tensor | None:
-        return None if self.module.vocabulary is None else self.module.vocabulary.tokens
+        return known_tokens(self.module.vocabulary)
 
     def _read(self, tokens: Tensor, position: Tensor) -> TargetStates:
         states = [self.frozen.last] if self.labels == "law" else []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from longdraft.core import Captures, CaptureSpec, DraftLimits, Sequences, Tree, Verdict, without
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
-from longdraft.drafters.block_costs import block_seconds
+from longdraft.drafters.block_costs import Read, block_seconds, weights_read
 from longdraft.drafters.marginals import BestPaths
 from longdraft.drafters.under_view import UnderView
 from longdraft.drafters.vocabulary import DraftVocabulary, draft_logits, read_for_logits
@@ -138,10 +138,10 @@ class Heads(UnderView):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """One pass of the target, then all heads at once, whatever the depth."""
-        first, head = self.pass_seconds(costs, seqs, self.target, 1), self.target.dtype.itemsize
-        weights = size_of(self.module) + read_for_logits(self.target, self.module.vocabulary)
+        first = self.pass_seconds(costs, seqs, self.target, 1)
+        read = weights_read(size_of(self.module), self.target, self.module.vocabulary)
         rows, drawn = len(seqs.length), float(self.target.vocab * (1 + len(self.module)))
-        heads = block_seconds(costs, rows, 1, weights, head, drawn=rows * drawn)
+        heads = block_seconds(costs, rows, 1, read, drawn=rows * drawn)
         return first + heads + costs.tree * self.most_nodes(depth, width)
 
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
@@ -188,10 +188,10 @@ class Medusa(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """All heads at once, whatever the depth."""
-        used = read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0
+        used = read_for_logits(self.target, self.module.vocabulary) if self.module.out is None else 0.0
         rows, drawn = len(seqs.length), float(self.target.vocab * len(self.module))
-        weights, itemsize = size_of(self.module) + used, self.target.dtype.itemsize
-        heads = block_seconds(costs, rows, 1, weights, itemsize, drawn=rows * drawn)
+        read = Read(size_of(self.module), used, self.target.dtype.itemsize)
+        heads = block_seconds(costs, rows, 1, read, drawn=rows * drawn)
         return heads + costs.tree * self.most_nodes(depth, width)
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from longdraft.core.options import NotNegative, Positive
 from longdraft.drafters.heads.drafter import ChainedHeads, MedusaHeads
-from longdraft.drafters.vocabulary import choose_tokens, draft_logits, draft_vocabulary
+from longdraft.drafters.vocabulary import choose_tokens, draft_logits, draft_vocabulary, known_tokens
 from longdraft.models.lm import LM
 from longdraft.training.data import Corpus
 from longdraft.training.frozen import Frozen, Labels, matches
@@ -50,7 +50,7 @@ class HeadsObjective:
         wanted, guesses = self._wanted(tokens, predicted), self.module(read, lambda normed: normed)
         decay = 1.0 if isinstance(self.module, ChainedHeads) else MEDUSA_DECAY
         heads = zip(guesses.unbind(2), wanted.unbind(-1), strict=True)
-        known = None if self.module.vocabulary is None else self.module.vocabulary.tokens
+        known = known_tokens(self.module.vocabulary)
         losses = torch.stack([self.frozen.head_loss(x.flatten(0, 1), y.flatten(), known) for x, y in heads])
         weights = decay ** torch.arange(len(losses), device=losses.device)
         return (losses * weights).sum() / weights.sum()

@@ -13,7 +13,7 @@ from longdraft.core import Captures, CaptureSpec, ChainDraws, DraftLimits, Seque
 from longdraft.costs.passes import PassCosts
 from longdraft.drafters.base import Drafter
 from longdraft.drafters.beam_search import beam
-from longdraft.drafters.block_costs import block_seconds
+from longdraft.drafters.block_costs import Read, block_seconds
 from longdraft.drafters.mtp.block import MtpLayers
 from longdraft.drafters.mtp.compiled import compiled
 from longdraft.drafters.mtp.ring import Ring
@@ -62,12 +62,13 @@ class Mtp(Drafter):
 
     def seconds(self, costs: PassCosts, seqs: Sequences, depth: int, width: int) -> float:
         """A call of a layer for each level, the first one's made by `update`; without their keys, which are few."""
-        rows, itemsize = len(seqs.length), self.target.dtype.itemsize
-        seconds = costs.tree * self.most_nodes(depth, width)
-        for w in [1, *(min(w, width) for w in self.widths[: depth - 1])]:
-            weights = self.module.weights.read(rows * w) + head_size(self.target)
+        rows, native, seconds = len(seqs.length), bool(self.compiled), costs.tree * self.most_nodes(depth, width)
+        widths = [1, *(min(w, width) for w in self.widths[: depth - 1])]
+        inside = native and len(self.module) == 1 and set(widths) == {1}  # a chain is one call
+        for i, w in enumerate(widths):
+            read = Read(self.module.weights.read(rows * w), head_size(self.target), self.target.dtype.itemsize)
             drawn = float(rows * w * self.target.vocab)
-            seconds += block_seconds(costs, rows, w, weights, itemsize, drawn=drawn, compiled=bool(self.compiled))
+            seconds += block_seconds(costs, rows, w, read, 0, drawn, native, calls=0 if inside and i else 1)
         return seconds
 
     def ready_seconds(self, costs: PassCosts, seqs: Sequences) -> float:

@@ -246,9 +246,9 @@ int longdraft_has_heads(int64_t head_dim);  // 1: heads of this many numbers are
 Code longdraft_step(const Model* model, const Pass* pass, Work* work, int half);
 // `count` passes, one for each node of a chain. tokens [B] are those of its first node, which is node `start`. depth,
 // position and mask are not read; logits has room for [B,vocab]; ring_mask is [B,count,ring+count]. Where the stream begins with
-// a feature, features [B,width] are what the head reads for the first draw: the node of the first token has its output already, so
-// nodes are those of drawn tokens, each with the output of the one before as feature; position [B] is that of the first of them,
-// and ring_mask is [B,count-1,ring+count-1].
+// a feature, the first token has been run already: features [B,width] are its output, from which the first draw is made. The passes
+// are over the drawn tokens, each with the output of the token before as its feature. position [B] is that of the first drawn token;
+// ring_mask is [B,count-1,ring+count-1].
 Code longdraft_chain(const Model* model, const Pass* pass, Work* work, int half, const Chain* chain);
 // EAGLE-2's dynamic tree; given as for longdraft_chain, but without a ring, and logits are not used.
 Code longdraft_grow(const Model* model, const Pass* pass, Work* work, int half, const Growth* growth);
