@@ -8,5 +8,6 @@ PROPOSERS = {
     "heads": "trained heads",
     "small model": "a small model",
     "block": "a trained block or layer",
+    "constraint": "the constraint, which forces them",
     "drafter": "another drafter",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from longdraft.core.cache import KVCache
 from longdraft.core.capture import Captures, CaptureSpec, PromptSpec
+from longdraft.core.constraint import Constraint
 from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
@@ -20,6 +21,7 @@ __all__ = [
     "CaptureSpec",
     "Captures",
     "ChainDraws",
+    "Constraint",
     "DraftLimits",
     "IndexView",
     "KVCache",

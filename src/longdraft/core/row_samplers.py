@@ -60,6 +60,23 @@ class RowSamplers:
     def chain(self, count: int, rows: Rows) -> ChainDraws | None:
         return ChainDraws.of(count, list(self.samplers), rows)
 
+    def forced(self, rows: Rows) -> list[list[int]]:
+        if (shared := self.shared) is not None:
+            return shared.forced(rows)
+        return [s.forced(rows.row(b))[0] for b, s in enumerate(self.samplers)]
+
+    def prepare(self, tree: Tree, rows: Rows) -> None:
+        if (shared := self.shared) is not None:
+            shared.prepare(tree, rows)
+            return
+        for b, sampler in enumerate(self.samplers):
+            if sampler.constrained:
+                sampler.prepare(tree.row(b), rows.row(b))
+
+    @property
+    def constrained(self) -> bool:
+        return any(s.constrained for s in self.samplers)
+
     @property
     def bare(self) -> bool:
         return all(s.bare for s in self.samplers)

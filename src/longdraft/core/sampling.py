@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longdraft import sampling_parameters as parameters
+from longdraft.core.constraint import Constraint
 from longdraft.core.processors import Settings, apply, generated_counts, path_tokens, penalised
 from longdraft.core.rows import Rows
 from longdraft.core.rules import Rules
@@ -24,8 +25,8 @@ class Sampler:
     temperature 0 is greedy; a top_k of -1 becomes 0. These change the logits, in this order: bias is added to those of
     its tokens; penalty divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted
     once for every time that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
-    prompt does not count). All count on each node's own path. Then follow Transformers' processors in Transformers'
-    order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled;
+    prompt does not count). All count on each node's own path. The constraint then excludes tokens. Then follow
+    Transformers' processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled;
     Rules(): no rules. Raises InputError for a value out of its range (`longdraft.sampling_parameters`).
     """
 
@@ -40,6 +41,7 @@ class Sampler:
     frequency: float = parameters.FREQUENCY.default
     presence: float = parameters.PRESENCE.default
     bias: tuple[tuple[int, float], ...] = ()  # token, number
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for parameter in parameters.SAMPLER:
@@ -98,7 +100,7 @@ class Sampler:
     @property
     def adds(self) -> bool:
         """Whether something is added to logits."""
-        return bool(self.frequency or self.presence or self.bias)
+        return bool(self.frequency or self.presence or self.bias or self.constraint)
 
     @property
     def bare(self) -> bool:
@@ -133,6 +135,20 @@ class Sampler:
         """How a chain of `count` tokens is drawn below the roots in one call; None if it must be node by node."""
         return ChainDraws.of(count, [self] * len(rows.length), rows)
 
+    def forced(self, rows: Rows) -> list[list[int]]:
+        """The tokens that each row must emit next by the constraint."""
+        return [[] for _ in rows.eos] if self.constraint is None else self.constraint.forced(rows)
+
+    def prepare(self, tree: Tree, rows: Rows) -> None:
+        """Begin what `draw` will need of this tree, beside the pass that computes its logits."""
+        if self.constraint is not None:
+            self.constraint.prepare(tree, rows)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a constraint may force tokens."""
+        return self.constraint is not None
+
     @property
     def lag(self) -> int:
         """How many of the newest tokens the penalty counts; 0: it is off."""
@@ -156,7 +172,7 @@ class Sampler:
         return tuple(settings.items())
 
     def _changed(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
-        """Logits after the bias and the penalties; the same tensor if there are none."""
+        """Logits after the bias, the penalties and the constraint; the same tensor if there are none."""
         if self.bias:
             tokens, numbers = (torch.tensor(x, device=logits.device) for x in zip(*self.bias, strict=True))
             logits = logits.float().index_add(-1, tokens, numbers.float().expand(*logits.shape[:-1], -1))
@@ -165,7 +181,7 @@ class Sampler:
         if self.frequency or self.presence:
             count = generated_counts(tree, rows, start, *logits.shape[1:])
             logits = logits.float() - self.frequency * count - self.presence * (count > 0)
-        return logits
+        return logits if self.constraint is None else self.constraint.masked(logits, tree, rows, start)
 
     def _penalised(self, logits: Tensor, tree: Tree, rows: Rows, start: int) -> Tensor:
         """Penalise the tokens among each node's last `window`: committed tokens by distance, drafted ones by path."""

@@ -54,6 +54,19 @@ class Sampling(Protocol):
         """The sampling of these rows alone."""
         ...
 
+    def forced(self, rows: Rows) -> list[list[int]]:
+        """The tokens that each row must emit next by its constraint: none, one or several."""
+        ...
+
+    def prepare(self, tree: Tree, rows: Rows) -> None:
+        """Begin what `draw` will need of this tree, beside the pass that computes its logits."""
+        ...
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a row has a constraint."""
+        ...
+
     @property
     def bare(self) -> bool:
         """Whether the temperature is the only setting that changes the distribution."""

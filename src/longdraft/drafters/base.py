@@ -91,5 +91,8 @@ class Drafter:
         """The tree with drafted nodes added within the limits, or unchanged for no draft."""
         return tree
 
+    def idle(self) -> None:
+        """Something else has drafted instead of `grow` in this step; `update` follows all the same."""
+
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Called after a step's commit. Steps may be left out, except the last one before a draft."""

@@ -71,6 +71,10 @@ class Combined(Drafter, Generic[D]):
         for d in self.drafters:
             d.leave(seqs, row)
 
+    def idle(self) -> None:
+        for d in self.drafters:
+            d.idle()
+
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         for d in self.drafters:
             d.update(seqs, tree, verdict, captured)

@@ -63,6 +63,7 @@ class Hierarchical(UnderView):
         left = (seqs.prompt + seqs.limit - seqs.length - 1).masked_fill(seqs.done, 0)
         left = left.clamp(min=0, max=min(self.max_depth, limits.depth))
         middle = replace(seqs, tokens=seqs.tokens.clone(), length=seqs.length.clone(), limit=left)
+        middle.prompt, middle.limit = seqs.prompt, left + seqs.length - seqs.prompt  # what is generated stays so
         with seqs.cache.rollback():
             view = self.look(seqs)
             while not bool(middle.done.all()):

@@ -62,6 +62,8 @@ def speculative_step(
         tree = drafter.grow(tree, seqs, DraftLimits(seqs.room))
     drafted = clock(target.device) - begin
     captured = Captures(drafter.captures())
+    if seqs.sampler.constrained:
+        seqs.sampler.prepare(tree, seqs)
     logits = target(tree, seqs.cache, view=view, captured=captured)
     verdict = verify(tree, logits, seqs.sampler, seqs)
     count = seqs.commit(verdict)

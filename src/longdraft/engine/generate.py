@@ -9,6 +9,7 @@ import torch
 
 from longdraft.core import PromptSpec, Sampler, Sampling, Sequences, Verifier, match, reject
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.forced import with_forced
 from longdraft.drafters.step import StepResult, clock, speculative_step
 from longdraft.engine.acceptance import Acceptance
 from longdraft.engine.prompt_file import Keeper, Read, read_prompt, store_prompts
@@ -212,7 +213,7 @@ def decode(
 
     watch: see `step`.
     """
-    begin = clock(target.device)
+    begin, drafter = clock(target.device), with_forced(drafter, seqs.sampler)
     with torch.inference_mode():
         drafter.start(seqs)
     stats.start_s += clock(target.device) - begin

@@ -14,6 +14,7 @@ import torch
 
 from longdraft.core import Sampler, Verifier, match
 from longdraft.drafters.base import Drafter
+from longdraft.drafters.forced import Forced
 from longdraft.engine.generate import Stats, Step, check_pair, step
 from longdraft.engine.newest_step import NewestStep
 from longdraft.engine.prefix_cache import Prefixes
@@ -63,6 +64,7 @@ class Session:
         self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
+        self._drafts = self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)
         self.sampler = (sampler or Sampler()).under(target.rules())
         self._rows, self.prefixes = RowPool(target, batch, slots, prefixes), prefixes
         self._eos = target.end_tokens
@@ -256,7 +258,7 @@ class Session:
                 self._start()
             watch = partial(self._newest.take, requests=self._rows.requests)
             seqs = self._rows.seqs
-            outcome = step(self.target, self.drafter, seqs, self.verify, self.stats, self._captured, watch)
+            outcome = step(self.target, self._drafts, seqs, self.verify, self.stats, self._captured, watch)
         except BaseException as error:
             self._started = False
             for b in reversed(range(self.running)):

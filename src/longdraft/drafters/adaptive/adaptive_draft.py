@@ -175,6 +175,13 @@ class AdaptiveDraft(Combined[Drafter]):
         self._began = perf_counter() if times else 0.0
         return tree
 
+    def idle(self) -> None:
+        """Nothing is learned from the step, which captures what a draft needs unless drafting is off."""
+        super().idle()
+        self._began, self.depth = 0.0, 0
+        if self.asked != PLAIN:
+            self.asked = None
+
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         if self.asked == PLAIN and not self._began:
             if not self._first:

@@ -79,6 +79,9 @@ class Auto(Combined[AdaptiveDraft]):
     def grow(self, tree: Tree, seqs: Sequences, limits: DraftLimits) -> Tree:
         return tree if self.fresh else self.now.grow(tree, seqs, limits)
 
+    def idle(self) -> None:
+        self.now.idle()
+
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.fresh = False
         self.now.update(seqs, tree, verdict, captured)

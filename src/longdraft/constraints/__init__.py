@@ -1,0 +1,8 @@
+"""Constraints on generated text: JSON schemas, regular expressions, choices and grammars."""
+
+from __future__ import annotations
+
+from longdraft.constraints.constraints import Constraints
+from longdraft.constraints.grammar import Grammar
+
+__all__ = ["Constraints", "Grammar"]

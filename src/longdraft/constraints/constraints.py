@@ -1,0 +1,131 @@
+"""Constraints for one model: what a user asks for becomes a grammar of its tokenizer's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from longdraft.constraints.grammar import Grammar, first_line
+from longdraft.errors import InputError
+
+# JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing is, so keys and
+# punctuation are forced, and no text can go on with whitespace for ever.
+EXACT: Any = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
+SPACED: Any = EXACT | {"item_separator": ", ", "key_separator": ": "}
+COMPACT: Any = EXACT | {"item_separator": ",", "key_separator": ":"}
+KEPT = 64  # compiled constraints
+LONGEST = 1 << 20  # characters of a schema, an expression or a grammar
+MOST_CHOICES = 10_000
+
+
+class Constraints:
+    """Makes constraints for texts of one tokenizer. The same request gives the same object while it is kept.
+
+    Grammars are matched by llguidance. Building takes about a second for a large vocabulary. May be used from several
+    threads. Raises InputError where the tokenizer is none of the `tokenizers` library.
+    """
+
+    def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
+        """vocab: how many logits the model has. ends: its end tokens, the usual one first."""
+        self.ends = _usual_first(ends, getattr(tokenizer, "eos_token_id", None))
+        self._words, self._made, self._lock = _words(tokenizer, vocab, self.ends), OrderedDict[str, Grammar](), Lock()
+
+    @staticmethod
+    def of(target: Any, tokenizer: Any) -> Constraints:
+        """Those for a model that `load` has loaded, and its tokenizer."""
+        return Constraints(tokenizer, target.vocab, target.end_tokens)
+
+    def json_schema(self, schema: dict[str, Any] | bool | str, compact: bool = False) -> Grammar:
+        """JSON that is valid by this schema (text: the schema's JSON), on one line.
+
+        Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is none, or that has a
+        keyword which cannot be enforced: nothing of it is ignored.
+        """
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"the JSON schema is not JSON: {first_line(str(error))}") from None
+        if not isinstance(schema, dict | bool):
+            raise InputError("the JSON schema is neither an object nor a boolean: give a JSON Schema")
+        return self._make("the JSON schema", _of_schema(schema, compact))
+
+    def json_object(self, compact: bool = False) -> Grammar:
+        """Any JSON object."""
+        return self.json_schema({"type": "object"}, compact)
+
+    def regex(self, pattern: str) -> Grammar:
+        """Text that an expression of Rust's `regex` matches from its beginning to its end (no look-around)."""
+        from llguidance import LLMatcher
+
+        return self._make("the regular expression", LLMatcher.grammar_from_regex(pattern))
+
+    def choice(self, choices: Sequence[str]) -> Grammar:
+        """One of these texts."""
+        from llguidance import LLMatcher
+
+        if not choices or any(not isinstance(x, str) or not x for x in choices):
+            raise InputError("the choices must be a list of texts, none of them empty")
+        if len(choices) > MOST_CHOICES:
+            raise InputError(f"{len(choices)} choices are too many: give at most {MOST_CHOICES}")
+        return self._make("the choices", LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_literal, choices))}"))
+
+    def grammar(self, text: str) -> Grammar:
+        """Text of a context-free grammar, in Lark's notation or in GBNF (llama.cpp's EBNF)."""
+        from llguidance import LLMatcher
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            lark = any_to_lark(text)
+        except Exception as error:  # each parser has its own
+            raise InputError(f"the grammar cannot be read: {first_line(str(error))}") from None
+        return self._make("the grammar", LLMatcher.grammar_from_lark(lark))
+
+    def _make(self, about: str, text: str) -> Grammar:
+        """text: a grammar in Lark's notation, or llguidance's JSON."""
+        from llguidance import LLMatcher
+
+        if len(text) > LONGEST:
+            raise InputError(f"{about} has {len(text)} characters: give at most {LONGEST}")
+        with self._lock:
+            made = self._made.pop(text, None)
+        if made is None:
+            error, messages = LLMatcher.validate_grammar_with_warnings(text, self._words)
+            if error:
+                raise InputError(f"{about} cannot be used: {first_line(messages[0])}")
+            made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about)
+        with self._lock:
+            made = self._made.setdefault(text, made)
+            while len(self._made) > KEPT:
+                self._made.popitem(last=False)
+        return made
+
+
+def _usual_first(ends: tuple[int, ...], usual: int | None) -> tuple[int, ...]:
+    return tuple(sorted(ends, key=lambda token: token != usual))
+
+
+def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
+    """llguidance's form of the vocabulary."""
+    from llguidance.hf import from_tokenizer
+
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise InputError("constraints need a tokenizer with a tokenizer.json, and this model has none")
+    try:
+        return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)), eos_token=list(ends) or None)
+    except Exception as error:  # the library raises several kinds, some of them bare
+        raise InputError(f"constraints cannot be used with this model's tokenizer: {first_line(str(error))}") from None
+
+
+def _of_schema(schema: dict[str, Any] | bool, compact: bool) -> str:
+    from llguidance import LLMatcher
+
+    text: Any = json.dumps(schema)
+    return LLMatcher.grammar_from_json_schema(text, overrides=COMPACT if compact else SPACED)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,131 @@
+"""A grammar for a tokenizer's tokens, as a sampler applies it: masks for the nodes of draft trees."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longdraft.constraints.progress import Path, Progress
+from longdraft.core import Rows, Tree
+from longdraft.errors import InputError
+
+KEPT = 256  # rows whose progress is kept; others are read from their beginning again
+BESIDE = ThreadPoolExecutor(1, "longdraft-constraint")  # computes masks while a pass runs
+
+
+class Grammar:
+    """A token may follow a node if the text generated up to it, and the token, can begin a text of the grammar.
+
+    A `Constraint`. What was read of a row's text is found again by its tokens alone, so an instance may be shared by
+    any number of rows, batches and threads. A text ends with an end token, which may follow where the text is complete
+    and must where nothing else can. about: what was asked for, in a word or two.
+    """
+
+    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str):
+        """matcher: one that has consumed nothing. Raises InputError if it has an error, or there are no end tokens."""
+        if matcher.is_error():
+            raise InputError(f"{about}: {first_line(matcher.get_error())}")
+        if not ends:
+            raise InputError(f"{about}: this model has no end token, which would end the text")
+        self.about = about
+        bits = np.zeros(8 * len(matcher.compute_bitmask()), np.uint8)
+        bits[list(ends)] = 1
+        self._fresh, self._ends, self._only_ends = matcher, ends, np.packbits(bits, bitorder="little").tobytes()
+        self._rows = OrderedDict[tuple[int, int], Progress]()  # by seed and length of the prompt
+        self._lock = Lock()
+
+    def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
+        W, V = logits.shape[1:]
+        refused = self._refused(tree, rows, start, W)
+        if refused is None:
+            return logits
+        more = V - refused.shape[2]  # a drafter's vocabulary may have another size
+        refused = F.pad(refused, (0, more), value=True) if more > 0 else refused[..., :V]
+        return logits.masked_fill(refused.to(logits.device), float("-inf"))
+
+    def forced(self, rows: Rows) -> list[list[int]]:
+        with self._lock:
+            progress = self._progress(rows)
+            return [[] if p is None else p.forced() for p in progress]
+
+    def prepare(self, tree: Tree, rows: Rows) -> None:
+        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
+        BESIDE.submit(self._masks, parents, tokens, self._keys(rows), generated, 0, tree.size)
+
+    def _refused(self, tree: Tree, rows: Rows, start: int, W: int) -> Tensor | None:
+        """[B,W,N]: the tokens that may not follow nodes [start, start+W); None if all may. N: those of masks."""
+        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
+        masks = self._masks(parents, tokens, self._keys(rows), generated, start, W)
+        if not any(mask is not None for row in masks for mask in row):
+            return None
+        every = b"\xff" * len(self._only_ends)
+        packed = b"".join(every if mask is None else mask for row in masks for mask in row)
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(len(masks), W, -1), axis=-1, bitorder="little")
+        return torch.from_numpy(bits) == 0
+
+    def _masks(
+        self,
+        parents: list[list[int]],
+        tokens: list[list[int]],
+        keys: list[tuple[int, int]],
+        generated: list[list[int] | None],
+        start: int,
+        W: int,
+    ) -> list[list[bytes | None]]:
+        """The mask after each of the nodes; None: all tokens may follow, because the node itself may not be reached."""
+        with self._lock:
+            masks: list[list[bytes | None]] = []
+            for parent, drafted, key, text in zip(parents, tokens, keys, generated, strict=True):
+                if text is None:
+                    masks.append([None] * W)
+                    continue
+                progress, paths = self._at(key, text), _paths(parent, drafted, start + W)
+                masks.append([None if path is None else progress.mask(path) for path in paths[start:]])
+            return masks
+
+    def _progress(self, rows: Rows) -> list[Progress | None]:
+        """That of each row; None for one that is done."""
+        pairs = zip(self._keys(rows), self._generated(rows), strict=True)
+        return [None if text is None else self._at(key, text) for key, text in pairs]
+
+    def _at(self, key: tuple[int, int], text: list[int]) -> Progress:
+        """The progress of a row with this text. key: where it was kept the last time, if that was the same row."""
+        found = self._rows.pop(key, None)
+        if found is None or found.failure:
+            found = Progress(self._fresh.deep_copy(), self._ends, self._only_ends)
+        found.move_to(text)
+        self._rows[key] = found
+        while len(self._rows) > KEPT:
+            self._rows.popitem(last=False)
+        return found
+
+    @staticmethod
+    def _keys(rows: Rows) -> list[tuple[int, int]]:
+        return list(zip(rows.seed.tolist(), rows.prompt.tolist(), strict=True))
+
+    @staticmethod
+    def _generated(rows: Rows) -> list[list[int] | None]:
+        """The tokens that each row has generated; None for one that is done."""
+        spans = zip(rows.done.tolist(), rows.prompt.tolist(), rows.length.tolist(), strict=True)
+        return [None if done else rows.tokens[b, a:n].tolist() for b, (done, a, n) in enumerate(spans)]
+
+
+def _paths(parent: list[int], tokens: list[int], count: int) -> list[Path | None]:
+    """The path of each of the first nodes; None for padding."""
+    paths: list[Path | None] = [()]
+    for i in range(1, count):
+        above = paths[parent[i]] if parent[i] >= 0 else None
+        paths.append(None if above is None else (*above, tokens[i]))
+    return paths
+
+
+def first_line(text: str) -> str:
+    """What is wrong, in one line: a parser's message without the picture of where."""
+    return " ".join(str(text).split())[:200]

@@ -1,0 +1,29 @@
+"""What a sampler asks of a constraint on the text that a row generates, such as a JSON schema."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from longdraft.core.rows import Rows
+from longdraft.core.tree import Tree
+
+
+class Constraint(Protocol):
+    """Which tokens may follow a node: a function of the tokens generated up to it, on its own path, and nothing else."""
+
+    def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
+        """Logits [B,W,V] of nodes [start, start+W), with -inf for tokens that may not follow them.
+
+        At least one token may follow, except after nodes that the constraint excludes: their logits are unchanged.
+        """
+        ...
+
+    def forced(self, rows: Rows) -> list[list[int]]:
+        """For each row, the tokens that it will emit next whatever the logits are: none, one or several."""
+        ...
+
+    def prepare(self, tree: Tree, rows: Rows) -> None:
+        """Begin to compute what `masked` will be asked of this tree, beside the pass that computes its logits."""
+        ...
