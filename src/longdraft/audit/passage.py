@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class Comparison:
             "prompt": self.prompt.name,
             "prompt_tokens": len(self.prompt.tokens),
             "way": str(self.way),
-            "sampler": json.loads(json.dumps(asdict(self.way.sampler))),  # as it is read back: lists for tuples
+            "sampler": json.loads(json.dumps(self.way.sampler.described)),  # as it is read back: lists for tuples
             "seed": self.way.seed,
             "tokens": tally.tokens,
             "differences": len(tally.differences),

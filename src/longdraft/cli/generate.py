@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from longdraft.cli import common
+from longdraft.cli.constraint_options import ConstraintOptions
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
 from longdraft.cli.sampling_options import Eta, MinP, Penalty, Temperature, TopK, TopP, Window, sampling_option
 from longdraft.sampling_parameters import ETA, MIN_P, PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW
@@ -35,6 +37,7 @@ def generate(
     penalty_window: Window = WINDOW.default,
     seed: Annotated[int, sampling_option(SEED, "Seed of random numbers; row b uses row_seed(seed, b).")] = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),
+    constraint_options: ConstraintOptions = ConstraintOptions(),
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")] = False,
     control_tokens: Annotated[
         bool,
@@ -75,10 +78,12 @@ def generate(
         raise InputError("--prompt-cache keeps one prompt: give one --prompt-file, or leave --prompt-cache out")
     kept_in = common.check_prompt_cache(prompt_cache, folder=False)
     texts = prompts.gather(prompt, prompt_file, prompt_tokens)
+    constraint_options.check()
     sampler = Sampler(temperature, top_k, top_p, min_p, eta, penalty, penalty_window)
     spec = method_options.spec(drafter_options, target_options.trained(model), seed)
     target, tokenizer = common.load_target(model, target_options, threads)
     rows = prompts.encode(texts, tokenizer, prompt_tokens, control_tokens)
+    sampler = replace(sampler, constraint=constraint_options.constraint(target, tokenizer))
     kept = None if kept_in is None else PromptFile(kept_in, target)
     job = Job(target, tokenizer, spec, sampler, seed, accept, trace is not None, kept)
     printer = None if as_json else Printer(tokenizer, texts)

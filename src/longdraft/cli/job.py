@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from longdraft.cli import common
@@ -133,7 +133,7 @@ class Job:
         output.stats.prefill_s += session.prefill_s
         depth = self.method.chain_depth(self.target)
         record = output.describe(session.prompts, lambda row: text_of(self.tokenizer, row), depth)
-        record |= {"method": self.method.name, "options": self.method.options, "sampler": asdict(self.sampler)}
+        record |= {"method": self.method.name, "options": self.method.options, "sampler": self.sampler.described}
         record |= {"pace": self.method.pace and self.accept is None, **self.method.origin}
         if self.kept is not None:
             record["known_prompt_tokens"] = sum(session.known)

@@ -123,7 +123,10 @@ def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
 def _of_schema(schema: dict[str, Any] | bool, compact: bool) -> str:
     from llguidance import LLMatcher
 
-    text: Any = json.dumps(schema)
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None
     return LLMatcher.grammar_from_json_schema(text, overrides=COMPACT if compact else SPACED)
 
 

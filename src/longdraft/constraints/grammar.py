@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -127,5 +128,5 @@ def _paths(parent: list[int], tokens: list[int], count: int) -> list[Path | None
 
 
 def first_line(text: str) -> str:
-    """What is wrong, in one line: a parser's message without the picture of where."""
-    return " ".join(str(text).split())[:200]
+    """What is wrong, in one line: a parser's message without its picture of the place."""
+    return " ".join(re.sub(r"\n\s*\d+ \|.*", "", text, flags=re.DOTALL).split())[:200]

@@ -9,11 +9,11 @@ Path = tuple[int, ...]  # the tokens from below the root to a node; () is the ro
 
 
 class Progress:
-    """The matcher has consumed exactly the first `consumed` of `tokens`; after a draft's paths it is moved back to them.
+    """The matcher has consumed exactly the first `consumed` of `tokens`; after a draft's paths it is moved back there.
 
     over: the text has ended, so that only end tokens may follow; also where a token was outside the grammar, or the
-    matcher has given up (`failure` says why). masks: bit i of an entry is whether token i may follow the path; None: the
-    path is outside the grammar.
+    matcher has given up (`failure` says why). masks: bit i of an entry is whether token i may follow the path; None:
+    the path is outside the grammar.
     """
 
     def __init__(self, matcher: Any, ends: Sequence[int], only_ends: bytes):

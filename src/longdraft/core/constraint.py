@@ -11,7 +11,12 @@ from longdraft.core.tree import Tree
 
 
 class Constraint(Protocol):
-    """Which tokens may follow a node: a function of the tokens generated up to it, on its own path, and nothing else."""
+    """Which tokens may follow a node is a function of the tokens generated up to it, on its own path, and nothing else.
+
+    about: what it is, in a few words.
+    """
+
+    about: str
 
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         """Logits [B,W,V] of nodes [start, start+W), with -inf for tokens that may not follow them.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,10 @@ class Sampler:
     temperature 0 is greedy; a top_k of -1 becomes 0. These change the logits, in this order: bias is added to those of
     its tokens; penalty divides those of tokens among the last `window` ones (TokenSwift eq. 3); frequency is subtracted
     once for every time that a token has been generated, and presence once if it was at all (OpenAI's penalties; the
-    prompt does not count). All count on each node's own path. The constraint then excludes tokens. Then follow
-    Transformers' processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of the model that is sampled;
-    Rules(): no rules. Raises InputError for a value out of its range (`longdraft.sampling_parameters`).
+    prompt does not count); the constraint excludes tokens. All go by each node's own path. Then follow Transformers'
+    processors in Transformers' order: the model's rules, temperature, top_k, top_p, min_p, eta. rules None: those of
+    the model that is sampled; Rules(): no rules. Raises InputError for a value out of its range
+    (`longdraft.sampling_parameters`).
     """
 
     temperature: float = parameters.TEMPERATURE.default
@@ -92,6 +94,13 @@ class Sampler:
         if self.temperature == 0:
             return torch.zeros_like(processed).scatter_(-1, processed.argmax(-1, keepdim=True), 1.0)
         return processed.softmax(-1)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its fields as records have them; of the constraint, what it is."""
+        return asdict(replace(self, constraint=None)) | (
+            {} if self.constraint is None else {"constraint": self.constraint.about}
+        )
 
     @property
     def greedy(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Annotated, Any, Literal
@@ -108,7 +108,7 @@ def new_trace(
         model=target.name,
         exact=target.exact,
         seed=seed,
-        sampler={k: _plain(v) for k, v in asdict(sampler).items()},
+        sampler={k: _plain(v) for k, v in sampler.described.items()},
         prompt_tokens=len(prompt),
         slots=len(prompt) + limit,
         prompt=shortened(tokenizer.decode(prompt, clean_up_tokenization_spaces=False)),

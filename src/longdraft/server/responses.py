@@ -7,8 +7,9 @@ from time import time
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from longdraft.constraints import Constraints
 from longdraft.models.chat import Message
 from longdraft.server.events import sse
 from longdraft.server.fields import MaxTokens, Name, Strict, Text
@@ -16,6 +17,7 @@ from longdraft.server.formats import Json, usage
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_MESSAGES, Sampled, joined, only_text
 from longdraft.server.service import Answer, Service
+from longdraft.server.structured import Make, Schema
 from longdraft.server.work import Work
 
 STATELESS = "this server stores no responses: send the whole conversation as `input`"
@@ -45,11 +47,24 @@ class Item(Strict):
 
 
 class TextFormat(Strict):
-    type: Literal["text"]
+    """As `response_format` of a chat, with the schema's fields beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[Text, Field(max_length=64)] | None = None
+    description: Text | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema belongs to the type 'json_schema', which needs it")
+        return self
 
 
 class TextOptions(Strict):
     format: TextFormat | None = None
+    verbosity: Literal["medium"] = "medium"
 
 
 class ResponsesRequest(Sampled):
@@ -68,6 +83,15 @@ class ResponsesRequest(Sampled):
         raise ValueError(STATELESS)
 
     @property
+    def structure(self) -> Make | None:
+        """What makes the constraint; None for none."""
+        form = None if self.text is None else self.text.format
+        if form is None or form.type == "text":
+            return None
+        schema = form.schema_
+        return Constraints.json_object if schema is None else lambda constraints: constraints.json_schema(schema)
+
+    @property
     def messages(self) -> list[Message]:
         first: list[Message] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
@@ -80,6 +104,8 @@ class ResponseObject:
 
     def __init__(self, body: ResponsesRequest, work: Work, service: Service):
         self.body, self.work, self.number = body, work, 0
+        asked = None if body.text is None else body.text.format
+        self.format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
         self.item = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant"}
         self.head = {
             "id": f"resp_{uuid4().hex}",
@@ -113,7 +139,7 @@ class ResponseObject:
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.format},
             "tool_choice": "none",
             "tools": [],
             "top_p": body.top_p,

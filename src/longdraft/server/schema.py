@@ -24,6 +24,7 @@ from longdraft.server.fields import (
     TopK,
     TopP,
 )
+from longdraft.server.structured import Structured
 from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
 
 MOST_N = 8  # choices of a request
@@ -140,17 +141,12 @@ class ChatMessage(Strict):
         return message | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
 
 
-class ResponseFormat(Strict):
-    type: Literal["text"]
-
-
-class ChatRequest(Sampled):
+class ChatRequest(Structured, Sampled):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: Literal[True] = True
@@ -174,7 +170,7 @@ class ChatRequest(Sampled):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(Structured, Sampled):
     prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=1)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None

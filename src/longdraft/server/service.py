@@ -7,10 +7,11 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from time import monotonic, time
 from typing import Any, TypeVar
 
+from longdraft.constraints import Constraints, Grammar
 from longdraft.core import Sampler
 from longdraft.drafters.base import Drafter
 from longdraft.engine.requests import Event
@@ -27,6 +28,7 @@ from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
+from longdraft.server.structured import Make
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
@@ -132,6 +134,7 @@ class Service:
         self.created = int(time())
         self.stopping = False
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
+        self._one_constraint = asyncio.Lock()
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
@@ -155,9 +158,24 @@ class Service:
         """The work of continuing a conversation."""
         self.check_model(body.model)
         prompt = await self.conversation(messages, tools)
-        work = self._work(prompt, body, limit, logprobs)
+        work = self._work(prompt, body, limit, logprobs, await self._constraint(body))
         self._check_logprobs(work)
         return work
+
+    async def _constraint(self, body: Sampled) -> Grammar | None:
+        """What the answer's text must be, compiled outside the event loop's thread. Raises Problem."""
+        structure: Make | None = getattr(body, "structure", None)
+        if structure is None:
+            return None
+        if body.ignore_eos:
+            raise Problem(400, "ignore_eos: a structured answer ends where it is complete: leave it out", "ignore_eos")
+        async with self._one_constraint:  # one text at a time: the others find a free thread
+            return await self.aside(0, lambda: structure(self.constraints))
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Makes constraints for the model's tokens; it takes about a second to build."""
+        return Constraints.of(self.target, self.tokenizer)
 
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""
@@ -175,7 +193,8 @@ class Service:
         tokens = await self.tokens(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise Problem(400, "the prompt has no tokens: give some text", "prompt")
-        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)
+        constraint = await self._constraint(body)
+        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs, constraint)
         work.prompt_logprobs, work.silent = body.echo and body.logprobs is not None, body.max_tokens == 0
         self._check_logprobs(work)
         return work
@@ -244,7 +263,9 @@ class Service:
             raise Problem(400, f"{excess}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
         return wanted
 
-    def _work(self, prompt: list[int], body: Sampled, limit: int | None, logprobs: int | None) -> Work:
+    def _work(
+        self, prompt: list[int], body: Sampled, limit: int | None, logprobs: int | None, constraint: Grammar | None
+    ) -> Work:
         wanted = self.fitting(prompt, limit)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
         eos = () if body.ignore_eos else self.target.end_tokens
@@ -258,6 +279,7 @@ class Service:
             frequency=body.frequency_penalty,
             presence=body.presence_penalty,
             bias=bias,
+            constraint=constraint,
         )
         seed = secrets.randbits(62) if body.seed is None else body.seed
         return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)

@@ -20,17 +20,18 @@ def _is_object(text: str) -> str:
         arguments = None
     if not isinstance(arguments, dict):
         raise ValueError("the arguments of a call must be a JSON object, as text")
-    _is_shallow(arguments)
+    is_shallow(arguments)
     return text
 
 
-def _is_shallow(value: Any) -> Any:
+def is_shallow(value: Any) -> Any:
+    """The value. Raises ValueError for more levels than DEEPEST, and for text that cannot be encoded."""
     level = [value]
     for _ in range(DEEPEST):
         lists = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
         level = [inner for values in lists for inner in values]
     if level:
-        raise ValueError(f"a tool's JSON may have {DEEPEST} levels at most")
+        raise ValueError(f"a schema or a call may have {DEEPEST} levels at most")
     encodable(dumps(value, ensure_ascii=False))
     return value
 
@@ -59,7 +60,7 @@ class Function(Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text = ""
-    parameters: Annotated[dict[str, Any], AfterValidator(_is_shallow)] = Field(default_factory=dict)
+    parameters: Annotated[dict[str, Any], AfterValidator(is_shallow)] = Field(default_factory=dict)
     strict: Literal[False] = False
 
 

@@ -1,0 +1,68 @@
+"""The options that constrain the text of an answer: a JSON schema, a regular expression, a grammar, choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longdraft.errors import InputError
+
+if TYPE_CHECKING:
+    from longdraft.constraints import Grammar
+
+
+@dataclass(frozen=True)
+class ConstraintOptions:
+    """At most one of them is given."""
+
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write JSON that is valid by the JSON Schema in this file (-: standard input)."
+        ),
+    ] = None
+    json_object: Annotated[bool, typer.Option("--json-object", help="Write a JSON object.")] = False
+    regex: Annotated[
+        str | None, typer.Option(help="Write text that matches this regular expression from beginning to end.")
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write text of the grammar in this file, in Lark's notation or GBNF."),
+    ] = None
+    choice: Annotated[list[str], typer.Option(help="Write this text; repeat it, and one of the texts is written.")] = (
+        field(default_factory=list)
+    )
+
+    def check(self) -> None:
+        """Raises InputError where several are given."""
+        given = {
+            "--json-schema": self.json_schema,
+            "--json-object": self.json_object,
+            "--regex": self.regex,
+            "--grammar": self.grammar,
+            "--choice": self.choice,
+        }
+        names = [name for name, value in given.items() if value]
+        if len(names) > 1:
+            raise InputError(f"{names[0]} and {names[1]} are given: give one of them")
+
+    def constraint(self, target: Any, tokenizer: Any) -> Grammar | None:
+        """What is asked for, for this model; None: nothing. Raises InputError."""
+        from longdraft.cli.prompts import read
+        from longdraft.constraints import Constraints
+
+        self.check()
+        schema, grammar = (None if file is None else read(file).text for file in (self.json_schema, self.grammar))
+        if not (schema or self.json_object or self.regex or grammar or self.choice):
+            return None
+        made = Constraints.of(target, tokenizer)
+        if schema is not None:
+            return made.json_schema(schema)
+        if self.regex is not None:
+            return made.regex(self.regex)
+        if grammar is not None:
+            return made.grammar(grammar)
+        return made.choice(self.choice) if self.choice else made.json_object()

@@ -1,0 +1,115 @@
+"""Structured output as requests ask for it: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from longdraft.constraints import Constraints, Grammar
+from longdraft.server.fields import Strict, Text
+from longdraft.server.tools import is_shallow
+
+MOST_CHOICES, LONGEST_CHOICE, LONGEST_REGEX, LONGEST_GRAMMAR = 1000, 10_000, 10_000, 1 << 16
+
+Schema = Annotated[dict[str, Any], AfterValidator(is_shallow)]
+Make = Callable[[Constraints], Grammar]
+
+
+class JsonSchema(Strict):
+    """strict, name and description change nothing: a schema is always enforced as a whole."""
+
+    name: Annotated[Text, Field(max_length=64)]
+    description: Text = ""
+    schema_: Annotated[Schema, Field(alias="schema")] = Field(default_factory=dict)
+    strict: bool = False
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type 'json_schema', which needs it")
+        return self
+
+    @property
+    def make(self) -> Make | None:
+        """Makes the constraint; None for plain text."""
+        if self.json_schema is not None:
+            schema = self.json_schema.schema_
+            return lambda constraints: constraints.json_schema(schema)
+        return Constraints.json_object if self.type == "json_object" else None
+
+
+class StructuredOutputs(Strict):
+    """One of vLLM's kinds. disable_any_whitespace: JSON without spaces too."""
+
+    json_: Annotated[Schema | Text | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Annotated[Text, Field(min_length=1, max_length=LONGEST_REGEX)] | None = None
+    choice: (
+        Annotated[
+            list[Annotated[Text, Field(min_length=1, max_length=LONGEST_CHOICE)]],
+            Field(min_length=1, max_length=MOST_CHOICES),
+        ]
+        | None
+    ) = None
+    grammar: Annotated[Text, Field(min_length=1, max_length=LONGEST_GRAMMAR)] | None = None
+    disable_any_whitespace: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        given = (
+            self.json_ is not None,
+            bool(self.json_object),
+            bool(self.regex),
+            bool(self.choice),
+            bool(self.grammar),
+        )
+        if sum(given) != 1:
+            raise ValueError("give one of json, json_object, regex, choice and grammar")
+        return self
+
+    @property
+    def make(self) -> Make:
+        json, regex, choice, grammar, compact = (
+            self.json_,
+            self.regex,
+            self.choice,
+            self.grammar,
+            self.disable_any_whitespace,
+        )
+        if json is not None:
+            return lambda constraints: constraints.json_schema(json, compact)
+        if regex is not None:
+            return lambda constraints: constraints.regex(regex)
+        if choice is not None:
+            return lambda constraints: constraints.choice(choice)
+        if grammar is not None:
+            return lambda constraints: constraints.grammar(grammar)
+        return lambda constraints: constraints.json_object(compact)
+
+
+class Structured(Strict):
+    """The fields of a request for structured output. Only one of them may ask for a structure."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="after")
+    def _asks_once(self) -> Structured:
+        made = None if self.response_format is None else self.response_format.make
+        if made is not None and self.structured_outputs is not None:
+            raise ValueError("response_format and structured_outputs both ask for a structure: give one of them")
+        return self
+
+    @property
+    def structure(self) -> Make | None:
+        """What makes the constraint; None for none."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.make
+        return None if self.response_format is None else self.response_format.make
