@@ -92,7 +92,7 @@ class Drafter:
         return tree
 
     def idle(self) -> None:
-        """Something else has drafted instead of `grow` in this step; `update` follows all the same."""
+        """Something else has drafted in this step, in some rows or in all; `update` follows all the same."""
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         """Called after a step's commit. Steps may be left out, except the last one before a draft."""

@@ -10,14 +10,14 @@ from longdraft.drafters.combined import Combined
 class Forced(Combined[Drafter]):
     """Where a constraint forces the next tokens of a row, these are its draft; the inner drafter drafts elsewhere.
 
-    A step whose rows all have forced tokens costs the inner drafter nothing. Otherwise it drafts beside them.
+    A step in which all rows have forced tokens costs the inner drafter nothing.
     """
 
     def __init__(self, inner: Drafter):
         self.combine((inner,))
         self.inner = inner
         self.has_draft_probs, self.max_depth, self.name = inner.has_draft_probs, inner.max_depth, inner.name
-        self._forced = 0  # how many of the latest draft's first nodes are forced tokens
+        self._forced = 0  # how many nodes of the first row's latest draft are forced tokens
 
     def proposed_by(self, node: int) -> str:
         return "constraint" if 0 < node <= self._forced else self.inner.proposed_by(node)
@@ -40,15 +40,23 @@ class Forced(Combined[Drafter]):
         forced = [tokens[: limits.depth] for tokens in seqs.sampler.forced(seqs)]
         if not any(forced):
             return self.inner.grow(tree, seqs, limits)
-        planted = tree.plant([list(enumerate(tokens)) for tokens in forced])
-        self._forced = planted.size - 1
+        chains = [list(enumerate(tokens)) for tokens in forced]
         if all(tokens or done for tokens, done in zip(forced, seqs.done.tolist(), strict=True)):
-            self.inner.idle()
-            return planted
-        return self.inner.grow(planted, seqs, limits.within(width=max(limits.width - 1, 0)))
+            tree = tree.plant(chains)
+        else:
+            tree = _with_chains(self.inner.grow(tree, seqs, limits), chains)
+        self.inner.idle()
+        self._forced = len(chains[0])
+        return tree
 
     def update(self, seqs: Sequences, tree: Tree, verdict: Verdict, captured: Captures) -> None:
         self.inner.update(seqs, tree, verdict, captured)
+
+
+def _with_chains(tree: Tree, chains: list[list[tuple[int, int]]]) -> Tree:
+    """The tree with these chains instead of what was drafted in rows that have one."""
+    drafted = [list(zip(*row, strict=True))[1:] for row in zip(tree.parent.tolist(), tree.tokens.tolist(), strict=True)]
+    return tree.plant([chain or row for chain, row in zip(chains, drafted, strict=True)])
 
 
 def with_forced(drafter: Drafter, sampler: Sampling) -> Drafter:
