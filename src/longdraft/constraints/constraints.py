@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from longdraft.constraints.grammar import Grammar, first_line
+from longdraft.constraints.progress import Recent
 from longdraft.errors import InputError
 
 # JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing is, so keys and
@@ -31,7 +32,8 @@ class Constraints:
     def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
         """vocab: how many logits the model has. ends: its end tokens, the usual one first."""
         self.ends = _usual_first(ends, getattr(tokenizer, "eos_token_id", None))
-        self._words, self._made, self._lock = _words(tokenizer, vocab, self.ends), OrderedDict[str, Grammar](), Lock()
+        self._words, self._made = _words(tokenizer, vocab, self.ends), OrderedDict[str, Grammar]()
+        self._lock, self._recent = Lock(), Recent()
 
     @staticmethod
     def of(target: Any, tokenizer: Any) -> Constraints:
@@ -96,7 +98,7 @@ class Constraints:
             error, messages = LLMatcher.validate_grammar_with_warnings(text, self._words)
             if error:
                 raise InputError(f"{about} cannot be used: {first_line(messages[0])}")
-            made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about)
+            made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about, self._recent)
         with self._lock:
             made = self._made.setdefault(text, made)
             while len(self._made) > KEPT:
