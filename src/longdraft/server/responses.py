@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from longdraft.models.chat import Message
 from longdraft.server.events import sse
 from longdraft.server.fields import MaxTokens, Name, Strict, Text
-from longdraft.server.formats import Json, usage
+from longdraft.server.formats import Json
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_MESSAGES, Sampled, joined, only_text
 from longdraft.server.service import Answer, Service
@@ -137,7 +137,7 @@ class ResponseObject:
         async for _, delta in answer.parts():
             text, finish = text + delta.text, delta.finish
         status = "incomplete" if finish == "length" else "completed"
-        return self.response(status, text, usage(len(self.work.prompt), answer.replies))
+        return self.response(status, text, answer.usage)
 
     async def events(self, answer: Answer) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error after the first of them is an event too, and the last."""
@@ -162,5 +162,5 @@ class ResponseObject:
         yield self.event("response.output_text.done", **place, text=text, logprobs=[])
         yield self.event("response.content_part.done", **place, part=self.part(text))
         yield self.event("response.output_item.done", output_index=0, item=self.message(status, text))
-        counted = usage(len(self.work.prompt), answer.replies)
+        counted = answer.usage
         yield self.event(f"response.{status}", response=self.response(status, text, counted))

@@ -26,7 +26,7 @@ from longdraft.server.fields import (
 )
 from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
 
-MOST_N = 8  # choices of a request
+MOST_N, MOST_CHOICES = 8, 64  # choices of a prompt, and of a request
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_MESSAGES = 1000
@@ -175,11 +175,23 @@ class ChatRequest(Sampled):
 
 
 class CompletionRequest(Sampled):
-    prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=1)]
+    prompt: Text | Tokens | Annotated[list[Text | Tokens], Field(min_length=1, max_length=MOST_CHOICES)]
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS.high)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool = False
     best_of: Literal[1] = 1
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, of which choices k * n to k * n + n - 1 answer number k."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else list(self.prompt)  # type: ignore[list-item]
+
+    @model_validator(mode="after")
+    def _few_choices(self) -> CompletionRequest:
+        if (count := len(self.prompts) * self.n) > MOST_CHOICES:
+            raise ValueError(f"{len(self.prompts)} prompts with n={self.n} are {count} choices: at most {MOST_CHOICES}")
+        return self
 
     @model_validator(mode="after")
     def _no_tokens_needs_echo(self) -> CompletionRequest:

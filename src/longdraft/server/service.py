@@ -22,6 +22,7 @@ from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.engine import Engine, Stream
+from longdraft.server.formats import usage
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
@@ -37,18 +38,26 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 @dataclass
 class Answer:
-    """The choices of a request while they are decoded, all or none of them."""
+    """The choices of a request while they are decoded, all or none of them. Choice k is number k % n of prompt k // n.
+
+    prompt_logprobs: those of prompts that have been read.
+    """
 
     service: Service
     work: Work
     streams: list[Stream]
     replies: list[Reply]
     began: float = field(default_factory=monotonic)
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def close(self) -> None:
         for stream in self.streams:
             stream.close()
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens read and written so far."""
+        return usage(self.work.prompt_tokens, self.replies, self.work.n)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -60,8 +69,8 @@ class Answer:
     async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, delta) as they come, until all choices have finished. Raises Problem."""
         queue = asyncio.Queue[tuple[int, Event]]()
-        first_came = asyncio.Event()
-        readers = [asyncio.ensure_future(self._read(i, s, queue, first_came)) for i, s in enumerate(self.streams)]
+        came = [asyncio.Event() for _ in self.work.prompts]
+        readers = [asyncio.ensure_future(self._read(i, s, queue, came)) for i, s in enumerate(self.streams)]
         open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
         how = "error"
         try:
@@ -72,7 +81,7 @@ class Answer:
                     self.service.metrics.took(event, now - last[i], first[i])
                 last[i], first[i] = now, first[i] and not event.tokens
                 if event.prompt is not None and event.prompt.logprobs is not None:
-                    self.prompt_logprobs = event.prompt.logprobs
+                    self.prompt_logprobs[i // self.work.n] = event.prompt.logprobs
                 if event.ended in ("failed", "cancelled") and self.replies[i].finish is None:
                     how = "abort"
                     raise self._ended(event)
@@ -87,7 +96,7 @@ class Answer:
             for reader in readers:
                 reader.cancel()
             self.close()
-            self.service.metrics.finished(how, len(self.work.prompt), self.replies, monotonic() - self.began)
+            self.service.metrics.finished(how, self.work.prompt_tokens, self.replies, monotonic() - self.began)
 
     async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
         """The next event, in time."""
@@ -102,13 +111,16 @@ class Answer:
             limit = times.queue_s if waiting else times.request_s
             raise Problem(503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5) from None
 
-    async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: asyncio.Event) -> None:
-        """came: set with the first choice's first event; it has the prompt's log-probabilities, which all echo."""
+    async def _read(
+        self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: list[asyncio.Event]
+    ) -> None:
+        """came: set with the first event of a prompt's first choice; it has the log-probabilities, which all echo."""
+        mine, others = came[i // self.work.n], i % self.work.n > 0
         async for event in stream:
-            if i and self.work.prompt_logprobs:
-                await came.wait()
+            if others and self.work.prompt_logprobs:
+                await mine.wait()
             queue.put_nowait((i, event))
-            came.set()
+            mine.set()
 
     def _ended(self, event: Event) -> Problem:
         if event.ended == "cancelled":
@@ -155,27 +167,25 @@ class Service:
         """The work of continuing a conversation."""
         self.check_model(body.model)
         prompt = await self.conversation(messages, tools)
-        work = self._work(prompt, body, limit, logprobs)
+        work = self._work([prompt], body, limit, logprobs)
         self._check_logprobs(work)
         return work
 
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""
-        tokens = work.limit + (len(work.prompt) if work.prompt_logprobs else 0)  # of each choice: all echo the prompt
-        count = 0 if work.logprobs is None else work.n * tokens * (work.logprobs + 1)
+        echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
+        tokens = work.n * (work.limit * len(work.prompts) + echoed)
+        count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
         if count > MOST_LOGPROBS:
             excess = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
             raise Problem(400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs")
 
     async def completion(self, body: CompletionRequest) -> Work:
         self.check_model(body.model)
-        prompt: Any = body.prompt
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            prompt = prompt[0]  # a list of one prompt
-        tokens = await self.tokens(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise Problem(400, "the prompt has no tokens: give some text", "prompt")
-        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs)
+        prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
+        if not all(prompts):
+            raise Problem(400, "a prompt has no tokens: give some text", "prompt")
+        work = self._work(prompts, body, max(body.max_tokens, 1), body.logprobs)
         work.prompt_logprobs, work.silent = body.echo and body.logprobs is not None, body.max_tokens == 0
         self._check_logprobs(work)
         return work
@@ -202,13 +212,18 @@ class Service:
         """Queue the choices of a request, all or none. Raises Problem."""
         if not self.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
+        most = self.engine.session.queue
+        if most is not None and work.choices > most:
+            field = "n" if len(work.prompts) == 1 else "prompt"
+            raise Problem(400, f"{work.choices} choices are more than the {most} that may wait: ask for fewer", field)
         streams: list[Stream] = []
         try:
-            for i in range(work.n):
+            for k in range(work.choices):
+                prompt, i = divmod(k, work.n)
                 stream = self.engine.submit(
-                    prompt=work.prompt,
+                    prompt=work.prompts[prompt],
                     max_new_tokens=work.limit,
-                    seed=row_seed(work.seed, i),
+                    seed=row_seed(work.seeds[prompt], i),
                     eos=work.eos,
                     sampler=work.sampler,
                     logprobs=work.logprobs,
@@ -244,8 +259,8 @@ class Service:
             raise Problem(400, f"{excess}: give at most {room} new tokens", "max_tokens", "context_length_exceeded")
         return wanted
 
-    def _work(self, prompt: list[int], body: Sampled, limit: int | None, logprobs: int | None) -> Work:
-        wanted = self.fitting(prompt, limit)
+    def _work(self, prompts: list[list[int]], body: Sampled, limit: int | None, logprobs: int | None) -> Work:
+        wanted = min(self.fitting(prompt, limit) for prompt in prompts)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
         eos = () if body.ignore_eos else self.target.end_tokens
         sampler = Sampler(
@@ -259,8 +274,8 @@ class Service:
             presence=body.presence_penalty,
             bias=bias,
         )
-        seed = secrets.randbits(62) if body.seed is None else body.seed
-        return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
+        seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
+        return Work(prompts, wanted, sampler, seeds, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
         """What a call makes with a writer of JSON; of many log-probabilities outside the event loop's thread."""
