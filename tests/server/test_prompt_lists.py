@@ -67,7 +67,7 @@ def test_a_scored_list_is_scored_as_alone(http):
     [
         ({"prompt": ["a"] * 65}, "64"),
         ({"prompt": ["a"] * 9, "n": 8}, "72 choices"),
-        ({"prompt": [TEXT] * 17}, "17 choices"),
+        ({"prompt": [TEXT] * 21}, "21 choices"),
         ({"prompt": [TEXT, ""]}, "no tokens"),
         ({"prompt": [TEXT, TEXT * 300]}, "tokens"),
         ({"prompt": []}, "at least 1"),
@@ -75,7 +75,7 @@ def test_a_scored_list_is_scored_as_alone(http):
     ids=lambda x: str(x)[:30],
 )
 def test_a_list_that_cannot_be_answered_is_refused_whole(server, http, more, word):
-    """17: more than the server's queue holds."""
+    """21: more than run and wait here together."""
     refused = http.post("/v1/completions", json=asked(**more))
     error = refused.json()["error"]
     assert refused.status_code == 400 and word in error["message"] and error["param"] == "prompt"
@@ -90,7 +90,7 @@ def test_a_list_is_queued_whole_or_not(fault, monkeypatch):
     with serving(session={"batch": 1, "queue": 4}) as server, client(server) as http:
         monkeypatch.setattr(server.engine.session, "_admit", lambda: None)  # nothing leaves the queue
         first = [server.engine.submit(prompt=tokens_of(TEXT), max_new_tokens=4) for _ in range(2)]
-        refused = http.post("/v1/completions", json=asked(prompt=[TEXT] * 3))
+        refused = http.post("/v1/completions", json=asked(prompt=[TEXT] * 4))
         assert refused.status_code == 429 and refused.headers["Retry-After"]
         assert (server.engine.session.waiting == len(first)) != fault
         for stream in first:

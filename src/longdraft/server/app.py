@@ -32,6 +32,7 @@ from longdraft.server.schema import (
     TokenizeRequest,
 )
 from longdraft.server.service import Answer, Service
+from longdraft.server.tokenizing import about_tokenizer, tokenized
 from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.server.work import Work
 from longdraft.version import __version__
@@ -93,6 +94,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
         return await _unless_gone(whole, answer, request)
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
@@ -105,14 +107,18 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/tokenize", responses=document.POSTED)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        tokens = await service.tokens(body.prompt, body.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
+        return await tokenized(service, body)
 
     @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         service.check_model(body.model)
         return {"prompt": await service.aside(len(body.tokens), service.text, body.tokens)}
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return about_tokenizer(service)
+
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:
         return Response(status_code=200 if service.ready else 503)

@@ -7,7 +7,7 @@ from time import time
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
 from longdraft.models.chat import Message
 from longdraft.server.events import sse
@@ -60,7 +60,7 @@ class ResponsesRequest(Sampled):
     text: TextOptions | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
     truncation: Literal["disabled"] = "disabled"
-    previous_response_id: Any = None
+    previous_response_id: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("previous_response_id", mode="before")
     @classmethod

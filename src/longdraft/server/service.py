@@ -15,14 +15,15 @@ from longdraft.core import Sampler
 from longdraft.drafters.base import Drafter
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
-from longdraft.errors import Busy, InputError
-from longdraft.models.chat import Message, Tools, chat_tokens
+from longdraft.errors import Busy, FieldError, InputError
+from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.formats import usage
+from longdraft.server.limits import check_choices, check_numbers
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
@@ -154,7 +155,7 @@ class Service:
 
     async def chat(self, body: ChatRequest) -> Work:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered)
+        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered, body.turn)
 
     async def talk(
         self,
@@ -163,10 +164,11 @@ class Service:
         limit: int | None,
         logprobs: int | None = None,
         tools: Tools = None,
+        turn: Turn = ANSWER,
     ) -> Work:
         """The work of continuing a conversation."""
         self.check_model(body.model)
-        prompt = await self.conversation(messages, tools)
+        prompt = await self.conversation(messages, tools, turn)
         work = self._work([prompt], body, limit, logprobs)
         self._check_logprobs(work)
         return work
@@ -190,10 +192,10 @@ class Service:
         self._check_logprobs(work)
         return work
 
-    async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
+    async def conversation(self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
         size = sum(len(m["content"]) for m in messages)
-        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render)
+        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render, turn)
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it."""
@@ -212,10 +214,7 @@ class Service:
         """Queue the choices of a request, all or none. Raises Problem."""
         if not self.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
-        most = self.engine.session.queue
-        if most is not None and work.choices > most:
-            field = "n" if len(work.prompts) == 1 else "prompt"
-            raise Problem(400, f"{work.choices} choices are more than the {most} that may wait: ask for fewer", field)
+        check_choices(work, self.engine.session)
         streams: list[Stream] = []
         try:
             for k in range(work.choices):
@@ -241,7 +240,7 @@ class Service:
                 raise Problem(400, str(error)) from None
             raise
         kind = Silent if work.silent else Reply
-        return Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
+        return Answer(self, work, streams, [kind(self.tokenizer, work.stops, work.least) for _ in streams])
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
@@ -261,8 +260,10 @@ class Service:
 
     def _work(self, prompts: list[list[int]], body: Sampled, limit: int | None, logprobs: int | None) -> Work:
         wanted = min(self.fitting(prompt, limit) for prompt in prompts)
+        check_numbers(body, wanted, self.target.vocab)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
-        eos = () if body.ignore_eos else self.target.end_tokens
+        eos = (*(() if body.ignore_eos else self.target.end_tokens), *body.stop_token_ids)
+        rules = self.target.rules()
         sampler = Sampler(
             body.temperature,
             top_k=body.top_k,
@@ -273,9 +274,10 @@ class Service:
             frequency=body.frequency_penalty,
             presence=body.presence_penalty,
             bias=bias,
+            rules=rules.with_least(body.min_tokens) if eos else rules,
         )
         seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
-        return Work(prompts, wanted, sampler, seeds, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
+        return Work(prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens)
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
         """What a call makes with a writer of JSON; of many log-probabilities outside the event loop's thread."""
@@ -287,4 +289,4 @@ class Service:
             async with self._one_long if size > LONG else nullcontext():
                 return await asyncio.to_thread(call, *arguments)
         except InputError as error:
-            raise Problem(400, str(error)) from None
+            raise Problem(400, str(error), error.field if isinstance(error, FieldError) else None) from None

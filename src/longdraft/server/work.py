@@ -19,7 +19,8 @@ class Times:
 class Work:
     """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent: no new tokens.
 
-    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. owner: see Session.submit.
+    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see Reply. owner: see
+    Session.submit.
     """
 
     prompts: list[list[int]]
@@ -30,6 +31,7 @@ class Work:
     stops: list[str]
     eos: tuple[int, ...]
     logprobs: int | None
+    least: int = 0
     prompt_logprobs: bool = False
     silent: bool = False
     owner: str = ""
