@@ -234,7 +234,7 @@ def tool(**function) -> dict:
         ({"messages": [*USER, {"role": "assistant"}]}, "content is missing"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": CALLED[1]["tool_calls"]}]}, "assistant's"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
     ],
     ids=ascii,
 )

@@ -60,7 +60,7 @@ class Session:
         for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
             if value < least:  # a row has at least a prompt token and a new one
                 raise InputError(f"{name} is {value}: give {least} or more")
-        self.target, self.slots, self.verify = target, slots, verify
+        self.target, self.batch, self.slots, self.verify = target, batch, slots, verify
         self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)

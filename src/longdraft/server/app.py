@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from time import time
 from typing import Any
@@ -18,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from longdraft.server import document, problems
 from longdraft.server.events import DONE, EventStream, sse
-from longdraft.server.formats import ChatFormat, CompletionFormat, usage
+from longdraft.server.formats import ChatFormat, CompletionFormat, Echo
 from longdraft.server.page import page
 from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
@@ -33,6 +32,7 @@ from longdraft.server.schema import (
     TokenizeRequest,
 )
 from longdraft.server.service import Answer, Service
+from longdraft.server.tokenizing import about_tokenizer, tokenized
 from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.server.work import Work
 from longdraft.version import __version__
@@ -76,8 +76,9 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         work = await service.completion(body)
         work.owner = _owner(request)
-        echo = Delta(await service.aside(len(work.prompt), service.text, work.prompt)) if body.echo else None
-        how = CompletionFormat(**_fields(service, "cmpl", work, body), echo=echo, echoed=work.prompt)
+        echoed = work.prompts if body.echo else []
+        echoes = [Echo(prompt, await service.aside(len(prompt), service.text, prompt)) for prompt in echoed]
+        how = CompletionFormat(**_fields(service, "cmpl", work, body), echoes=echoes, n=work.n)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/responses", responses=document.answer("response", "output"))
@@ -93,6 +94,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
         return await _unless_gone(whole, answer, request)
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
@@ -105,14 +107,18 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/tokenize", responses=document.POSTED)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        tokens = await service.tokens(body.prompt, body.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
+        return await tokenized(service, body)
 
     @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         service.check_model(body.model)
         return {"prompt": await service.aside(len(body.tokens), service.text, body.tokens)}
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return about_tokenizer(service)
+
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:
         return Response(status_code=200 if service.ready else 503)
@@ -186,10 +192,9 @@ async def _whole(answer: Answer, how: Format) -> Response:
     async for i, delta in answer.parts():
         old = choices[i]
         choices[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
-    if isinstance(how, CompletionFormat) and how.echo is not None:
-        how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-    counted = usage(len(answer.work.prompt), answer.replies)
-    tokens = len(choices) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
+    _score(how, answer)
+    counted, scored = answer.usage, sum(map(len, answer.prompt_logprobs.values()))
+    tokens = answer.work.n * scored + counted["completion_tokens"]
     count = how.log_probabilities(tokens)
     body = await answer.service.formatted(
         count, lambda write: write(how.whole(choices, counted, answer.metrics)).encode()
@@ -197,12 +202,19 @@ async def _whole(answer: Answer, how: Format) -> Response:
     return Response(body, media_type="application/json")
 
 
+def _score(how: Format, answer: Answer) -> None:
+    """Give echoed prompts their log-probabilities, as far as they are known."""
+    if isinstance(how, CompletionFormat):
+        for prompt, echo in enumerate(how.echoes):
+            echo.logprobs = answer.prompt_logprobs.get(prompt, [])
+
+
 async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
     """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
     begun = [False] * len(answer.streams)
 
     def event(part: dict[str, Any], write: Writer) -> bytes:
-        now = {"usage": usage(len(answer.work.prompt), answer.replies)} if how.in_parts else {}
+        now = {"usage": answer.usage} if how.in_parts else {}
         return sse(part | now, write=write)
 
     def begin(i: int, write: Writer) -> bytes:
@@ -216,16 +228,15 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
         async for i, delta in answer.parts():
             if not begun[i]:
                 begun[i] = True
-                if isinstance(how, CompletionFormat) and how.echo is not None:
-                    how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-                count = how.log_probabilities(len(answer.prompt_logprobs or []))
+                _score(how, answer)
+                count = how.log_probabilities(len(answer.prompt_logprobs.get(i // answer.work.n, [])))
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
             if delta.text or delta.logprobs or delta.finish:
                 count = how.log_probabilities(len(delta.logprobs))
                 yield await answer.service.formatted(count, partial(go_on, i, delta))
         if how.with_usage:
-            yield sse(how.last(usage(len(answer.work.prompt), answer.replies), answer.metrics))
+            yield sse(how.last(answer.usage, answer.metrics))
     except Problem as problem:
         yield sse(problem.body)
     finally:

@@ -9,6 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from longdraft.server.mistakes import mistake, unreadable
+
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -49,20 +51,6 @@ class Problem(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def of_validation(error: RequestValidationError) -> Problem:
-    """The first thing that is wrong with a body, by the name of its field."""
-    first = error.errors()[0]
-    where = [str(x) for x in first["loc"] if x != "body"]
-    name = ".".join(x for x in where if not x.startswith("function-"))[:100] or None
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "this field is unknown or not supported here: leave it out"
-    whole = first["type"] in ("model_attributes_type", "missing") and name in (None, "0")
-    if first["type"] == "json_invalid" or whole:  # the name of the former is a position
-        name, message = None, "the body must be a JSON object"
-    return Problem(400, f"{name}: {message}" if name else message, name)
-
-
 async def answer_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Problem)
     return error.response()
@@ -70,14 +58,16 @@ async def answer_problem(request: Request, error: Exception) -> JSONResponse:
 
 async def answer_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return of_validation(error).response()
+    name, message = mistake(error)
+    return Problem(400, f"{name}: {message}" if name else message, name).response()
 
 
 async def answer_http(request: Request, error: Exception) -> JSONResponse:
     """Errors of the framework: unknown paths and methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
-    response = Problem(error.status_code, str(error.detail), code=code).response()
+    cause = error.__cause__ if error.status_code == 400 else None
+    response = Problem(error.status_code, unreadable(cause) or str(error.detail), code=code).response()
     response.headers.update(error.headers or {})  # a 405 says which methods are allowed
     return response
 

@@ -24,14 +24,16 @@ class Delta:
 class Reply:
     """Its deltas together are the text before the first stop string, the same however tokens came in events.
 
-    tokens: how many of the new tokens count: up to the one that completes a stop string, end token included.
+    tokens: how many of the new tokens count: up to the one that completes a stop string, end token included. least: a
+    stop string that ends within so many tokens is text.
     """
 
-    def __init__(self, tokenizer: Any, stops: list[str]):
+    def __init__(self, tokenizer: Any, stops: list[str], least: int = 0):
         self.text = Detokenizer(tokenizer)
         self.stops, self.held = stops, ""  # text that may begin a stop string
         self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
+        self.least, self.free = least, 0  # characters of the first `least` tokens, where no stop string may end
         self.entries = deque[tuple[int, TokenLogprobs]]()  # of tokens whose text is held back, with where it begins
         self.tokens = self.known = 0
         self.drafts = Acceptance()
@@ -51,6 +53,8 @@ class Reply:
             last = event.ended == "eos" and i == len(event.tokens) - 1
             self.held += "" if last else self.text.push([token])  # an end token has no text
             self.open = self.text.open if self.stops else ""
+            if self.tokens <= self.least:
+                self.free = self.end + len(self.held) + len(self.open)
             if (cut := self._stop_in(self.open)) is not None:
                 self.held += self.open
                 return self._out(cut, "stop")
@@ -63,7 +67,9 @@ class Reply:
 
     def _stop_in(self, more: str = "") -> int | None:
         """Where in the held text, with more text after it, the first stop string begins."""
-        return min((i for stop in self.stops if (i := (self.held + more).find(stop)) >= 0), default=None)
+        text, free = self.held + more, self.free - self.end
+        found = (text.find(stop, max(free - len(stop) + 1, 0)) for stop in self.stops)
+        return min((i for i in found if i >= 0), default=None)
 
     def _possible(self) -> int:
         """How many of the held text's last characters may begin a stop string."""

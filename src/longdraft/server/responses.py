@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from time import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
 from longdraft.constraints import Constraints
 from longdraft.models.chat import Message
+from longdraft.server.conditions import Present, Rule
 from longdraft.server.events import sse
 from longdraft.server.fields import MaxTokens, Name, Strict, Text
-from longdraft.server.formats import Json, usage
+from longdraft.server.formats import Json
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_MESSAGES, Sampled, joined, only_text
 from longdraft.server.service import Answer, Service
@@ -49,17 +50,15 @@ class Item(Strict):
 class TextFormat(Strict):
     """As `response_format` of a chat, with the schema's fields beside the type."""
 
+    rules = (
+        Rule("schema_", {"type": "json_schema"}, {"schema_": Present}, "schema is missing: this type needs it"),
+        Rule("schema_", {"schema_": Present}, {"type": "json_schema"}, "schema belongs to the type 'json_schema'"),
+    )
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[Text, Field(max_length=64)] | None = None
     description: Text | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> TextFormat:
-        if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("schema belongs to the type 'json_schema', which needs it")
-        return self
 
 
 class TextOptions(Strict):
@@ -75,12 +74,14 @@ class ResponsesRequest(Sampled):
     text: TextOptions | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
     truncation: Literal["disabled"] = "disabled"
-    previous_response_id: Any = None
+    previous_response_id: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("previous_response_id", mode="before")
     @classmethod
     def _stateless(cls, given: Any) -> Any:
         raise ValueError(STATELESS)
+
+    structure_field: ClassVar[str] = "text"
 
     @property
     def structure(self) -> Make | None:
@@ -163,7 +164,7 @@ class ResponseObject:
         async for _, delta in answer.parts():
             text, finish = text + delta.text, delta.finish
         status = "incomplete" if finish == "length" else "completed"
-        return self.response(status, text, usage(len(self.work.prompt), answer.replies))
+        return self.response(status, text, answer.usage)
 
     async def events(self, answer: Answer) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error after the first of them is an event too, and the last."""
@@ -188,5 +189,5 @@ class ResponseObject:
         yield self.event("response.output_text.done", **place, text=text, logprobs=[])
         yield self.event("response.content_part.done", **place, part=self.part(text))
         yield self.event("response.output_item.done", output_index=0, item=self.message(status, text))
-        counted = usage(len(self.work.prompt), answer.replies)
+        counted = answer.usage
         yield self.event(f"response.{status}", response=self.response(status, text, counted))

@@ -7,28 +7,29 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from time import monotonic, time
 from typing import Any, TypeVar
 
-from longdraft.constraints import Constraints, Grammar
-from longdraft.core import Sampler
+from longdraft.core import Constraint, Sampler
 from longdraft.drafters.base import Drafter
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
-from longdraft.errors import Busy, InputError
-from longdraft.models.chat import Message, Tools, chat_tokens
+from longdraft.errors import Busy, FieldError, InputError
+from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.engine import Engine, Stream
+from longdraft.server.formats import usage
+from longdraft.server.limits import check_choices, check_numbers
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
-from longdraft.server.structured import Make
+from longdraft.server.structures import Structures
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
@@ -39,18 +40,26 @@ FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may
 
 @dataclass
 class Answer:
-    """The choices of a request while they are decoded, all or none of them."""
+    """The choices of a request while they are decoded, all or none of them. Choice k is number k % n of prompt k // n.
+
+    prompt_logprobs: those of prompts that have been read.
+    """
 
     service: Service
     work: Work
     streams: list[Stream]
     replies: list[Reply]
     began: float = field(default_factory=monotonic)
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def close(self) -> None:
         for stream in self.streams:
             stream.close()
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens read and written so far."""
+        return usage(self.work.prompt_tokens, self.replies, self.work.n)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -62,8 +71,8 @@ class Answer:
     async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, delta) as they come, until all choices have finished. Raises Problem."""
         queue = asyncio.Queue[tuple[int, Event]]()
-        first_came = asyncio.Event()
-        readers = [asyncio.ensure_future(self._read(i, s, queue, first_came)) for i, s in enumerate(self.streams)]
+        came = [asyncio.Event() for _ in self.work.prompts]
+        readers = [asyncio.ensure_future(self._read(i, s, queue, came)) for i, s in enumerate(self.streams)]
         open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
         how = "error"
         try:
@@ -74,7 +83,7 @@ class Answer:
                     self.service.metrics.took(event, now - last[i], first[i])
                 last[i], first[i] = now, first[i] and not event.tokens
                 if event.prompt is not None and event.prompt.logprobs is not None:
-                    self.prompt_logprobs = event.prompt.logprobs
+                    self.prompt_logprobs[i // self.work.n] = event.prompt.logprobs
                 if event.ended in ("failed", "cancelled") and self.replies[i].finish is None:
                     how = "abort"
                     raise self._ended(event)
@@ -89,7 +98,7 @@ class Answer:
             for reader in readers:
                 reader.cancel()
             self.close()
-            self.service.metrics.finished(how, len(self.work.prompt), self.replies, monotonic() - self.began)
+            self.service.metrics.finished(how, self.work.prompt_tokens, self.replies, monotonic() - self.began)
 
     async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
         """The next event, in time."""
@@ -104,13 +113,16 @@ class Answer:
             limit = times.queue_s if waiting else times.request_s
             raise Problem(503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5) from None
 
-    async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: asyncio.Event) -> None:
-        """came: set with the first choice's first event; it has the prompt's log-probabilities, which all echo."""
+    async def _read(
+        self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: list[asyncio.Event]
+    ) -> None:
+        """came: set with the first event of a prompt's first choice; it has the log-probabilities, which all echo."""
+        mine, others = came[i // self.work.n], i % self.work.n > 0
         async for event in stream:
-            if i and self.work.prompt_logprobs:
-                await came.wait()
+            if others and self.work.prompt_logprobs:
+                await mine.wait()
             queue.put_nowait((i, event))
-            came.set()
+            mine.set()
 
     def _ended(self, event: Event) -> Problem:
         if event.ended == "cancelled":
@@ -133,8 +145,8 @@ class Service:
         self.metrics, self.times, self.most_new = metrics, times, most_new
         self.created = int(time())
         self.stopping = False
+        self.structures = Structures(engine.session.target, tokenizer)
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
-        self._one_constraint = asyncio.Lock()
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
@@ -145,7 +157,7 @@ class Service:
 
     async def chat(self, body: ChatRequest) -> Work:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered)
+        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered, body.turn)
 
     async def talk(
         self,
@@ -154,55 +166,39 @@ class Service:
         limit: int | None,
         logprobs: int | None = None,
         tools: Tools = None,
+        turn: Turn = ANSWER,
     ) -> Work:
         """The work of continuing a conversation."""
         self.check_model(body.model)
-        prompt = await self.conversation(messages, tools)
-        work = self._work(prompt, body, limit, logprobs, await self._constraint(body))
+        prompt = await self.conversation(messages, tools, turn)
+        work = self._work([prompt], body, limit, logprobs, await self.structures.of(body))
         self._check_logprobs(work)
         return work
 
-    async def _constraint(self, body: Sampled) -> Grammar | None:
-        """What the answer's text must be, compiled outside the event loop's thread. Raises Problem."""
-        structure: Make | None = getattr(body, "structure", None)
-        if structure is None:
-            return None
-        if body.ignore_eos:
-            raise Problem(400, "ignore_eos: a structured answer ends where it is complete: leave it out", "ignore_eos")
-        async with self._one_constraint:  # one text at a time: the others find a free thread
-            return await self.aside(0, lambda: structure(self.constraints))
-
-    @cached_property
-    def constraints(self) -> Constraints:
-        """Makes constraints for the model's tokens; it takes about a second to build."""
-        return Constraints.of(self.target, self.tokenizer)
-
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""
-        tokens = work.limit + (len(work.prompt) if work.prompt_logprobs else 0)  # of each choice: all echo the prompt
-        count = 0 if work.logprobs is None else work.n * tokens * (work.logprobs + 1)
+        echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
+        tokens = work.n * (work.limit * len(work.prompts) + echoed)
+        count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
         if count > MOST_LOGPROBS:
             excess = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
             raise Problem(400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs")
 
     async def completion(self, body: CompletionRequest) -> Work:
         self.check_model(body.model)
-        prompt: Any = body.prompt
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            prompt = prompt[0]  # a list of one prompt
-        tokens = await self.tokens(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise Problem(400, "the prompt has no tokens: give some text", "prompt")
-        constraint = await self._constraint(body)
-        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs, constraint)
+        prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
+        if not all(prompts):
+            raise Problem(400, "a prompt has no tokens: give some text", "prompt")
+        constraint = await self.structures.of(body)
+        work = self._work(prompts, body, max(body.max_tokens, 1), body.logprobs, constraint)
         work.prompt_logprobs, work.silent = body.echo and body.logprobs is not None, body.max_tokens == 0
         self._check_logprobs(work)
         return work
 
-    async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
+    async def conversation(self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
         size = sum(len(m["content"]) for m in messages)
-        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render)
+        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render, turn)
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it."""
@@ -221,13 +217,15 @@ class Service:
         """Queue the choices of a request, all or none. Raises Problem."""
         if not self.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
+        check_choices(work, self.engine.session)
         streams: list[Stream] = []
         try:
-            for i in range(work.n):
+            for k in range(work.choices):
+                prompt, i = divmod(k, work.n)
                 stream = self.engine.submit(
-                    prompt=work.prompt,
+                    prompt=work.prompts[prompt],
                     max_new_tokens=work.limit,
-                    seed=row_seed(work.seed, i),
+                    seed=row_seed(work.seeds[prompt], i),
                     eos=work.eos,
                     sampler=work.sampler,
                     logprobs=work.logprobs,
@@ -245,7 +243,7 @@ class Service:
                 raise Problem(400, str(error)) from None
             raise
         kind = Silent if work.silent else Reply
-        return Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
+        return Answer(self, work, streams, [kind(self.tokenizer, work.stops, work.least) for _ in streams])
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
@@ -264,11 +262,18 @@ class Service:
         return wanted
 
     def _work(
-        self, prompt: list[int], body: Sampled, limit: int | None, logprobs: int | None, constraint: Grammar | None
+        self,
+        prompts: list[list[int]],
+        body: Sampled,
+        limit: int | None,
+        logprobs: int | None,
+        constraint: Constraint | None,
     ) -> Work:
-        wanted = self.fitting(prompt, limit)
+        wanted = min(self.fitting(prompt, limit) for prompt in prompts)
+        check_numbers(body, wanted, self.target.vocab)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
-        eos = () if body.ignore_eos else self.target.end_tokens
+        eos = (*(() if body.ignore_eos else self.target.end_tokens), *body.stop_token_ids)
+        rules = self.target.rules()
         sampler = Sampler(
             body.temperature,
             top_k=body.top_k,
@@ -279,10 +284,11 @@ class Service:
             frequency=body.frequency_penalty,
             presence=body.presence_penalty,
             bias=bias,
+            rules=rules.with_least(body.min_tokens) if eos else rules,
             constraint=constraint,
         )
-        seed = secrets.randbits(62) if body.seed is None else body.seed
-        return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
+        seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
+        return Work(prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens)
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
         """What a call makes with a writer of JSON; of many log-probabilities outside the event loop's thread."""
@@ -294,4 +300,4 @@ class Service:
             async with self._one_long if size > LONG else nullcontext():
                 return await asyncio.to_thread(call, *arguments)
         except InputError as error:
-            raise Problem(400, str(error)) from None
+            raise Problem(400, str(error), error.field if isinstance(error, FieldError) else None) from None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from longdraft.constraints import Constraints, Grammar
+from longdraft.server.conditions import Present, Rule, wrong
 from longdraft.server.fields import Strict, Text
 from longdraft.server.tools import is_shallow
 
@@ -27,14 +28,12 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    rules = (
+        Rule("json_schema", {"type": "json_schema"}, {"json_schema": Present}, "is missing: this type needs it"),
+        Rule("json_schema", {"json_schema": Present}, {"type": "json_schema"}, "belongs to the type 'json_schema'"),
+    )
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema belongs to the type 'json_schema', which needs it")
-        return self
 
     @property
     def make(self) -> Make | None:
@@ -104,8 +103,13 @@ class Structured(Strict):
     def _asks_once(self) -> Structured:
         made = None if self.response_format is None else self.response_format.make
         if made is not None and self.structured_outputs is not None:
-            raise ValueError("response_format and structured_outputs both ask for a structure: give one of them")
+            raise wrong("structured_outputs", "response_format asks for a structure too: give one of them")
         return self
+
+    @property
+    def structure_field(self) -> str:
+        """The field that asks for a structure."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
 
     @property
     def structure(self) -> Make | None:

@@ -17,19 +17,29 @@ class Times:
 
 @dataclass
 class Work:
-    """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too; silent: no new tokens.
+    """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent: no new tokens.
 
-    owner: see Session.submit.
+    Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see Reply. owner: see
+    Session.submit.
     """
 
-    prompt: list[int]
+    prompts: list[list[int]]
     limit: int
     sampler: Sampler
-    seed: int
+    seeds: list[int]
     n: int
     stops: list[str]
     eos: tuple[int, ...]
     logprobs: int | None
+    least: int = 0
     prompt_logprobs: bool = False
     silent: bool = False
     owner: str = ""
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
