@@ -53,7 +53,9 @@ def serve(
     cache_dir_mb: Annotated[
         int, typer.Option(min=1, max=1 << 30, help="Megabytes of --cache-dir; what was used longest ago makes room.")
     ] = 4096,
-    queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait until others end; further ones get a 429.")
+    ] = 64,
     chunk: Annotated[
         int,
         typer.Option(
