@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -67,7 +68,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Stops accepting at the first SIGTERM or SIGINT, and ends when running requests have, or the grace time has."""
+    """Drains at the first SIGTERM or SIGINT (Guard), and ends when running requests have, or the grace time has."""
 
     def __init__(self, session: Session, tokenizer: Any, settings: Settings, weights: DrafterWeights | None = None):
         self.settings, self.engine = settings, Engine(session)
@@ -75,17 +76,19 @@ class Server(uvicorn.Server):
         times = Times(settings.queue_s, settings.request_s)
         self.service = Service(self.engine, tokenizer, settings.model, metrics, times, settings.most_new)
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
-        app = Guard(
+        self.until = 0.0  # when the grace time ends
+        self.guard = Guard(
             create_app(self.service, tracer if settings.page else None),
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,
             most_requests=settings.client_requests,
             shared=settings.share_prefixes,
+            draining=lambda: self.service.stopping,
         )
         super().__init__(
             uvicorn.Config(
-                app,
+                self.guard,
                 host=settings.host,
                 port=settings.port,
                 log_level="error",  # a warning for each malformed request would fill a disk
@@ -96,7 +99,6 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=HEADERS,
                 limit_concurrency=CONNECTIONS,
-                timeout_graceful_shutdown=int(settings.grace_s) + 5,
                 lifespan="on",
             )
         )
@@ -120,12 +122,23 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.close_if_stuck(self.settings.client_s)
-        return await super().on_tick(counter) or self.engine.failure is not None
+        drained = self.service.stopping and not self.guard.busy
+        return await super().on_tick(counter) or drained or self.engine.failure is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port and all connections; answers that were decoded may be read for what is left of the grace."""
+        self.config.timeout_graceful_shutdown = int(max(self.until - monotonic(), 0)) + 5
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal ends the process at once. The inherited method would end it by the first one, at last."""
         if self.service.stopping:
             os._exit(1)
         self.service.stopping = True
-        asyncio.get_running_loop().call_later(self.settings.grace_s, self.engine.cancel_all)
+        self.until = monotonic() + self.settings.grace_s
+        asyncio.get_running_loop().call_later(self.settings.grace_s, self._cut)
+
+    def _cut(self) -> None:
+        """The grace time is over."""
+        self.engine.cancel_all()
         self.should_exit = True
