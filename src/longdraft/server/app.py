@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from time import time
 from typing import Any
-from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +16,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from longdraft.server import document, problems
+from longdraft.server.entry import current
 from longdraft.server.events import DONE, EventStream, sse
 from longdraft.server.formats import ChatFormat, CompletionFormat, usage
 from longdraft.server.page import page
@@ -159,7 +159,7 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
     """The fields of a Format."""
     options = body.stream_options or StreamOptions()
     return {
-        "id": f"{kind}-{uuid4().hex}",
+        "id": current().identify(f"{kind}-"),
         "created": int(time()),
         "model": service.model,
         "word": service.word,
@@ -227,6 +227,7 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
         if how.with_usage:
             yield sse(how.last(usage(len(answer.work.prompt), answer.replies), answer.metrics))
     except Problem as problem:
+        current().reason = problem.reason
         yield sse(problem.body)
     finally:
         answer.close()

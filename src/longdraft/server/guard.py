@@ -73,6 +73,8 @@ class Guard:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self.most_headers:
             return Problem(431, f"the headers are larger than {self.most_headers} bytes: send fewer")
         headers = dict(reversed(scope["headers"]))
+        if b"content-length" in headers and b"transfer-encoding" in headers:  # where does its body end?
+            return Problem(400, "the request has Content-Length and Transfer-Encoding: send one of them", close=True)
         host = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if self.hosts is not None and host not in self.hosts:
             return Problem(421, "this host name is not served here: use the address that the server is bound to")

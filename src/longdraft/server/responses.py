@@ -10,6 +10,7 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field, field_validator
 
 from longdraft.models.chat import Message
+from longdraft.server.entry import current
 from longdraft.server.events import sse
 from longdraft.server.fields import MaxTokens, Name, Strict, Text
 from longdraft.server.formats import Json, usage
@@ -82,7 +83,7 @@ class ResponseObject:
         self.body, self.work, self.number = body, work, 0
         self.item = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant"}
         self.head = {
-            "id": f"resp_{uuid4().hex}",
+            "id": current().identify("resp_"),
             "object": "response",
             "created_at": int(time()),
             "model": service.model,
@@ -153,7 +154,7 @@ class ResponseObject:
                 if delta.text:
                     yield self.event("response.output_text.delta", **place, delta=delta.text, logprobs=[])
         except Problem as problem:
-            error = problem.body["error"]
+            current().reason, error = problem.reason, problem.body["error"]
             yield self.event(
                 "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
             )

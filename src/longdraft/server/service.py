@@ -22,6 +22,8 @@ from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.engine import Engine, Stream
+from longdraft.server.entry import current
+from longdraft.server.log import failure
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
@@ -44,11 +46,18 @@ class Answer:
     streams: list[Stream]
     replies: list[Reply]
     began: float = field(default_factory=monotonic)
+    first_s: float | None = None  # after it began: when the first tokens came, and how many
+    first_tokens: int = 0
+    took_s: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
 
     def close(self) -> None:
         for stream in self.streams:
             stream.close()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.work.prompt)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -68,6 +77,8 @@ class Answer:
             while open_:
                 i, event = await self._next(queue, all(first))
                 now = monotonic()
+                if event.tokens and self.first_s is None:
+                    self.first_s, self.first_tokens = now - self.began, len(event.tokens)
                 if not self.work.silent:
                     self.service.metrics.took(event, now - last[i], first[i])
                 last[i], first[i] = now, first[i] and not event.tokens
@@ -87,7 +98,8 @@ class Answer:
             for reader in readers:
                 reader.cancel()
             self.close()
-            self.service.metrics.finished(how, len(self.work.prompt), self.replies, monotonic() - self.began)
+            self.took_s = monotonic() - self.began
+            self.service.metrics.finished(how, self.prompt_tokens, self.replies, self.took_s)
 
     async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
         """The next event, in time."""
@@ -117,6 +129,8 @@ class Answer:
             return Problem(400, str(event.error))
         if isinstance(event.error, MemoryError):
             return Problem(503, "there was not enough memory for this request: try again later", retry_s=5)
+        if event.error is not None:
+            failure(event.error)
         return Problem(500, "the server could not complete this request")
 
 
@@ -226,7 +240,9 @@ class Service:
                 raise Problem(400, str(error)) from None
             raise
         kind = Silent if work.silent else Reply
-        return Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
+        answer = Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
+        current().answers.append(answer)
+        return answer
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
