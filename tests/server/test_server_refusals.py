@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
-from support.served import TEXT, asked, client, serving
+from attacks import Shot, request
+from clients import fire
+from support.served import TEXT, address, asked, client, serving
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from longdraft.server.connection import Connection
 
 HUGE = "9" * 5000
 
@@ -71,7 +77,7 @@ def test_a_response_is_stateless_and_drops_nothing(http, change):
     assert response.status_code == 400 and next(iter(change)) in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("field", ["tools", "functions", "response_format", "audio", "previous_response_id"])
+@pytest.mark.parametrize("field", ["tools", "functions", "guided_json", "audio", "previous_response_id"])
 def test_what_is_not_supported_is_not_dropped(http, field):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], field: {"type": "json_object"}}
     response = http.post("/v1/chat/completions", json=body)
@@ -100,6 +106,35 @@ def test_other_refusals(http, server):
     headers = {"Content-Type": "application/json"}
     assert http.post("/v1/completions", content=slowly(), headers=headers).status_code == 413
     assert http.get("/health", headers={"X-Big": "x" * 100_000}).status_code in (400, 431)
+
+
+def test_a_body_whose_end_is_ambiguous_is_refused(server):
+    """A proxy that reads the other header would take a part of the body for another client's request."""
+    hidden = b"0\r\n\r\n" + request("/v1/models", method="GET")
+    both = request("/tokenize", hidden).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n", 1)
+    with socket.create_connection(address(server), 10) as s:
+        s.sendall(both)
+        got = b"".join(iter(lambda: s.recv(1 << 16), b""))
+    assert got.startswith(b"HTTP/1.1 400 ") and b"Transfer-Encoding" in got and got.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("size", [20_000, 70_000, 200_000, 900_000])
+def test_large_headers_get_an_answer(server, size):
+    """Also where they are refused before their end: the connection is not cut before the client has read that."""
+    answers = [fire(address(server), Shot("headers", request("/health", X_Big="x" * size))) for _ in range(5)]
+    assert [a.status for a in answers] == [431] * 5
+    assert all(json.loads(a.body)["error"]["type"] == "invalid_request_error" for a in answers)
+
+
+def test_a_connection_that_is_cut_is_noticed(server, monkeypatch):
+    monkeypatch.setattr(Connection, "send_400_response", H11Protocol.send_400_response)
+    assert fire(address(server), Shot("headers", request("/health", X_Big="x" * 900_000))).status != 431
+
+
+def test_what_follows_a_refusal_is_bounded(server):
+    with socket.create_connection(address(server), 10) as s, pytest.raises(OSError, match=r"reset|pipe"):
+        for _ in range(1000):
+            s.sendall(b"x" * (1 << 16))
 
 
 def test_keys_hosts_and_a_clients_share():

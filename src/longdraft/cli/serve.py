@@ -53,7 +53,9 @@ def serve(
     cache_dir_mb: Annotated[
         int, typer.Option(min=1, max=1 << 30, help="Megabytes of --cache-dir; what was used longest ago makes room.")
     ] = 4096,
-    queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait until others end; further ones get a 429.")
+    ] = 64,
     chunk: Annotated[
         int,
         typer.Option(
@@ -78,6 +80,12 @@ def serve(
     ] = 30.0,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
     client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
+    log_level: Annotated[
+        str, typer.Option(metavar="error|warning|info", help="Log refusals from warning on, and requests from info on.")
+    ] = "info",
+    log_format: Annotated[
+        str, typer.Option(metavar="text|json", help="Lines of text, or a JSON object in each line.")
+    ] = "text",
     page: Annotated[bool, typer.Option(help="Show a page at / where one can watch methods draft.")] = True,
     target_options: TargetOptions = TargetOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
@@ -89,6 +97,7 @@ def serve(
     runs beside it. On other backends the two can differ where tokens tie within rounding.
     """
     try:
+        from longdraft.server.log import check, logging_to, note
         from longdraft.server.run import Server, Settings, listening
     except ModuleNotFoundError as error:
         raise InputError(
@@ -101,6 +110,7 @@ def serve(
     from longdraft.models.control import control_of
     from longdraft.models.text import token_ids
 
+    check(log_level, log_format)
     keys, place = read_keys(api_key_file), listening(host, port)
     if cache_dir is not None:
         private(cache_dir)  # refused before the model is loaded
@@ -111,9 +121,7 @@ def serve(
     spec.check(target, None)
     slots = min(context or target.positions, target.positions)
     prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
-    folder = (
-        None if cache_dir is None else PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, common.say)
-    )
+    folder = None if cache_dir is None else PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, note)
     session = Session(
         target,
         spec.paced(target),
@@ -148,12 +156,13 @@ def serve(
             control_of(tokenizer)  # takes a second or two with a large vocabulary: not while the first chat waits
     token_ids(tokenizer, "")  # copies the vocabulary, in a second if it is large: not while the first prompt waits
     gc.freeze()  # what is loaded stays: garbage collections that read it would delay all answers by 0.1 s and more
-    try:
-        status = server.run([place])
-    finally:
-        gc.unfreeze()
-        if folder is not None:
-            folder.close()
+    with logging_to(log_level, log_format):
+        try:
+            status = server.run([place])
+        finally:
+            gc.unfreeze()
+            if folder is not None:
+                folder.close()
     if status:
         raise typer.Exit(status)
 

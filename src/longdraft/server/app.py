@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import time
 from typing import Any
-from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +15,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from longdraft.server import document, problems
+from longdraft.server.answer import Answer
+from longdraft.server.entry import current
 from longdraft.server.events import DONE, EventStream, sse
 from longdraft.server.formats import ChatFormat, CompletionFormat, Echo
 from longdraft.server.page import page
@@ -31,7 +32,7 @@ from longdraft.server.schema import (
     StreamOptions,
     TokenizeRequest,
 )
-from longdraft.server.service import Answer, Service
+from longdraft.server.service import Service
 from longdraft.server.tokenizing import about_tokenizer, tokenized
 from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.server.work import Work
@@ -165,7 +166,7 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
     """The fields of a Format."""
     options = body.stream_options or StreamOptions()
     return {
-        "id": f"{kind}-{uuid4().hex}",
+        "id": current().identify(f"{kind}-"),
         "created": int(time()),
         "model": service.model,
         "word": service.word,
@@ -238,6 +239,7 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
         if how.with_usage:
             yield sse(how.last(answer.usage, answer.metrics))
     except Problem as problem:
+        current().reason = problem.reason
         yield sse(problem.body)
     finally:
         answer.close()

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from longdraft.server.entry import current
 from longdraft.server.mistakes import mistake, unreadable
 
 ERROR_TYPES = {
@@ -27,15 +28,21 @@ LONGEST = 500  # characters of a message
 
 
 class Problem(Exception):
-    """A request that is answered with an error. retry_s: when it may be tried again."""
+    """A request that is answered with an error. retry_s: when it may be tried again. close: the connection, too."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
+        close: bool = False,
     ):
         super().__init__(message)
         self.status, self.message = status, message
         self.param, self.code = param, code
-        self.retry_s = retry_s
+        self.retry_s, self.close = retry_s, close
 
     @property
     def body(self) -> dict[str, Any]:
@@ -43,11 +50,18 @@ class Problem(Exception):
         return {"error": {"message": self.message[:LONGEST], "type": kind, "param": self.param, "code": self.code}}
 
     @property
+    def reason(self) -> str:
+        """In one word, without anything that the client sent."""
+        return self.code or ERROR_TYPES.get(self.status, "server_error")
+
+    @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        headers |= {"Connection": "close"} if self.close else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def response(self) -> JSONResponse:
+        current().reason = self.reason
         return JSONResponse(self.body, self.status, self.headers)
 
 

@@ -11,13 +11,15 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
 from longdraft.constraints import Constraints
 from longdraft.models.chat import Message
+from longdraft.server.answer import Answer
 from longdraft.server.conditions import Present, Rule
+from longdraft.server.entry import current
 from longdraft.server.events import sse
 from longdraft.server.fields import MaxTokens, Name, Strict, Text
 from longdraft.server.formats import Json
 from longdraft.server.problems import Problem
 from longdraft.server.schema import MOST_MESSAGES, Sampled, joined, only_text
-from longdraft.server.service import Answer, Service
+from longdraft.server.service import Service
 from longdraft.server.structured import Make, Schema
 from longdraft.server.work import Work
 
@@ -109,7 +111,7 @@ class ResponseObject:
         self.format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
         self.item = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant"}
         self.head = {
-            "id": f"resp_{uuid4().hex}",
+            "id": current().identify("resp_"),
             "object": "response",
             "created_at": int(time()),
             "model": service.model,
@@ -180,7 +182,7 @@ class ResponseObject:
                 if delta.text:
                     yield self.event("response.output_text.delta", **place, delta=delta.text, logprobs=[])
         except Problem as problem:
-            error = problem.body["error"]
+            current().reason, error = problem.reason, problem.body["error"]
             yield self.event(
                 "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
             )

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from time import monotonic, time
+from time import time
 from typing import Any, TypeVar
 
 from longdraft.core import Constraint, Sampler
 from longdraft.drafters.base import Drafter
-from longdraft.engine.requests import Event
-from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, FieldError, InputError
 from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
+from longdraft.server.answer import Answer
 from longdraft.server.engine import Engine, Stream
-from longdraft.server.formats import usage
+from longdraft.server.entry import current
 from longdraft.server.limits import check_choices, check_numbers
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
-from longdraft.server.reply import Delta, Reply, Silent
+from longdraft.server.reply import Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
 from longdraft.server.structures import Structures
 from longdraft.server.work import Times, Work
@@ -36,102 +34,6 @@ T = TypeVar("T")
 LONG = 1 << 16  # characters, tokens or log-probabilities
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
 FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
-
-
-@dataclass
-class Answer:
-    """The choices of a request while they are decoded, all or none of them. Choice k is number k % n of prompt k // n.
-
-    prompt_logprobs: those of prompts that have been read.
-    """
-
-    service: Service
-    work: Work
-    streams: list[Stream]
-    replies: list[Reply]
-    began: float = field(default_factory=monotonic)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """Tokens read and written so far."""
-        return usage(self.work.prompt_tokens, self.replies, self.work.n)
-
-    @property
-    def metrics(self) -> dict[str, Any] | None:
-        """vLLM's per-request metrics (Acceptance), so far. As there, None for several choices and without drafting."""
-        if len(self.replies) > 1 or not self.service.drafting:
-            return None
-        return {"speculative_decoding": self.replies[0].drafts.metrics()}
-
-    async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(choice, delta) as they come, until all choices have finished. Raises Problem."""
-        queue = asyncio.Queue[tuple[int, Event]]()
-        came = [asyncio.Event() for _ in self.work.prompts]
-        readers = [asyncio.ensure_future(self._read(i, s, queue, came)) for i, s in enumerate(self.streams)]
-        open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
-        how = "error"
-        try:
-            while open_:
-                i, event = await self._next(queue, all(first))
-                now = monotonic()
-                if not self.work.silent:
-                    self.service.metrics.took(event, now - last[i], first[i])
-                last[i], first[i] = now, first[i] and not event.tokens
-                if event.prompt is not None and event.prompt.logprobs is not None:
-                    self.prompt_logprobs[i // self.work.n] = event.prompt.logprobs
-                if event.ended in ("failed", "cancelled") and self.replies[i].finish is None:
-                    how = "abort"
-                    raise self._ended(event)
-                if self.replies[i].finish is not None:
-                    continue
-                delta = self.replies[i].take(event)
-                yield i, delta
-                if delta.finish is not None:
-                    self.streams[i].close()
-                    open_ -= 1
-        finally:
-            for reader in readers:
-                reader.cancel()
-            self.close()
-            self.service.metrics.finished(how, self.work.prompt_tokens, self.replies, monotonic() - self.began)
-
-    async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
-        """The next event, in time."""
-        times = self.service.times
-        left = times.request_s - (monotonic() - self.began)
-        if waiting:
-            left = min(left, times.queue_s - (monotonic() - self.began))
-        try:
-            return await asyncio.wait_for(queue.get(), max(left, 0))
-        except TimeoutError:
-            phase = "begin" if waiting else "end"
-            limit = times.queue_s if waiting else times.request_s
-            raise Problem(503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5) from None
-
-    async def _read(
-        self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: list[asyncio.Event]
-    ) -> None:
-        """came: set with the first event of a prompt's first choice; it has the log-probabilities, which all echo."""
-        mine, others = came[i // self.work.n], i % self.work.n > 0
-        async for event in stream:
-            if others and self.work.prompt_logprobs:
-                await mine.wait()
-            queue.put_nowait((i, event))
-            mine.set()
-
-    def _ended(self, event: Event) -> Problem:
-        if event.ended == "cancelled":
-            return Problem(503, "the server is shutting down: send the request again later", retry_s=5)
-        if isinstance(event.error, InputError):
-            return Problem(400, str(event.error))
-        if isinstance(event.error, MemoryError):
-            return Problem(503, "there was not enough memory for this request: try again later", retry_s=5)
-        return Problem(500, "the server could not complete this request")
 
 
 class Service:
@@ -243,7 +145,9 @@ class Service:
                 raise Problem(400, str(error)) from None
             raise
         kind = Silent if work.silent else Reply
-        return Answer(self, work, streams, [kind(self.tokenizer, work.stops, work.least) for _ in streams])
+        answer = Answer(self, work, streams, [kind(self.tokenizer, work.stops, work.least) for _ in streams])
+        current().answers.append(answer)
+        return answer
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""

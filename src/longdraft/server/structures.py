@@ -1,0 +1,42 @@
+"""The constraints that requests ask for, made for the server's model."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from typing import Any
+
+from longdraft.constraints import Constraints
+from longdraft.core import Constraint
+from longdraft.errors import InputError
+from longdraft.server.problems import Problem
+from longdraft.server.structured import Make
+
+# Fields that would let an answer end before it is complete, or go on after it, with what they would do.
+CONTRARY = {"ignore_eos": "lets it go on", "min_tokens": "could forbid its end"}
+
+
+class Structures:
+    """Makes one constraint at a time, outside the event loop's thread, so that the others find a free one."""
+
+    def __init__(self, target: Any, tokenizer: Any):
+        self._target, self._tokenizer, self._one = target, tokenizer, asyncio.Lock()
+
+    @cached_property
+    def made(self) -> Constraints:
+        """Built for the first request that needs it, in a second where the vocabulary is large."""
+        return Constraints.of(self._target, self._tokenizer)
+
+    async def of(self, body: Any) -> Constraint | None:
+        """What a request's answer must be; None: any text. Raises Problem."""
+        structure: Make | None = getattr(body, "structure", None)
+        if structure is None:
+            return None
+        for field, why in CONTRARY.items():
+            if getattr(body, field, None):
+                raise Problem(400, f"{field}: a structured answer ends where it is complete, and this {why}", field)
+        try:
+            async with self._one:
+                return await asyncio.to_thread(lambda: structure(self.made))
+        except InputError as error:
+            raise Problem(400, str(error), body.structure_field) from None
