@@ -10,8 +10,8 @@ from support.served import CHAT, NEW, TEXT, asked, client, loaded, said, serving
 
 from longdraft import Sampler, build, load
 from longdraft.core.rules import Rules
+from longdraft.engine.requests import Event
 from longdraft.models.chat import Turn, asked_of, chat_tokens
-from longdraft.server import service
 from longdraft.server.reply import Reply
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -96,7 +96,7 @@ def test_a_stop_string_counts_where_it_ends(least):
         reply, texts, low = Reply(tokenizer, ["b"], least), [], 0
         for high in cuts:
             ended = "length" if high == len(tokens) else None
-            texts.append(reply.take(service.Event(1, tokens[low:high], ended)).text)
+            texts.append(reply.take(Event(1, tokens[low:high], ended)).text)
             low = high
         found.add("".join(texts))
     texts = [tokenizer.decode(tokens[: i + 1]) for i in range(len(tokens))]
