@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -17,11 +17,13 @@ import uvicorn
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.ops.threads import release
 from longdraft.server.app import create_app
 from longdraft.server.connection import Connection
 from longdraft.server.engine import Engine
 from longdraft.server.guard import Guard
 from longdraft.server.metrics import Metrics
+from longdraft.server.models import Models
 from longdraft.server.service import Service
 from longdraft.server.traces import Tracer
 from longdraft.server.work import Times
@@ -29,6 +31,16 @@ from longdraft.server.work import Times
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # each connection is one; without a limit it is -1
 CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
+
+
+@dataclass(frozen=True)
+class Served:
+    """Another model of a server: its session and tokenizer, its name in the API, and its method's."""
+
+    session: Session
+    tokenizer: Any
+    model: str
+    method: str
 
 
 @dataclass(frozen=True)
@@ -69,14 +81,25 @@ def listening(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Stops accepting at the first SIGTERM or SIGINT, and ends when running requests have, or the grace time has."""
 
-    def __init__(self, session: Session, tokenizer: Any, settings: Settings, weights: DrafterWeights | None = None):
-        self.settings, self.engine = settings, Engine(session)
-        metrics = Metrics(session, settings.model, settings.method)
-        times = Times(settings.queue_s, settings.request_s)
-        self.service = Service(self.engine, tokenizer, settings.model, metrics, times, settings.most_new)
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Any,
+        settings: Settings,
+        weights: DrafterWeights | None = None,
+        others: Sequence[Served] = (),
+    ):
+        self.settings = settings
+        served = (Served(session, tokenizer, settings.model, settings.method), *others)
+        if others:
+            release()  # the threads of several engines share the processors
+        self.models = Models([self._service(each, not others) for each in served])
+        self.service, self.engine = self.models.first, self.models.first.engine
+        for service in self.models:
+            service.templates = self.service.templates  # one process renders all
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
         app = Guard(
-            create_app(self.service, tracer if settings.page else None),
+            create_app(self.models, tracer if settings.page else None),
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,
@@ -101,31 +124,44 @@ class Server(uvicorn.Server):
             )
         )
 
+    def _service(self, served: Served, alone: bool) -> Service:
+        settings, metrics = self.settings, Metrics(served.session, served.model, served.method)
+        times = Times(settings.queue_s, settings.request_s)
+        engine = Engine(served.session, alone)
+        return Service(engine, served.tokenizer, served.model, metrics, times, settings.most_new)
+
+    @property
+    def _failed(self) -> bool:
+        """Whether decoding has failed for good."""
+        return any(service.engine.failure is not None for service in self.models)
+
     def run(self, sockets: list[socket.socket] | None = None) -> int:  # type: ignore[override]
         """Serve until a signal -> the exit status: 1 if decoding has failed for good.
 
         sockets: where it listens; None: at its settings' address. Raises InputError.
         """
         super().run(sockets or [listening(self.settings.host, self.settings.port)])
-        return 1 if self.engine.failure is not None or not self.started else 0
+        return 1 if self._failed or not self.started else 0
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            print(f"longdraft: serving {self.settings.model} at http://{host}:{port}/v1", file=sys.stderr, flush=True)
+            names = ", ".join(service.model for service in self.models)
+            print(f"longdraft: serving {names} at http://{host}:{port}/v1", file=sys.stderr, flush=True)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # ten ticks are a second
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.close_if_stuck(self.settings.client_s)
-        return await super().on_tick(counter) or self.engine.failure is not None
+        return await super().on_tick(counter) or self._failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal ends the process at once. The inherited method would end it by the first one, at last."""
         if self.service.stopping:
             os._exit(1)
-        self.service.stopping = True
-        asyncio.get_running_loop().call_later(self.settings.grace_s, self.engine.cancel_all)
+        for service in self.models:
+            service.stopping = True
+            asyncio.get_running_loop().call_later(self.settings.grace_s, service.engine.cancel_all)
         self.should_exit = True
