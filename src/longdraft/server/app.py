@@ -19,6 +19,7 @@ from longdraft.server.answer import Answer
 from longdraft.server.entry import current
 from longdraft.server.events import DONE, EventStream, sse
 from longdraft.server.formats import ChatFormat, CompletionFormat, Echo
+from longdraft.server.models import Models, about
 from longdraft.server.page import page
 from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
@@ -41,16 +42,19 @@ from longdraft.version import __version__
 Format = ChatFormat | CompletionFormat
 
 
-def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
-    """The application. It starts the service's engine, and stops it when it shuts down. tracer: for a page."""
+def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
+    """The application. It starts the models' engines, and stops them when it shuts down. tracer: for a page."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.engine.start()
+        for service in models:
+            service.engine.start()
         yield
-        service.stopping = True
-        await service.engine.stop()
-        service.templates.close()
+        for service in models:
+            service.stopping = True
+        for service in models:
+            await service.engine.stop()
+            service.templates.close()
 
     app = document.Documented(
         title="longdraft",
@@ -68,6 +72,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
     @app.post("/v1/chat/completions", responses=document.answer("chat.completion", "choices"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        service = models.of(body.model)
         work = await service.chat(body)
         work.owner = _owner(request)
         how = ChatFormat(**_fields(service, "chatcmpl", work, body))
@@ -75,6 +80,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
+        service = models.of(body.model)
         work = await service.completion(body)
         work.owner = _owner(request)
         echoed = work.prompts if body.echo else []
@@ -84,6 +90,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
     @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
+        service = models.of(body.model)
         work = await service.talk(body, body.messages, body.max_output_tokens)
         work.owner = _owner(request)
         how, answer = ResponseObject(body, work, service), service.submit(work)
@@ -97,36 +104,34 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(service)]}
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [about(service) for service in models]}
 
     @app.get("/v1/models/{name:path}", responses=document.errors(404))
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return _model(service)
+        return about(models.of(name))
 
     @app.post("/tokenize", responses=document.POSTED)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        service.check_model(body.model)
-        return await tokenized(service, body)
+        return await tokenized(models.of(body.model), body)
 
     @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        service.check_model(body.model)
+        service = models.of(body.model)
         return {"prompt": await service.aside(len(body.tokens), service.text, body.tokens)}
 
-    @app.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
-        return about_tokenizer(service)
+    @app.get("/tokenizer_info", responses=document.errors(400, 404))
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        return about_tokenizer(models.of(model))
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:
-        return Response(status_code=200 if service.ready else 503)
+        return Response(status_code=200 if models.ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(models.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     if tracer is not None:
         _add_page(app, tracer)
@@ -174,11 +179,6 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
         "with_usage": options.include_usage,
         "in_parts": options.include_usage and options.continuous_usage_stats,
     }
-
-
-def _model(service: Service) -> dict[str, Any]:
-    about = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
-    return about | {"max_model_len": service.room}
 
 
 async def _answer(answer: Answer, body: Sampled, how: Format, request: Request) -> Response:

@@ -71,7 +71,6 @@ class Service:
         turn: Turn = ANSWER,
     ) -> Work:
         """The work of continuing a conversation."""
-        self.check_model(body.model)
         prompt = await self.conversation(messages, tools, turn)
         work = self._work([prompt], body, limit, logprobs, await self.structures.of(body))
         self._check_logprobs(work)
@@ -87,7 +86,6 @@ class Service:
             raise Problem(400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs")
 
     async def completion(self, body: CompletionRequest) -> Work:
-        self.check_model(body.model)
         prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
         if not all(prompts):
             raise Problem(400, "a prompt has no tokens: give some text", "prompt")
@@ -110,10 +108,6 @@ class Service:
         if any(t >= self.target.vocab for t in tokens):
             raise Problem(400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens")
         return text_of(self.tokenizer, tokens)
-
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
-            raise Problem(404, f"there is no model {name[:80]!r} here: use {self.model!r}", "model", "model_not_found")
 
     def submit(self, work: Work) -> Answer:
         """Queue the choices of a request, all or none. Raises Problem."""
