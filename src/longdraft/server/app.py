@@ -69,7 +69,8 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         work = await service.chat(body)
         work.owner = _owner(request)
-        how = ChatFormat(**_fields(service, "chatcmpl", work, body))
+        assert work.talk is not None
+        how = ChatFormat(**_fields(service, "chatcmpl", work, body), call_id=work.talk.dialect.call_id)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
@@ -184,8 +185,7 @@ async def _whole(answer: Answer, how: Format) -> Response:
     """The answer as one object."""
     choices = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
-        old = choices[i]
-        choices[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
+        choices[i] += delta
     if isinstance(how, CompletionFormat) and how.echo is not None:
         how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
     counted = usage(len(answer.work.prompt), answer.replies)
@@ -221,7 +221,7 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 count = how.log_probabilities(len(answer.prompt_logprobs or []))
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
-            if delta.text or delta.logprobs or delta.finish:
+            if delta:
                 count = how.log_probabilities(len(delta.logprobs))
                 yield await answer.service.formatted(count, partial(go_on, i, delta))
         if how.with_usage:

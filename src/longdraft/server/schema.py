@@ -24,7 +24,8 @@ from longdraft.server.fields import (
     TopK,
     TopP,
 )
-from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
+from longdraft.server.talk import Offer
+from longdraft.server.tools import MOST_TOOLS, Choice, Tool, ToolCall, check_choice
 
 MOST_N = 8  # choices of a request
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
@@ -120,11 +121,15 @@ class ChatMessage(Strict):
     name: Name | None = None
     tool_call_id: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None  # the same, as vLLM names it
 
     @model_validator(mode="after")
     def _parts(self) -> ChatMessage:
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError("tool_calls are the assistant's")
+        if self.thought is not None and self.role != "assistant":
+            raise ValueError("reasoning_content is the assistant's")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("a message of a tool has a tool_call_id, and no other has one")
         if self.tool_calls is None and "content" not in self.model_fields_set:
@@ -132,11 +137,16 @@ class ChatMessage(Strict):
         return self
 
     @property
+    def thought(self) -> str | None:
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
+
+    @property
     def plain(self) -> dict[str, Any]:
         """As chat templates read it; a developer's message is the system's."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": joined(self.content)}
         message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        message |= {} if self.thought is None else {"reasoning_content": self.thought}
         return message | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
 
 
@@ -152,16 +162,19 @@ class ChatRequest(Sampled):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    tool_choice: Literal["auto", "none", "required"] | Choice = "auto"
+    parallel_tool_calls: bool = True
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
 
     @property
-    def offered(self) -> list[dict[str, Any]] | None:
-        """The tools as chat templates read them; None for none."""
-        return [
-            tool.model_dump(exclude={"function": {"strict"}}) for tool in self.tools if self.tool_choice == "auto"
-        ] or None
+    def offer(self) -> Offer:
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.function.name
+        return Offer([tool.function for tool in self.tools], choice, self.parallel_tool_calls)
+
+    @model_validator(mode="after")
+    def _choice_is_a_tool(self) -> ChatRequest:
+        check_choice(self.offer.functions, self.offer.choice)
+        return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:

@@ -16,17 +16,19 @@ from longdraft.drafters.base import Drafter
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
-from longdraft.models.chat import Message, Tools, chat_tokens
+from longdraft.models.chat import Message, Tools, chat_tokens, check_tools, template_of
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
+from longdraft.server.calls.dialect import Dialect
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
+from longdraft.server.talk import NO_TOOLS, Offer, Talk, with_reasoning
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
@@ -134,6 +136,7 @@ class Service:
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.drafting = type(engine.session.drafter) is not Drafter
+        self._dialects: dict[str, Dialect] = {}  # by template; a model has one or two
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
     @property
@@ -142,7 +145,7 @@ class Service:
 
     async def chat(self, body: ChatRequest) -> Work:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered)
+        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offer)
 
     async def talk(
         self,
@@ -150,14 +153,32 @@ class Service:
         messages: list[Message],
         limit: int | None,
         logprobs: int | None = None,
-        tools: Tools = None,
+        offer: Offer = NO_TOOLS,
     ) -> Work:
-        """The work of continuing a conversation."""
+        """The work of continuing a conversation. offer: what the model may call."""
         self.check_model(body.model)
-        prompt = await self.conversation(messages, tools)
+        dialect = self.dialect(messages, offer.tools)
+        prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools)
         work = self._work(prompt, body, limit, logprobs)
+        work.talk = Talk(dialect, offer, dialect.opened(prompt))
+        work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
+        work.grammar = work.talk.grammar()
+        if work.grammar is not None:
+            message = "this server cannot force calls or their arguments: use tool_choice auto, and no strict functions"
+            raise Problem(400, message, "tool_choice")
         self._check_logprobs(work)
         return work
+
+    def dialect(self, messages: list[Message], tools: Tools) -> Dialect:
+        """How the model answers. Raises Problem for tools that the model's template does not write."""
+        try:
+            template = template_of(self.tokenizer, tools)
+            check_tools(template, messages, tools)
+        except InputError as error:
+            raise Problem(400, str(error)) from None
+        if template not in self._dialects:
+            self._dialects[template] = Dialect(self.tokenizer, template)
+        return self._dialects[template]
 
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""
@@ -225,8 +246,12 @@ class Service:
             if isinstance(error, InputError):
                 raise Problem(400, str(error)) from None
             raise
-        kind = Silent if work.silent else Reply
-        return Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
+        return Answer(self, work, streams, [self._reply(work) for _ in streams])
+
+    def _reply(self, work: Work) -> Reply:
+        if work.talk is None:
+            return (Silent if work.silent else Reply)(self.tokenizer, work.stops)
+        return Reply(self.tokenizer, work.stops, work.talk.reader(), work.talk.dialect.marks.shown)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longdraft.core import Sampler
+from longdraft.server.talk import Talk
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Times:
 class Work:
     """A request that is ready to run. prompt_logprobs: those of the prompt are wanted too; silent: no new tokens.
 
-    owner: see Session.submit.
+    owner: see Session.submit. talk: how a chat's answers are read. grammar: what they must be (Lark, llguidance's).
     """
 
     prompt: list[int]
@@ -33,3 +34,5 @@ class Work:
     prompt_logprobs: bool = False
     silent: bool = False
     owner: str = ""
+    talk: Talk | None = None
+    grammar: str | None = None

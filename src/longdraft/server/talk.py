@@ -1,0 +1,86 @@
+"""What a chat offers the model, and how the model's answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longdraft.models.chat import Message
+from longdraft.server.calls.dialect import Dialect
+from longdraft.server.calls.reader import Reader
+from longdraft.server.problems import Problem
+from longdraft.server.tools import Function
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The functions that an answer may call. choice: auto, none, required, or the name of the one it must call.
+
+    parallel: whether it may have more than one call.
+    """
+
+    functions: Sequence[Function] = ()
+    choice: str = "auto"
+    parallel: bool = True
+
+    @property
+    def open(self) -> Sequence[Function]:
+        """Those that the model is told of."""
+        return () if self.choice == "none" else self.functions
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """As chat templates read them; None for none."""
+        functions = [function.model_dump(exclude={"strict"}) for function in self.open]
+        return [{"type": "function", "function": function} for function in functions] or None
+
+    @property
+    def asked(self) -> list[Function]:
+        """Those that a grammar allows: the one that must be called, or all."""
+        return [f for f in self.open if self.choice in ("auto", "required", f.name)]
+
+    @property
+    def needs_grammar(self) -> bool:
+        return bool(self.open) and (self.choice != "auto" or any(f.strict for f in self.open))
+
+
+NO_TOOLS = Offer()
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How the answers to a conversation are read. opened: the prompt has the beginning of the model's reasoning."""
+
+    dialect: Dialect
+    offer: Offer
+    opened: bool
+
+    def reader(self) -> Reader:
+        """Reads one choice's answer."""
+        schemas = {function.name: function.parameters for function in self.offer.open}
+        return self.dialect.reader(schemas, self.opened, None if self.offer.parallel else 1)
+
+    def grammar(self) -> str | None:
+        """Lark (llguidance's) for the whole answer, or None if it is free. Raises Problem for an unknown format."""
+        offer = self.offer
+        if not offer.needs_grammar:
+            return None
+        if self.dialect.format is None:
+            raise Problem(
+                400,
+                "how this model's chat template writes calls is not known here: tool_choice must be auto or none,"
+                " and no function strict",
+                "tool_choice",
+            )
+        return self.dialect.grammar(offer.asked, int(offer.choice != "auto"), offer.parallel, self.opened)
+
+
+def with_reasoning(messages: list[Message], field: str | None) -> list[Message]:
+    """Messages with earlier reasoning under the name that the template reads; without it if the template reads none."""
+
+    def renamed(message: Message) -> Message:
+        others = {key: value for key, value in message.items() if key != "reasoning_content"}
+        return others if field is None else others | {field: message["reasoning_content"]}
+
+    return [renamed(m) if "reasoning_content" in m else m for m in messages]
