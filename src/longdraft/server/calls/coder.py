@@ -91,11 +91,10 @@ class Coder(Format):
         return True
 
     def grammar(self, rules: Rules, asked: Asked) -> str:
-        rules.upto("value", END)
+        rules.lazy("value", VALUE_END)
         one = rules.choice("function", [self._function(f) for f in asked.functions])
-        opened, closed = self.marks.lark(OPEN), self.marks.lark(CLOSE)
-        rest = rules.add("calls", f"{LINE} {one} {LINE} {closed}")
-        return tagged(rules, asked, opened, rest)
+        rest = rules.add("calls", f"{LINE} {one} {LINE} {self.marks.lark(CLOSE)}")
+        return tagged(rules, asked, self.marks, rest)
 
     def _function(self, function: Function) -> str:
         schema = schema_of(function)
@@ -103,7 +102,7 @@ class Coder(Format):
         for key, about in schema.get("properties", {}).items():
             if types_of(about) == {"string"}:
                 options = about.get("enum") if isinstance(about, dict) else None
-                value = f"({' | '.join(literal(x) for x in options)}) {END}" if options else "value"
+                value = f"({' | '.join(literal(x) for x in options)}) {END}" if options else f"value {LINE}"
             else:
                 about = about if isinstance(about, dict) else {}
                 shared = {k: schema[k] for k in ("$defs", "definitions", "x-guidance") if k in schema}

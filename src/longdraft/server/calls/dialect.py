@@ -67,17 +67,17 @@ class Dialect:
         """Lark for an answer with calls of these functions whose arguments are as their schemas say. See Asked."""
         assert self.format is not None
         rules = Rules()
-        thought = self._thought(rules, least, opened)
+        thought = self._thought(rules, opened)
         answer = self.format.grammar(rules, Asked(functions, least, many))
         return rules.text(f"{thought} ({answer})" if thought else answer)
 
-    def _thought(self, rules: Rules, least: int, opened: bool) -> str:
-        """The rule for reasoning before an answer. It is part of the free text where the model may begin it or not."""
-        if self.thoughts is None or not (least or opened):
+    def _thought(self, rules: Rules, opened: bool) -> str:
+        """The rule for reasoning before an answer, or "" for a model that does not write any."""
+        if self.thoughts is None:
             return ""
         first, last = self.thoughts
         rules.add("SPACE", r"/[ \n]*/")
-        body = f"{rules.upto('thought', self.marks.lark(last))} SPACE"
+        body = f"{rules.upto('thought', self.marks, last)} SPACE"
         return body if opened else f"({self.marks.lark(first)} {body})?"
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from json import dumps
 from typing import Any
 
+from longdraft.server.calls.marks import Marks
 from longdraft.server.tools import Function
 
 ANY = r"/(.|\n)*/"
-SPACING = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as json.dumps writes it
 
 
 def literal(text: str) -> str:
@@ -50,10 +51,16 @@ class Rules:
     def choice(self, name: str, bodies: Sequence[str]) -> str:
         return self.add(name, " | ".join(self.add(f"{name}_{i}", body) for i, body in enumerate(bodies)))
 
-    def upto(self, name: str, mark: str) -> str:
-        """Any text up to a mark, which is a special token (`<[7]>`) or a text, and the mark."""
-        self.any()
-        return self.add(name, f"TEXT {mark}") if mark.startswith("<") else self.add(f"{name}[lazy]", f"TEXT {mark}")
+    def upto(self, name: str, marks: Marks, mark: str) -> str:
+        """Any text up to a mark, and the mark."""
+        ways = [f"{self.any()} {marks.lark(mark)}"] if mark in marks.ids else []
+        if marks.spelled(mark):
+            ways.append(self.lazy(f"{name}_spelled", mark))
+        return self.add(name, " | ".join(ways))
+
+    def lazy(self, name: str, end: str) -> str:
+        """Any text up to the first place where it has this end."""
+        return self.add(f"{name}[lazy]", f"{self.any()} {literal(end)}")
 
     def any(self) -> str:
         if f"TEXT: {ANY}" not in self.lines:

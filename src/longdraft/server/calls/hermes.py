@@ -40,12 +40,12 @@ class Hermes(Format):
             asked = replace(asked, many=False)
         else:
             rest = rules.add("calls", f'"\\n" {one} "\\n" {closed}')
-        return tagged(rules, asked, self.marks.lark(OPEN), rest)
+        return tagged(rules, asked, self.marks, rest)
 
 
-def tagged(rules: Rules, asked: Asked, opened: str, rest: str) -> str:
+def tagged(rules: Rules, asked: Asked, marks: Marks, rest: str) -> str:
     """The rule for calls that begin with a tag, on lines of their own, or for text that may have such calls in it."""
     if asked.least:
-        return asked.calls(f"{opened} {rest}", literal("\n"))
-    call = f"{rules.upto('before', opened)} {rest}"
+        return asked.calls(f"{marks.lark(OPEN)} {rest}", literal("\n"))
+    call = f"{rules.upto('before', marks, OPEN)} {rest}"
     return f"({call})* {rules.any()}" if asked.many else f"{call} | {rules.any()}"

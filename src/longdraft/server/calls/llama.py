@@ -33,5 +33,5 @@ class Llama(Format):
         if asked.least:
             return calls
         tagged = f"{self.marks.lark(TAG)} {calls} | " if TAG in self.marks.ids else ""
-        rules.add("PLAIN", r"/([^{ \n\t\r](.|\n)*)?/")
+        rules.add("PLAIN", r"/([^{\[ \n\t\r](.|\n)*)?/")
         return f"{tagged}{calls} | PLAIN"

@@ -14,17 +14,19 @@ HIDDEN = dict.fromkeys(UNMARKED, "\ufffd")
 
 
 class Marks:
-    """Which token each mark of a format is. A mark that is a special token is one character in an answer's text.
+    """Which token each mark of a format is, if it is one.
 
-    A mark that is ordinary text in this vocabulary, or an added token that is not marked special, stays as it is.
+    A mark that is a special token is one character in an answer's text. One that is an added token not marked special,
+    or ordinary text in this vocabulary, stays as it is there.
     """
 
     def __init__(self, tokenizer: Any, names: Iterable[str]):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         added = {} if backend is None else backend.get_added_tokens_decoder()
-        special = {token.content: id for id, token in added.items() if token.special}
-        self.ids = {name: special[name] for name in names if name in special}
-        self.signs = {name: chr(ord(FIRST) + i) for i, name in enumerate(self.ids)}
+        ids = {token.content: id for id, token in added.items()}
+        self.ids = {name: ids[name] for name in names if name in ids}
+        special = [name for name, id in self.ids.items() if added[id].special]
+        self.signs = {name: chr(ord(FIRST) + i) for i, name in enumerate(special)}
         self.shown = {self.ids[name]: sign for name, sign in self.signs.items()}
 
     def __getitem__(self, name: str) -> str:
@@ -32,8 +34,12 @@ class Marks:
         return self.signs.get(name, name)
 
     def lark(self, name: str) -> str:
-        """A mark in a grammar."""
+        """A mark in a grammar, where llguidance reads added tokens, special or not, by their ids alone."""
         return f"<[{self.ids[name]}]>" if name in self.ids else dumps(name)
+
+    def spelled(self, name: str) -> bool:
+        """Whether other tokens that spell a mark are read as it."""
+        return name not in self.signs
 
 
 class MarkedText:

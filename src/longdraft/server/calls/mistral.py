@@ -67,4 +67,4 @@ class Mistral(Format):
             calls = rules.add("calls", f'"[" {asked.calls(one, literal(", "))} "]"')
         if asked.least:
             return f"{opened} {calls}"
-        return f"{rules.upto('before', opened)} {calls} | {rules.any()}"
+        return f"{rules.upto('before', self.marks, CALLS)} {calls} | {rules.any()}"
