@@ -83,7 +83,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
     @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        work = await service.talk(body, body.messages, body.max_output_tokens)
+        work = await service.talk(body, body.messages, body.max_output_tokens, offer=body.offer)
         work.owner = _owner(request)
         how, answer = ResponseObject(body, work, service), service.submit(work)
         if body.stream:

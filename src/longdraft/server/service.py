@@ -16,19 +16,18 @@ from longdraft.drafters.base import Drafter
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
-from longdraft.models.chat import Message, Tools, chat_tokens, check_tools, template_of
+from longdraft.models.chat import Message, Tools, chat_tokens
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
-from longdraft.server.calls.dialect import Dialect
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
-from longdraft.server.talk import NO_TOOLS, Offer, Talk, with_reasoning
+from longdraft.server.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reasoning
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
@@ -136,7 +135,6 @@ class Service:
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.drafting = type(engine.session.drafter) is not Drafter
-        self._dialects: dict[str, Dialect] = {}  # by template; a model has one or two
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
     @property
@@ -157,28 +155,17 @@ class Service:
     ) -> Work:
         """The work of continuing a conversation. offer: what the model may call."""
         self.check_model(body.model)
-        dialect = self.dialect(messages, offer.tools)
+        dialect = dialect_for(self.tokenizer, messages, offer.tools)
         prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools)
         work = self._work(prompt, body, limit, logprobs)
         work.talk = Talk(dialect, offer, dialect.opened(prompt))
         work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
         work.grammar = work.talk.grammar()
-        if work.grammar is not None:
+        if work.grammar is not None:  # here it will be compiled
             message = "this server cannot force calls or their arguments: use tool_choice auto, and no strict functions"
             raise Problem(400, message, "tool_choice")
         self._check_logprobs(work)
         return work
-
-    def dialect(self, messages: list[Message], tools: Tools) -> Dialect:
-        """How the model answers. Raises Problem for tools that the model's template does not write."""
-        try:
-            template = template_of(self.tokenizer, tools)
-            check_tools(template, messages, tools)
-        except InputError as error:
-            raise Problem(400, str(error)) from None
-        if template not in self._dialects:
-            self._dialects[template] = Dialect(self.tokenizer, template)
-        return self._dialects[template]
 
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from longdraft.models.chat import Message
+from longdraft.errors import InputError
+from longdraft.models.chat import Message, Tools, check_tools, template_of
 from longdraft.server.calls.dialect import Dialect
 from longdraft.server.calls.reader import Reader
 from longdraft.server.problems import Problem
@@ -74,6 +76,22 @@ class Talk:
                 "tool_choice",
             )
         return self.dialect.grammar(offer.asked, int(offer.choice != "auto"), offer.parallel, self.opened)
+
+
+DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = WeakKeyDictionary()  # by template; a model has one or two
+
+
+def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialect:
+    """How a model answers. Raises Problem for tools that its template does not write."""
+    try:
+        template = template_of(tokenizer, tools)
+        check_tools(template, messages, tools)
+    except InputError as error:
+        raise Problem(400, str(error)) from None
+    known = DIALECTS.setdefault(tokenizer, {})
+    if template not in known:
+        known[template] = Dialect(tokenizer, template)
+    return known[template]
 
 
 def with_reasoning(messages: list[Message], field: str | None) -> list[Message]:

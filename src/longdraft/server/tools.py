@@ -42,6 +42,11 @@ class FunctionCall(Strict):
     name: Name
     arguments: Annotated[Text, AfterValidator(_is_object)]
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments as chat templates read them."""
+        return loads(self.arguments)
+
 
 class ToolCall(Strict):
     id: Name
@@ -51,7 +56,7 @@ class ToolCall(Strict):
     @property
     def plain(self) -> dict[str, Any]:
         """As chat templates read it."""
-        function = {"name": self.function.name, "arguments": loads(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": self.function.given}
         return {"id": self.id, "type": self.type, "function": function}
 
 
