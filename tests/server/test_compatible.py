@@ -34,7 +34,7 @@ def said(http: httpx.Client, body: dict) -> str:
         ("service_tier", "default", "priority"),
         ("metadata", {"run": "1"}, {"run": 1}),
         ("modalities", ["text"], ["text", "audio"]),
-        ("parallel_tool_calls", True, False),
+        ("parallel_tool_calls", True, 1),
         ("best_of", 1, 2),
         ("prompt_cache_key", "a conversation", 5),
         ("safety_identifier", "a client", 5),

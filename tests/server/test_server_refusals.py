@@ -64,7 +64,7 @@ def test_a_bad_field_is_refused_by_name(http, change, status, param):
     [
         {"previous_response_id": "resp_1"},
         {"store": True},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function"}]},
         {"truncation": "auto"},
         {"n": 2},
         {"input": []},

@@ -46,14 +46,7 @@ class Constraints:
         Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is none, or that has a
         keyword which cannot be enforced: nothing of it is ignored.
         """
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"the JSON schema is not JSON: {first_line(str(error))}") from None
-        if not isinstance(schema, dict | bool):
-            raise InputError("the JSON schema is neither an object nor a boolean: give a JSON Schema")
-        return self._make("the JSON schema", _of_schema(schema, compact))
+        return self._make("the JSON schema", _of_schema(read_schema(schema), compact))
 
     def json_object(self, compact: bool = False) -> Grammar:
         """Any JSON object."""
@@ -73,7 +66,7 @@ class Constraints:
             raise InputError("the choices must be a list of texts, none of them empty")
         if len(choices) > MOST_CHOICES:
             raise InputError(f"{len(choices)} choices are too many: give at most {MOST_CHOICES}")
-        return self._make("the choices", LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_literal, choices))}"))
+        return self._make("the choices", LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}"))
 
     def grammar(self, text: str) -> Grammar:
         """Text of a context-free grammar, in Lark's notation or in GBNF (llama.cpp's EBNF)."""
@@ -85,6 +78,12 @@ class Constraints:
         except Exception as error:  # each parser has its own
             raise InputError(f"the grammar cannot be read: {first_line(str(error))}") from None
         return self._make("the grammar", LLMatcher.grammar_from_lark(lark))
+
+    def lark(self, text: str, about: str = "the grammar") -> Grammar:
+        """Text of a grammar in llguidance's kind of Lark, which can contain JSON schemas and special tokens."""
+        from llguidance import LLMatcher
+
+        return self._make(about, LLMatcher.grammar_from_lark(text))
 
     def _make(self, about: str, text: str) -> Grammar:
         """text: a grammar in Lark's notation, or llguidance's JSON."""
@@ -122,15 +121,39 @@ def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
         raise InputError(f"constraints cannot be used with this model's tokenizer: {first_line(str(error))}") from None
 
 
+def read_schema(schema: Any) -> dict[str, Any] | bool:
+    """A JSON schema, which may be given as JSON. Raises InputError."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the JSON schema is not JSON: {first_line(str(error))}") from None
+    if not isinstance(schema, dict | bool):
+        raise InputError("the JSON schema is neither an object nor a boolean: give a JSON Schema")
+    return schema
+
+
+def json_rule(schema: dict[str, Any] | bool, compact: bool = False, lenient: bool = False) -> str:
+    """JSON by this schema, in a grammar in Lark's notation. lenient: what cannot be enforced is left out."""
+    options = (COMPACT if compact else SPACED) | ({"lenient": True} if lenient else {})
+    given = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
+    return f"%json {_written(given | {'x-guidance': options})}"
+
+
+def literal(text: str) -> str:
+    """This very text, in a grammar in Lark's notation."""
+    return json.dumps(text)
+
+
 def _of_schema(schema: dict[str, Any] | bool, compact: bool) -> str:
     from llguidance import LLMatcher
 
-    try:
-        text = json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None
+    text: Any = _written(schema)
     return LLMatcher.grammar_from_json_schema(text, overrides=COMPACT if compact else SPACED)
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _written(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None

@@ -53,12 +53,8 @@ def chat_tokens(
     render: renders the template; `Templates.render` does so with limits. Raises InputError for a model without a chat
     template, and for a conversation that the template refuses.
     """
-    if not has_template(tokenizer):
-        raise InputError(
-            "this model has no chat template: give an instruction-tuned model, or use `longdraft generate`"
-        )
     control, asked = control_of(tokenizer), asked_of(tokenizer, messages, tools, turn)
-    _check_tools(asked["template"], messages, tools)
+    check_tools(asked["template"], messages, tools)
     _check_variables(asked, turn.variables)
     asked["marks"] = marks = _marks(control, asked)
     chat = render(asked)
@@ -72,14 +68,22 @@ def chat_tokens(
     return control.read(re.sub(runs, lambda run: control.respell(run[0].translate(unmarked)), marked))
 
 
-def asked_of(tokenizer: Any, messages: list[Message], tools: Tools, turn: Turn = ANSWER) -> Asked:
-    """What a template is rendered from, as `apply_chat_template` gives it: without fields that are None."""
+def template_of(tokenizer: Any, tools: Tools) -> str:
+    """The chat template for these tools. Raises InputError for a model that has none, or none to choose."""
+    if not has_template(tokenizer):
+        raise InputError(
+            "this model has no chat template: give an instruction-tuned model, or use `longdraft generate`"
+        )
     try:
-        template = tokenizer.get_chat_template(None, tools)
+        return tokenizer.get_chat_template(None, tools)
     except ValueError as error:  # several templates, none of which is the default
         raise InputError(f"the model's chat template cannot be chosen: {str(error).splitlines()[0][:200]}") from None
+
+
+def asked_of(tokenizer: Any, messages: list[Message], tools: Tools, turn: Turn = ANSWER) -> Asked:
+    """What a template is rendered from, as `apply_chat_template` gives it: without fields that are None."""
     return {
-        "template": template,
+        "template": template_of(tokenizer, tools),
         "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
         "tools": tools,
         "given": {**tokenizer.special_tokens_map, "add_generation_prompt": turn.begins},
@@ -124,7 +128,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _check_tools(template: str, messages: list[Message], tools: Tools) -> None:
+def check_tools(template: str, messages: list[Message], tools: Tools) -> None:
     """Raises InputError for tools that the template does not write."""
     if not tools and all("tool_calls" not in m and m["role"] != "tool" for m in messages):
         return

@@ -75,7 +75,8 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         service = models.of(body.model)
         work = await service.chat(body)
         work.owner = _owner(request)
-        how = ChatFormat(**_fields(service, "chatcmpl", work, body))
+        assert work.talk is not None
+        how = ChatFormat(**_fields(service, "chatcmpl", work, body), call_id=work.talk.dialect.call_id)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
@@ -91,7 +92,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service = models.of(body.model)
-        work = await service.talk(body, body.messages, body.max_output_tokens)
+        work = await service.talk(body, body.messages, body.max_output_tokens, offer=body.offer)
         work.owner = _owner(request)
         how, answer = ResponseObject(body, work, service), service.submit(work)
         if body.stream:
@@ -191,8 +192,7 @@ async def _whole(answer: Answer, how: Format) -> Response:
     """The answer as one object."""
     choices = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
-        old = choices[i]
-        choices[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
+        choices[i] += delta
     _score(how, answer)
     counted, scored = answer.usage, sum(map(len, answer.prompt_logprobs.values()))
     tokens = answer.work.n * scored + counted["completion_tokens"]
@@ -233,7 +233,7 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 count = how.log_probabilities(len(answer.prompt_logprobs.get(i // answer.work.n, [])))
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
-            if delta.text or delta.logprobs or delta.finish:
+            if delta:
                 count = how.log_probabilities(len(delta.logprobs))
                 yield await answer.service.formatted(count, partial(go_on, i, delta))
         if how.with_usage:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.server.messages import delta_of, message_of
 from longdraft.server.reply import Delta, Reply
 
 Json = dict[str, Any]
@@ -33,6 +34,7 @@ def usage(prompt: int, replies: list[Reply], n: int) -> Json:
             "draft_steps": steps,
             "drafted_tokens": drafted,
             "accepted_draft_tokens": accepted,
+            "reasoning_tokens": sum(r.reasoning_tokens for r in replies),
             "mean_acceptance_length": round(mean, 4),
         },
     }
@@ -71,7 +73,12 @@ class Format:
         return self.head() | {"choices": [], "usage": counted, "metrics": metrics}
 
 
+@dataclass
 class ChatFormat(Format):
+    """call_id: makes the ids of calls."""
+
+    call_id: Callable[[], str] = str
+
     kind = "chat.completion.chunk"
 
     def first(self, index: int) -> Json:
@@ -80,15 +87,14 @@ class ChatFormat(Format):
         return self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def part(self, index: int, delta: Delta) -> Json:
-        content = {"content": delta.text} if delta.text else {}
-        choice = {"index": index, "delta": content, "logprobs": self._logprobs(delta.logprobs)}
-        return self.chunk([choice | {"finish_reason": delta.finish}])
+        choice = {"index": index, "delta": delta_of(delta.parts, self.call_id)}
+        return self.chunk([choice | {"logprobs": self._logprobs(delta.logprobs), "finish_reason": delta.finish}])
 
     def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": d.text, "refusal": None},
+                "message": message_of(d.parts, self.call_id),
                 "logprobs": self._logprobs(d.logprobs),
                 "finish_reason": d.finish,
             }

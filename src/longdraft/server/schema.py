@@ -28,7 +28,8 @@ from longdraft.server.fields import (
     TopP,
 )
 from longdraft.server.structured import Structured
-from longdraft.server.tools import MOST_TOOLS, Tool, ToolCall
+from longdraft.server.talk import Offer
+from longdraft.server.tools import MOST_TOOLS, Choice, Tool, ToolCall, check_choice
 
 MOST_N, MOST_CHOICES = 8, 64  # choices of a prompt, and of a request
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
@@ -154,6 +155,8 @@ def joined(content: str | Sequence[Any]) -> str:
 class ChatMessage(Strict):
     rules = (
         Rule("tool_calls", {"tool_calls": Present}, {"role": "assistant"}, "tool_calls are the assistant's"),
+        Rule("reasoning_content", {"reasoning_content": Present}, {"role": "assistant"}, "it is the assistant's"),
+        Rule("reasoning", {"reasoning": Present}, {"role": "assistant"}, "it is the assistant's"),
         Rule("tool_call_id", {"role": "tool"}, {"tool_call_id": Present}, A_TOOLS),
         Rule("tool_call_id", {"tool_call_id": Present}, {"role": "tool"}, A_TOOLS),
         Rule("content", {"content": Absent}, {"tool_calls": Present}, "content is missing: give a text"),
@@ -165,6 +168,12 @@ class ChatMessage(Strict):
     name: Name | None = None
     tool_call_id: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None  # the same, as vLLM names it
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -172,6 +181,7 @@ class ChatMessage(Strict):
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": joined(self.content)}
         message |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        message |= {} if self.thought is None else {"reasoning_content": self.thought}
         return message | ({} if self.tool_calls is None else {"tool_calls": [call.plain for call in self.tool_calls]})
 
 
@@ -189,8 +199,8 @@ class ChatRequest(Structured, Sampled):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    tool_choice: Literal["auto", "none", "required"] | Choice = "auto"
+    parallel_tool_calls: bool = True
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] = Field(default_factory=list)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     add_generation_prompt: bool | None = None
@@ -198,11 +208,14 @@ class ChatRequest(Structured, Sampled):
     chat_template_kwargs: Variables = Field(default_factory=dict)
 
     @property
-    def offered(self) -> list[dict[str, Any]] | None:
-        """The tools as chat templates read them; None for none."""
-        return [
-            tool.model_dump(exclude={"function": {"strict"}}) for tool in self.tools if self.tool_choice == "auto"
-        ] or None
+    def offer(self) -> Offer:
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.function.name
+        return Offer([tool.function for tool in self.tools], choice, self.parallel_tool_calls)
+
+    @model_validator(mode="after")
+    def _choice_is_a_tool(self) -> ChatRequest:
+        check_choice(self.offer.functions, self.offer.choice)
+        return self
 
     @property
     def turn(self) -> Turn:

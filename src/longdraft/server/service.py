@@ -28,6 +28,7 @@ from longdraft.server.problems import Problem
 from longdraft.server.reply import Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
 from longdraft.server.structures import Structures
+from longdraft.server.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reasoning
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
@@ -59,7 +60,8 @@ class Service:
 
     async def chat(self, body: ChatRequest) -> Work:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered, body.turn)
+        messages = [m.plain for m in body.messages]
+        return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
 
     async def talk(
         self,
@@ -67,12 +69,16 @@ class Service:
         messages: list[Message],
         limit: int | None,
         logprobs: int | None = None,
-        tools: Tools = None,
+        offer: Offer = NO_TOOLS,
         turn: Turn = ANSWER,
     ) -> Work:
-        """The work of continuing a conversation."""
-        prompt = await self.conversation(messages, tools, turn)
-        work = self._work([prompt], body, limit, logprobs, await self.structures.of(body))
+        """The work of continuing a conversation. offer: what the model may call."""
+        dialect = dialect_for(self.tokenizer, messages, offer.tools)
+        prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
+        talk = Talk(dialect, offer, dialect.opened(prompt))
+        work = self._work([prompt], body, limit, logprobs, await self.structures.of(body, talk))
+        work.talk = talk
+        work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
         self._check_logprobs(work)
         return work
 
@@ -138,10 +144,15 @@ class Service:
             if isinstance(error, InputError):
                 raise Problem(400, str(error)) from None
             raise
-        kind = Silent if work.silent else Reply
-        answer = Answer(self, work, streams, [kind(self.tokenizer, work.stops, work.least) for _ in streams])
+        answer = Answer(self, work, streams, [self._reply(work) for _ in streams])
         current().answers.append(answer)
         return answer
+
+    def _reply(self, work: Work) -> Reply:
+        if work.talk is None:
+            return (Silent if work.silent else Reply)(self.tokenizer, work.stops, work.least)
+        shown = work.talk.dialect.marks.shown
+        return Reply(self.tokenizer, work.stops, work.least, work.talk.reader(), shown)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longdraft.core import Sampler
+from longdraft.server.talk import Talk
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Work:
     """A request that is ready to run. prompt_logprobs: those of the prompts are wanted too; silent: no new tokens.
 
     Each prompt has n choices of at most `limit` new tokens, and prompt i has seeds[i]. least: see Reply. owner: see
-    Session.submit.
+    Session.submit. talk: how a chat's answers are read.
     """
 
     prompts: list[list[int]]
@@ -35,6 +36,7 @@ class Work:
     prompt_logprobs: bool = False
     silent: bool = False
     owner: str = ""
+    talk: Talk | None = None
 
     @property
     def choices(self) -> int:
