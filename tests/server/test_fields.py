@@ -93,7 +93,7 @@ def test_a_stop_string_counts_where_it_ends(least):
     tokens = tokens_of("a b a b a b")
     found = set()
     for cuts in (range(1, len(tokens) + 1), [len(tokens)]):
-        reply, texts, low = Reply(tokenizer, ["b"], least), [], 0
+        reply, texts, low = Reply(tokenizer, ["b"], least=least), [], 0
         for high in cuts:
             ended = "length" if high == len(tokens) else None
             texts.append(reply.take(Event(1, tokens[low:high], ended)).text)

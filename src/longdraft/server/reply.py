@@ -47,9 +47,9 @@ class Reply:
         self,
         tokenizer: Any,
         stops: list[str],
-        least: int = 0,
         reader: Reader | None = None,
         shown: dict[int, str] | None = None,
+        least: int = 0,
     ):
         self.text = MarkedText(tokenizer, shown) if shown else Detokenizer(tokenizer)
         self.reader, self.starts = reader, list[int]()  # where each token's text begins, for the reader's thoughts

@@ -150,9 +150,9 @@ class Service:
 
     def _reply(self, work: Work) -> Reply:
         if work.talk is None:
-            return (Silent if work.silent else Reply)(self.tokenizer, work.stops, work.least)
+            return (Silent if work.silent else Reply)(self.tokenizer, work.stops, least=work.least)
         shown = work.talk.dialect.marks.shown
-        return Reply(self.tokenizer, work.stops, work.least, work.talk.reader(), shown)
+        return Reply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
