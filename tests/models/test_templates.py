@@ -195,7 +195,7 @@ def test_every_field_of_a_client_is_text(http, monkeypatch):
     ]
     tools = [{"type": "function", "function": function}]
     body = ChatRequest.model_validate({"model": "tiny", "messages": messages, "tools": tools})
-    want = chat_tokens(tokenizer, [m.plain for m in body.messages], body.offered)
+    want = chat_tokens(tokenizer, [m.plain for m in body.messages], body.offer.tools)
     found = ask(http, messages, tools=tools)
     assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == len(want)
     assert want.count(tokenizer.eos_token_id) == 1 and tokenizer.decode(want).count(end) == 12 + 1

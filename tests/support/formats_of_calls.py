@@ -150,6 +150,7 @@ ANSWERS = [
     Said("think", "<think>\ncut", reasoning="cut"),
     Said("hermes special", "<think>\nWhy?\n</think>\n\nYes.", "Yes.", reasoning="Why?"),
     Said("r1", f"Why?\n</think>\n\nYes.\n<tool_call>{B}</tool_call>", "Yes.", (BERN,), "Why?"),
+    Said("r1", "<think>\nWhy?\n</think>\n\nYes.", "Yes.", reasoning="Why?"),
     Said("llama", LB, calls=(BERN,)),
     Said("llama", f"\n{LB}; {LR}", calls=(BERN, ROME)),
     Said("llama", f"<|python_tag|>{LB};{LR}", calls=(BERN, ROME)),
@@ -191,5 +192,6 @@ ANSWERS = [
     Said("harmony", f"{OB[: OB.index('{')]}no<|call|>", "no"),
     Said("harmony", "Hello", "Hello"),
     Said("harmony", "<|channel|>anal"),
+    Said("harmony", f"<|channel|>{300 * 'no '}.", f"{300 * 'no '}."),
     Said("harmony", f"<|channel|>commentary<|message|>A.<|end|>{O}<|channel|>final<|message|>B.", "A.\n\nB."),
 ]

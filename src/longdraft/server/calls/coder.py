@@ -13,8 +13,8 @@ from longdraft.server.calls.hermes import CLOSE, OPEN, tagged
 from longdraft.server.calls.reader import Reader, Steps
 from longdraft.server.tools import Function
 
-HEAD = re.compile(r"\s*<function=([\w.-]+)>")
-BEGUN = re.compile(r"\s*(?:$|<(?:f|fu|fun|func|funct|functi|functio|function|function=[\w.-]*)?$)")
+HEAD = re.compile(r"\s*<function=([\w.-]{1,64})>")
+BEGUN = re.compile(r"\s*(?:$|<(?:f|fu|fun|func|funct|functi|functio|function|function=[\w.-]{0,64})?$)")
 PARAMETER, VALUE_END, FUNCTION_END = "<parameter=", "</parameter>", "</function>"
 LINE, END = literal("\n"), literal(f"\n{VALUE_END}\n")
 

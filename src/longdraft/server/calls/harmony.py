@@ -12,6 +12,7 @@ from longdraft.server.calls.reader import Reader, Steps
 
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
+LONGEST = 256  # characters of a header
 TO = re.compile(r"to=functions\.([\w-]+)")
 
 
@@ -54,7 +55,7 @@ class Harmony(Format):
             if (end := text.find(message)) >= 0:
                 return reader.drop(at + end + len(message))
             expected = (channel, start, "to=", *self._ends)
-            if not any(text.startswith(mark) or mark.startswith(text) for mark in expected):
+            if len(text) > LONGEST or not any(text.startswith(x) or x.startswith(text) for x in expected):
                 return ""
             if not (yield from reader.more()):
                 if text[0] in self.marks.signs.values():  # a header that was cut off

@@ -24,8 +24,8 @@ class Mistral(Format):
         super().__init__(marks, template)
         self.named = ARGS in template
         args, id = re.escape(marks[ARGS]), re.escape(marks[ID])
-        self._head = re.compile(rf"\s*([\w-]+)\s*(?:{id}\s*\w*\s*)?{args}\s*(?=\{{\s*[\"}}])")
-        self._begun = re.compile(rf"\s*(?:[\w-]+\s*(?:{id}\s*\w*\s*)?(?:{args}\s*(?:\{{\s*)?)?)?$")
+        self._head = re.compile(rf"\s*([\w-]{{1,64}})\s*(?:{id}\s*\w*\s*)?{args}\s*(?=\{{\s*[\"}}])")
+        self._begun = re.compile(rf"\s*(?:[\w-]{{1,64}}\s*(?:{id}\s*\w*\s*)?(?:{args}\s*(?:\{{\s*)?)?)?$")
 
     @staticmethod
     def call_id() -> str:

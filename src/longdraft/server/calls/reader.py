@@ -179,9 +179,12 @@ class Reader:
         self.give("content", len(self.rest))
 
     def think(self, marks: tuple[str, str], opened: bool) -> Steps[None]:
-        """Give out reasoning at the beginning of an answer. opened: the prompt has its first mark already."""
+        """Give out reasoning at the beginning of an answer. opened: the prompt has its first mark already.
+
+        Some models write that mark once more.
+        """
         begin, (first, last) = self.taken, marks
-        if not opened and not (yield from self.skip(first)):
+        if not (yield from self.skip(first)) and not opened:
             return
         self.drop((yield from self.space()) or 0)
         length = yield from self.until((last,), "reasoning")
