@@ -24,6 +24,7 @@ from longdraft.server.engine import Engine
 from longdraft.server.guard import Guard
 from longdraft.server.metrics import Metrics
 from longdraft.server.models import Models
+from longdraft.server.ollama import add_ollama
 from longdraft.server.service import Service
 from longdraft.server.traces import Tracer
 from longdraft.server.work import Times
@@ -98,8 +99,10 @@ class Server(uvicorn.Server):
         for service in self.models:
             service.templates = self.service.templates  # one process renders all
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
+        application = create_app(self.models, tracer if settings.page else None)
+        add_ollama(application, self.models)
         app = Guard(
-            create_app(self.models, tracer if settings.page else None),
+            application,
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,
