@@ -10,6 +10,7 @@ import pytest
 from support.formats_of_calls import BERN, FILE, FORMATS, LB, OB, SCHEMAS, B, F, tokenizer_of, tokens_of
 from test_calls import dialect_of, found, reply_of, told
 
+from longdraft.constraints import literal
 from longdraft.server.calls.grammar import schema_of
 from longdraft.server.tools import Function
 
@@ -152,3 +153,29 @@ def test_references_of_a_schema_are_its_own():
         text = text.replace("city", "a").replace('"Bern"', "Bern")
         assert allows(name, text.replace("Bern", "7"), functions=functions)
         assert not allows(name, text.replace("Bern", "x"), functions=functions)
+
+
+CONTENT = literal("red") + " | " + literal("green")
+BEFORE = {"think": THOUGHT, "r1": "Why?</think>", "harmony": "<|channel|>final<|message|>", "hermes": ""}
+
+
+@pytest.mark.parametrize("name", sorted(BEFORE))
+def test_text_of_a_structure_follows_reasoning_or_is_beside_calls(name):
+    """An answer is a call or such a text; without functions it is such a text."""
+    call = TWO[name][0].removeprefix("<think>\n" if name == "r1" else "")
+    for functions, accepted in ((FUNCTIONS, ["red", "green"]), ([], ["red"])):
+        lark = dialect_of(name).grammar(functions, 0, True, name == "r1", f"({CONTENT})")
+        made = llguidance.LLMatcher(words(name), llguidance.LLMatcher.grammar_from_lark(lark))
+        assert not made.is_error(), made.get_error()
+        for text in accepted:
+            assert takes(made, name, BEFORE[name] + text)
+        assert not takes(made, name, BEFORE[name] + "blue")
+        if name != "harmony":
+            assert takes(made, name, call) == bool(functions)
+
+
+def takes(made: Any, name: str, text: str) -> bool:
+    """Whether a text is whole by a grammar."""
+    made.reset()
+    tokens = tokens_of(name, text)
+    return made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting()

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support import formats_of_calls
 from support.formats_of_calls import CITY, HERMES, QWEN3, R1, B, R
-from support.served import CHAT, chunks, loaded
+from support.served import CHAT, chunks, client, loaded, serving
 
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import token_ids
@@ -109,17 +110,75 @@ def test_a_cut_call_ends_with_length(http, says):
     assert choice["finish_reason"] == "length" and len(choice["message"]["tool_calls"]) == 1
 
 
+CITIES = ["Bern", "Rome", "Ulm"]  # a model that has seen no calls would write a text without an end
+SHORT = deepcopy(WEATHER)
+SHORT["function"]["parameters"] = CITY | {"properties": {"city": {"enum": CITIES}}, "required": ["city"]}
+NOT: dict[str, Any] = {"type": "object", "properties": {"a": {"not": {}}}}
+FORCED = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+]
+
+
+def with_template(template: str) -> Any:
+    tokenizer = deepcopy(loaded()[1])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def answers(template: str, change: dict, **more) -> list[dict]:
+    """What the real model answers under a template."""
+    with serving(session={"slots": 1024}) as server, client(server) as http:
+        server.service.tokenizer = with_template(template)
+        body = BODY | {"seed": 5, "n": 3, "tools": [SHORT], "parallel_tool_calls": False} | change | more
+        found = http.post("/v1/chat/completions", json=body)
+        assert found.status_code == 200, found.text
+        return found.json()["choices"]
+
+
+@pytest.mark.parametrize("template", ["HERMES", "LISTED", "LLAMA", "CODER"])
+@pytest.mark.parametrize("change", FORCED, ids=str)
+def test_a_call_can_be_required(template, change):
+    """The bundled model knows nothing of calls: the grammar alone makes them, and their arguments follow the schema."""
+    for choice in answers(vars(formats_of_calls)[template], change):
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"])["city"] in CITIES
+
+
+def test_a_response_format_leaves_room_for_calls_and_nothing_else():
+    """With tools to choose from, an answer is a call or text of the structure."""
+    structure = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["red", "green"]}}}
+    for choice in answers(formats_of_calls.HERMES, {"response_format": structure}, n=8):
+        if choice["finish_reason"] == "stop":
+            assert json.loads(choice["message"]["content"]) in ("red", "green")
+        else:
+            assert choice["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        ({"tool_choice": "required"}, 400, "tool_choice auto"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, 400, "tool_choice auto"),
         ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, 400, "no function 'rain'"),
         ({"tool_choice": "required", "tools": []}, 400, "needs tools"),
         ({"tool_choice": "maybe"}, 400, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, 400, "two functions have the name 'weather'"),
-        ({"tools": [{"type": "function", "function": WEATHER["function"] | {"strict": True}}]}, 400, "no strict"),
-        ({"messages": [USER | {"reasoning_content": "x"}]}, 400, "reasoning_content is the assistant's"),
+        ({"tool_choice": "required", "ignore_eos": True}, 400, "ignore_eos: a structured answer ends"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}},
+                    }
+                ]
+            },
+            400,
+            "Unimplemented keys",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}}, 400, "not"),
+        ({"structured_outputs": {"regex": "a"}}, 400, "only JSON and choices"),
+        ({"messages": [USER | {"reasoning_content": "x"}]}, 400, "reasoning_content: it is the assistant's"),
     ],
     ids=lambda x: str(x)[:50],
 )

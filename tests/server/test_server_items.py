@@ -143,7 +143,6 @@ def test_tools_of_other_types_are_not_offered(http, says):
     ("change", "words"),
     [
         ({"tool_choice": {"type": "function", "name": "rain"}}, "no function 'rain'"),
-        ({"tool_choice": "required"}, "tool_choice auto"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "an item must be a message"),
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "7"}]},

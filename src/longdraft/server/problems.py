@@ -60,20 +60,22 @@ class Problem(Exception):
         headers |= {"Connection": "close"} if self.close else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
-    def response(self) -> JSONResponse:
+    def response(self, path: str = "") -> JSONResponse:
+        """In the shape that clients of this path read: Ollama's have a text."""
         current().reason = self.reason
-        return JSONResponse(self.body, self.status, self.headers)
+        body = {"error": self.message[:LONGEST]} if path.startswith("/api/") else self.body
+        return JSONResponse(body, self.status, self.headers)
 
 
 async def answer_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Problem)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def answer_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     name, message = mistake(error)
-    return Problem(400, f"{name}: {message}" if name else message, name).response()
+    return Problem(400, f"{name}: {message}" if name else message, name).response(request.url.path)
 
 
 async def answer_http(request: Request, error: Exception) -> JSONResponse:

@@ -27,6 +27,7 @@ from longdraft.server.guard import Guard
 from longdraft.server.log import failure, say
 from longdraft.server.metrics import Metrics
 from longdraft.server.models import Models
+from longdraft.server.ollama import add_ollama
 from longdraft.server.service import Service
 from longdraft.server.traces import Tracer
 from longdraft.server.work import Times
@@ -102,8 +103,10 @@ class Server(uvicorn.Server):
             service.templates = self.service.templates  # one process renders all
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
         self.until = 0.0  # when the grace time ends
+        application = create_app(self.models, tracer if settings.page else None)
+        add_ollama(application, self.models)
         self.guard = Guard(
-            create_app(self.models, tracer if settings.page else None),
+            application,
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,

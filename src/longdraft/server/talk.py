@@ -100,7 +100,7 @@ def dialect_for(tokenizer: Any, messages: list[Message], tools: Tools) -> Dialec
         template = template_of(tokenizer, tools)
         check_tools(template, messages, tools)
     except InputError as error:
-        raise Problem(400, str(error)) from None
+        raise Problem(400, str(error), getattr(error, "field", None)) from None
     known = DIALECTS.setdefault(tokenizer, {})
     if template not in known:
         known[template] = Dialect(tokenizer, template)
