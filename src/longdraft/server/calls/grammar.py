@@ -14,9 +14,14 @@ from longdraft.server.tools import Function
 ANY = r"/(.|\n)*/"
 
 
+OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}  # may name other arguments
+
+
 def schema_of(function: Function) -> dict[str, Any]:
-    """What a function's arguments must be: an object, and one without fields if no parameters are given."""
-    return (function.parameters or {"properties": {}, "additionalProperties": False}) | {"type": "object"}
+    """What a function's arguments must be: an object of those that are named, unless the schema says more of others."""
+    given = function.parameters or {"properties": {}}
+    closed = {} if OPEN & given.keys() else {"additionalProperties": False}
+    return given | closed | {"type": "object"}
 
 
 def arguments_rule(function: Function) -> str:
