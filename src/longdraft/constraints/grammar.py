@@ -9,10 +9,9 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from longdraft.constraints.masks import excluded
 from longdraft.constraints.progress import Path, Progress
 from longdraft.core import Rows, Tree
 from longdraft.errors import InputError
@@ -43,13 +42,13 @@ class Grammar:
         self._lock = Lock()
 
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        W, V = logits.shape[1:]
-        refused = self._refused(tree, rows, start, W)
-        if refused is None:
+        W = logits.shape[1]
+        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
+        masks = self._masks(parents, tokens, self._keys(rows), generated, start, W)
+        if all(mask is None for row in masks for mask in row):
             return logits
-        more = V - refused.shape[2]  # a drafter's vocabulary may have another size
-        refused = F.pad(refused, (0, more), value=True) if more > 0 else refused[..., :V]
-        return logits.masked_fill(refused.to(logits.device), float("-inf"))
+        every = b"\xff" * len(self._only_ends)
+        return excluded(logits, [[every if mask is None else mask for mask in row] for row in masks])
 
     def forced(self, rows: Rows) -> list[list[int]]:
         with self._lock:
@@ -59,17 +58,6 @@ class Grammar:
     def prepare(self, tree: Tree, rows: Rows) -> None:
         parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
         BESIDE.submit(self._masks, parents, tokens, self._keys(rows), generated, 0, tree.size)
-
-    def _refused(self, tree: Tree, rows: Rows, start: int, W: int) -> Tensor | None:
-        """[B,W,N]: the tokens that may not follow nodes [start, start+W); None if all may. N: those of masks."""
-        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
-        masks = self._masks(parents, tokens, self._keys(rows), generated, start, W)
-        if not any(mask is not None for row in masks for mask in row):
-            return None
-        every = b"\xff" * len(self._only_ends)
-        packed = b"".join(every if mask is None else mask for row in masks for mask in row)
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(len(masks), W, -1), axis=-1, bitorder="little")
-        return torch.from_numpy(bits) == 0
 
     def _masks(
         self,
