@@ -41,6 +41,10 @@ class Grammar:
         self._rows = OrderedDict[tuple[int, int], Progress]()  # by seed and length of the prompt
         self._lock = Lock()
 
+    def matcher(self) -> Any:
+        """llguidance's, which has consumed nothing."""
+        return self._fresh.deep_copy()
+
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
         W = logits.shape[1]
         parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
@@ -88,7 +92,7 @@ class Grammar:
         """The progress of a row with this text. key: where it was kept the last time, if that was the same row."""
         found = self._rows.pop(key, None)
         if found is None or found.failure:
-            found = Progress(self._fresh.deep_copy(), self._ends, self._only_ends)
+            found = Progress(self.matcher(), self._ends, self._only_ends)
         found.move_to(text)
         self._rows[key] = found
         while len(self._rows) > KEPT:
