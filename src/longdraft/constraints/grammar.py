@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from longdraft.constraints.masks import excluded
 from longdraft.constraints.progress import Path, Progress, Recent
 from longdraft.core import Rows, Tree
 from longdraft.errors import InputError
@@ -41,14 +40,18 @@ class Grammar:
         self._rows = OrderedDict[tuple[int, int], Progress]()  # by seed and length of the prompt
         self._recent = recent
 
+    def matcher(self) -> Any:
+        """llguidance's, which has consumed nothing."""
+        return self._fresh.deep_copy()
+
     def masked(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        W, V = logits.shape[1:]
-        refused = self._refused(tree, rows, start, W)
-        if refused is None:
+        W = logits.shape[1]
+        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
+        masks = self._masks(parents, tokens, self._keys(rows), generated, start, W)
+        if all(mask is None for row in masks for mask in row):
             return logits
-        more = V - refused.shape[2]  # a drafter's vocabulary may have another size
-        refused = F.pad(refused, (0, more), value=True) if more > 0 else refused[..., :V]
-        return logits.masked_fill(refused.to(logits.device), float("-inf"))
+        every = b"\xff" * len(self._only_ends)
+        return excluded(logits, [[every if mask is None else mask for mask in row] for row in masks])
 
     def forced(self, rows: Rows) -> list[list[int]]:
         with self._recent.lock:
@@ -58,17 +61,6 @@ class Grammar:
     def prepare(self, tree: Tree, rows: Rows) -> None:
         parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
         BESIDE.submit(self._masks, parents, tokens, self._keys(rows), generated, 0, tree.size)
-
-    def _refused(self, tree: Tree, rows: Rows, start: int, W: int) -> Tensor | None:
-        """[B,W,N]: the tokens that may not follow nodes [start, start+W); None if all may. N: those of masks."""
-        parents, tokens, generated = tree.parent.tolist(), tree.tokens.tolist(), self._generated(rows)
-        masks = self._masks(parents, tokens, self._keys(rows), generated, start, W)
-        if not any(mask is not None for row in masks for mask in row):
-            return None
-        every = b"\xff" * len(self._only_ends)
-        packed = b"".join(every if mask is None else mask for row in masks for mask in row)
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(len(masks), W, -1), axis=-1, bitorder="little")
-        return torch.from_numpy(bits) == 0
 
     def _masks(
         self,
@@ -99,7 +91,7 @@ class Grammar:
         """The progress of a row with this text. key: where it was kept the last time, if that was the same row."""
         found = self._rows.pop(key, None)
         if found is None or found.failure:
-            found = Progress(self._fresh.deep_copy(), self._ends, self._only_ends)
+            found = Progress(self.matcher(), self._ends, self._only_ends)
         found.move_to(text)
         self._rows[key] = found
         self._recent.use(found)

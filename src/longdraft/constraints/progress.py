@@ -11,7 +11,7 @@ Path = tuple[int, ...]  # the tokens from below the root to a node; () is the ro
 
 
 class Progress:
-    """The matcher has consumed exactly the first `consumed` of `tokens`; after a draft's paths it is moved back there.
+    """The matcher has consumed the first `consumed` of `tokens`, and then the path `below` of a draft.
 
     over: the text has ended, so that only end tokens may follow; also where a token was outside the grammar, or the
     matcher has given up (`failure` says why). masks: bit i of an entry is whether token i may follow the path; None:
@@ -21,9 +21,11 @@ class Progress:
     def __init__(self, matcher: Any, ends: Sequence[int], only_ends: bytes):
         self.tokens: list[int] = []
         self.consumed = 0
+        self.below: Path = ()
         self.masks: dict[Path, bytes | None] = {}
         self.failure = ""
         self._matcher, self._ends, self._only_ends = matcher, ends, only_ends
+        self._none = bytes(len(only_ends))
         self._forced: list[int] | None = None
 
     @property
@@ -34,6 +36,7 @@ class Progress:
         """Be as far as after these tokens: those of the row, or of an earlier or later state of it."""
         if tokens == self.tokens:
             return
+        self._enter(())
         common = _common(tokens, self.tokens)
         if common < self.consumed:
             self._back(self.consumed - common)
@@ -55,6 +58,7 @@ class Progress:
         return self._forced
 
     def _must_follow(self) -> list[int]:
+        self._enter(())
         tokens = list(self._matcher.compute_ff_tokens())
         count = self._consume(tokens)
         if count == len(tokens) and self._matcher.is_stopped():
@@ -65,17 +69,22 @@ class Progress:
     def _after(self, path: Path) -> bytes | None:
         if self.over or any(token in self._ends for token in path):
             return self._only_ends
-        count = self._consume(path)
-        mask = self._allowed() if count == len(path) else None
-        self._back(count)
-        return mask
+        return self._allowed() if self._enter(path) else None
+
+    def _enter(self, path: Path) -> bool:
+        """Move the matcher to a path, by way of what it has in common with the last one -> whether it got there."""
+        common = _common(path, self.below)
+        self._back(len(self.below) - common)
+        count = self._consume(path[common:])
+        self.below = path[: common + count]
+        return self.below == path
 
     def _allowed(self) -> bytes:
         """The tokens that may follow what the matcher has consumed."""
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             return self._fail()
-        return mask if any(mask) else self._only_ends
+        return mask if mask != self._none else self._only_ends
 
     def _fail(self) -> bytes:
         self.failure = str(self._matcher.get_error()).split("\n")[0][:200] or "unknown"
@@ -108,7 +117,7 @@ class Recent:
             self._rows.popitem(last=False)[1].masks = {}
 
 
-def _common(a: list[int], b: list[int]) -> int:
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many of the first tokens of two texts are the same."""
     least = min(len(a), len(b))
     if a[:least] == b[:least]:

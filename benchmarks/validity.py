@@ -1,0 +1,38 @@
+"""Whether a text is JSON that is valid by a schema, by the package jsonschema and not by what made the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from longdraft.errors import InputError
+
+
+def checker(schema: Any) -> Callable[[str], str | None]:
+    """What is wrong with a text, in one line; None: nothing. By Draft 2020-12, formats included.
+
+    Numbers are read as decimals, so that 0.3 is a multiple of 0.1. Raises InputError without the package.
+    """
+    try:
+        from jsonschema import Draft202012Validator, FormatChecker, ValidationError
+    except ImportError:
+        raise InputError("texts are validated by jsonschema: pip install 'jsonschema[format-nongpl]'") from None
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    validator = Draft202012Validator(exact, format_checker=FormatChecker())
+
+    def fault(text: str) -> str | None:
+        try:
+            validator.validate(json.loads(text, parse_float=Decimal, parse_constant=_none_of_json))
+        except ValidationError as error:
+            return " ".join(f"{error.json_path}: {error.message}".split())[:200]
+        except (ValueError, RecursionError) as error:
+            return " ".join(str(error).split())[:200]
+        return None
+
+    return fault
+
+
+def _none_of_json(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
