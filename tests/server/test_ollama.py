@@ -54,6 +54,18 @@ def test_generation_is_a_chat_or_a_text_that_goes_on(http):
     assert raw == ours != said(tokens_of(TEXT))
 
 
+def test_a_format_is_a_structure(http):
+    """The schema of an answer's JSON; the answer is that of a chat with this response_format."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 22]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    found = json.loads(chat(http, format=schema).json()["message"]["content"])
+    assert set(found) == {"n"} and found["n"] in (1, 22)
+
+
 @pytest.mark.parametrize("limit", [{}, {"num_predict": -1}, {"num_predict": -2}], ids=str)
 def test_an_answer_without_a_limit_has_the_servers(http, limit):
     body = {"model": "tiny", "prompt": "a", "raw": True, "stream": False, "options": {"seed": 3, **limit}}
@@ -68,7 +80,7 @@ def test_an_answer_without_a_limit_has_the_servers(http, limit):
         ({"options": {"num_predict": 0}}, "options.num_predict"),
         ({"options": {"num_ctx": 100_000}}, "512"),
         ({"options": {"temperature": -1}}, "options.temperature"),
-        ({"format": "json"}, "format"),
+        ({"format": "xml"}, "format"),
         ({"think": True}, "think"),
         ({"tools": [{}]}, "tools"),
         ({"messages": []}, "messages"),

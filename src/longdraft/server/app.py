@@ -74,7 +74,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         service = models.of(body.model)
         work = await service.chat(body)
-        work.owner = _owner(request)
+        work.owner = owner_of(request)
         assert work.talk is not None
         how = ChatFormat(**_fields(service, "chatcmpl", work, body), call_id=work.talk.dialect.call_id)
         return await _answer(service.submit(work), body, how, request)
@@ -83,7 +83,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service = models.of(body.model)
         work = await service.completion(body)
-        work.owner = _owner(request)
+        work.owner = owner_of(request)
         echoed = work.prompts if body.echo else []
         echoes = [Echo(prompt, await service.aside(len(prompt), service.text, prompt)) for prompt in echoed]
         how = CompletionFormat(**_fields(service, "cmpl", work, body), echoes=echoes, n=work.n)
@@ -93,7 +93,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service = models.of(body.model)
         work = await service.talk(body, body.messages, body.max_output_tokens, offer=body.offer)
-        work.owner = _owner(request)
+        work.owner = owner_of(request)
         how, answer = ResponseObject(body, work, service), service.submit(work)
         if body.stream:
             return EventStream(answer, how.events(answer))
@@ -101,7 +101,7 @@ def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
         async def whole() -> Response:
             return JSONResponse(await how.whole(answer))
 
-        return await _unless_gone(whole, answer, request)
+        return await unless_gone(whole, answer, request)
 
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
@@ -153,7 +153,7 @@ def _add_page(app: FastAPI, tracer: Tracer) -> None:
 
     @app.post("/v1/longdraft/trace", response_class=StreamingResponse, responses=document.events())
     async def trace(body: TraceRequest, request: Request) -> Response:
-        recording = await tracer.record(body, _owner(request))
+        recording = await tracer.record(body, owner_of(request))
         return EventStream(recording, _trace_events(recording))
 
 
@@ -163,7 +163,7 @@ async def _trace_events(recording: Recording) -> AsyncIterator[bytes]:
     yield DONE
 
 
-def _owner(request: Request) -> str:
+def owner_of(request: Request) -> str:
     """Whose cached prompts a request may use (Guard)."""
     return request.state.owner
 
@@ -185,7 +185,7 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
 async def _answer(answer: Answer, body: Sampled, how: Format, request: Request) -> Response:
     if body.stream:
         return EventStream(answer, _events(answer, how))
-    return await _unless_gone(lambda: _whole(answer, how), answer, request)
+    return await unless_gone(lambda: _whole(answer, how), answer, request)
 
 
 async def _whole(answer: Answer, how: Format) -> Response:
@@ -246,7 +246,7 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
     yield DONE
 
 
-async def _unless_gone(call: Callable[[], Awaitable[Response]], answer: Answer, request: Request) -> Response:
+async def unless_gone(call: Callable[[], Awaitable[Response]], answer: Answer, request: Request) -> Response:
     """The call's result. If the client leaves before, the request is cancelled: nobody will read it."""
     work, gone = asyncio.ensure_future(call()), asyncio.ensure_future(_gone(request))
     try:

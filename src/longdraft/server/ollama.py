@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from longdraft.models.chat import has_template
-from longdraft.server.app import _owner as owner_of
-from longdraft.server.app import _unless_gone as unless_gone
+from longdraft.server.app import owner_of, unless_gone
 from longdraft.server.models import Models
 from longdraft.server.ollama_schema import Asked, Chat, Generate, Named
 from longdraft.server.pieces import at_once

@@ -22,6 +22,7 @@ from longdraft.server.fields import (
     TopP,
 )
 from longdraft.server.schema import MOST_MESSAGES, MOST_STOPS, ChatMessage, Stop
+from longdraft.server.structured import OBJECT, Schema
 
 
 class Options(Strict):
@@ -45,13 +46,13 @@ class Options(Strict):
 
 
 class Asked(Strict):
-    """keep_alive: ignored, since models stay loaded. Of format, think and logprobs, what asks for nothing."""
+    """format: "json" or a schema. keep_alive: ignored, since models stay loaded."""
 
     model: Name
     stream: bool = True
     options: Options = Options()
     keep_alive: float | Text | None = None
-    format: Literal[""] = ""
+    format: Literal["", "json"] | Schema = ""
     think: Literal[False] = False
     logprobs: Literal[False] = False
 
@@ -59,7 +60,10 @@ class Asked(Strict):
     def sampled(self) -> dict[str, Any]:
         """The fields of a request in OpenAI's names."""
         named = self.options.model_dump(exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"})
-        return named | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
+        structure = {}
+        if self.format:
+            structure = {"structured_outputs": {"json": OBJECT if self.format == "json" else self.format}}
+        return named | structure | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
 
     @property
     def limit(self) -> int | None:
