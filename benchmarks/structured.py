@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
-from arguments import Arguments, at_least, status
+from arguments import Arguments, status
 from schemas import Case, cases
 from validity import checker
 
@@ -175,8 +175,7 @@ def options() -> Arguments:
     parser.change("methods", ["plain", "forced", "suffix", "vegas", "auto", "eagle3"], "each drafts in its own way")
     parser.change("temperature", 0.0, "answers that are read by programs are greedy as a rule")
     parser.change("max-new-tokens", 128, "most answers have ended by then")
-    parser.share("dtype", "weights", "threads", "seed", "out")
-    parser.add_argument("--every", type=at_least(1), default=1, metavar="N", help="of the schemas, each N-th")
+    parser.share("every", "dtype", "weights", "threads", "seed", "out")
     parser.add_argument("--inline", action="store_true", help="also run methods with masks computed in line")
     return parser
 

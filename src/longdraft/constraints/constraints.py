@@ -84,6 +84,11 @@ class Constraints:
             raise InputError(f"the grammar cannot be read: {first_line(str(error))}") from None
         return self._make("the grammar", LLMatcher.grammar_from_lark(lark))
 
+    def forget(self) -> None:
+        """Compile everything anew."""
+        with self._lock:
+            self._made.clear()
+
     def _make(self, about: str, text: str) -> Grammar:
         """text: a grammar in Lark's notation, or llguidance's JSON."""
         from llguidance import LLMatcher
