@@ -49,7 +49,7 @@ class XGrammar:
 
     def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
         try:
-            import xgrammar
+            import xgrammar  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise InputError("--engines has xgrammar, which is not installed: pip install xgrammar") from None
         self.version, self._library, self._vocab = version("xgrammar"), xgrammar, vocab

@@ -11,6 +11,7 @@ longdraft: pip install xgrammar, or give --engines llguidance.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections import Counter
@@ -71,7 +72,7 @@ class Masks:
         """A text of random tokens that the masks allow: what became of it, and what is wrong with it."""
         r, progress, tokens = random.Random(seed), self.progress(), list[int]()
         while len(tokens) < STEPS:
-            progress.move_to(tokens)
+            progress.move_to(list(tokens))  # which keeps the list
             allowed = ids(progress.mask(()))
             inside = allowed[~np.isin(allowed, self.ends)]
             if not len(inside):
@@ -173,10 +174,15 @@ def main(words: list[str] | None = None) -> int:
     unknown = [name for name in given.engines if name not in ENGINES]
     if unknown:
         raise InputError(f"--engines has {unknown[0]}: give {' or '.join(ENGINES)}")
-    log = RecordFile(given.out)
+    log, before = RecordFile(given.out), os.getloadavg()[0]
     target, tokenizer = load(given.model)
     engines = [ENGINES[name](tokenizer, target.vocab, target.end_tokens) for name in given.engines]
-    shared = provenance(target, given.seed) | {"task": "grammars", "command": given.command, "vocab": target.vocab}
+    shared = provenance(target, given.seed) | {
+        "task": "grammars",
+        "command": given.command,
+        "load_before": before,
+        "vocab": target.vocab,
+    }
     found = measured(given, engines, target, tokenizer)
     found += [{"nodes": n, "applied": applied(target.vocab, n)} for n in SHAPES.values()]
     for record in found:

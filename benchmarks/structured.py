@@ -11,6 +11,7 @@ is 1. With --inline, each method runs again with its masks computed after each p
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -184,10 +185,10 @@ def main(words: list[str] | None = None) -> int:
     given = options().parse(words)
     quiet(given.threads)
     checker(True)
-    log = RecordFile(given.out)
+    log, before = RecordFile(given.out), os.getloadavg()[0]
     target, tokenizer = load(given.model, given.dtype, weights=given.weights)
     answers = Answers(target, tokenizer, drafters(given.methods, target, given.model), given)
-    shared = provenance(target, given.seed) | {"task": "structured", "command": given.command}
+    shared = provenance(target, given.seed) | {"task": "structured", "command": given.command, "load_before": before}
     shared |= {"temperature": given.temperature, "max_new_tokens": given.max_new_tokens}
     chosen = cases()[:: given.every]
     answers.record(next(case for case in chosen if case.enforceable))  # so that nothing is run for the first time
