@@ -114,6 +114,7 @@ lint: $(READY)
 	$(BIN)/python docs/peers.py --check
 	$(BIN)/python docs/headlines.py --check
 	$(BIN)/python docs/models.py --check
+	$(BIN)/python docs/structured_output.py --check
 	$(BIN)/python docs/diagram.py --check
 
 fix: $(READY)

@@ -80,6 +80,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--max-new-tokens": {"type": at_least(1), "default": 96, "metavar": "N", "help": "new tokens of each run"},
     "--temperature": {"type": at_least(0.0), "default": 1.0, "metavar": "T", "help": "of the sampled runs"},
     "--repeat": {"type": at_least(1), "default": 3, "metavar": "N", "help": "measurements of each kind"},
+    "--every": {"type": at_least(1), "default": 1, "metavar": "N", "help": "of the schemas, each N-th"},
     "--threads": {"type": at_least(1), "metavar": "N", "help": "torch threads (default: torch's choice)"},
     "--seed": {"type": at_least(0), "default": 0, "metavar": "N", "help": "seed of all random draws"},
     "--out": {"type": Path, "metavar": "FILE", "help": "append the records to this file, as JSON lines"},

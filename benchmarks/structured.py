@@ -11,6 +11,7 @@ is 1. With --inline, each method runs again with its masks computed after each p
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
-from arguments import Arguments, at_least, status
+from arguments import Arguments, status
 from schemas import Case, cases
 from validity import checker
 
@@ -175,8 +176,7 @@ def options() -> Arguments:
     parser.change("methods", ["plain", "forced", "suffix", "vegas", "auto", "eagle3"], "each drafts in its own way")
     parser.change("temperature", 0.0, "answers that are read by programs are greedy as a rule")
     parser.change("max-new-tokens", 128, "most answers have ended by then")
-    parser.share("dtype", "weights", "threads", "seed", "out")
-    parser.add_argument("--every", type=at_least(1), default=1, metavar="N", help="of the schemas, each N-th")
+    parser.share("every", "dtype", "weights", "threads", "seed", "out")
     parser.add_argument("--inline", action="store_true", help="also run methods with masks computed in line")
     return parser
 
@@ -185,10 +185,10 @@ def main(words: list[str] | None = None) -> int:
     given = options().parse(words)
     quiet(given.threads)
     checker(True)
-    log = RecordFile(given.out)
+    log, before = RecordFile(given.out), os.getloadavg()[0]
     target, tokenizer = load(given.model, given.dtype, weights=given.weights)
     answers = Answers(target, tokenizer, drafters(given.methods, target, given.model), given)
-    shared = provenance(target, given.seed) | {"task": "structured", "command": given.command}
+    shared = provenance(target, given.seed) | {"task": "structured", "command": given.command, "load_before": before}
     shared |= {"temperature": given.temperature, "max_new_tokens": given.max_new_tokens}
     chosen = cases()[:: given.every]
     answers.record(next(case for case in chosen if case.enforceable))  # so that nothing is run for the first time

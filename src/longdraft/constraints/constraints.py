@@ -85,6 +85,11 @@ class Constraints:
 
         return self._make(about, LLMatcher.grammar_from_lark(text))
 
+    def forget(self) -> None:
+        """Compile everything anew."""
+        with self._lock:
+            self._made.clear()
+
     def _make(self, about: str, text: str) -> Grammar:
         """text: a grammar in Lark's notation, or llguidance's JSON."""
         from llguidance import LLMatcher

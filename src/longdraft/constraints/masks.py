@@ -21,7 +21,9 @@ def excluded(logits: Tensor, masks: list[list[bytes]]) -> Tensor:
     B, W, V = logits.shape
     packed = np.frombuffer(b"".join(mask for row in masks for mask in row), np.uint8).reshape(B, W, -1)
     needed = -(-V // 8)
-    packed = np.pad(packed, ((0, 0), (0, 0), (0, max(0, needed - packed.shape[2]))))[..., :needed]
+    if packed.shape[2] < needed:
+        packed = np.pad(packed, ((0, 0), (0, 0), (0, needed - packed.shape[2])))
+    packed = packed[..., :needed]
     if not logits.is_cpu:
         index = torch.from_numpy(packed.copy()).to(logits.device).int()
         return logits + F.embedding(index, torch.from_numpy(ADDED).to(logits.device)).flatten(2)[..., :V]
