@@ -19,6 +19,7 @@ from longdraft.server import document, problems
 from longdraft.server.entry import current
 from longdraft.server.events import DONE, EventStream, sse
 from longdraft.server.formats import ChatFormat, CompletionFormat, usage
+from longdraft.server.long_texts import MOST_TOKENIZED
 from longdraft.server.page import page
 from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
@@ -105,7 +106,7 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
     @app.post("/tokenize", responses=document.POSTED)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        tokens = await service.tokens(body.prompt, body.add_special_tokens)
+        tokens = await service.tokens(body.prompt, body.add_special_tokens, MOST_TOKENIZED)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
 
     @app.post("/detokenize", responses=document.POSTED)

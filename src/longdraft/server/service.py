@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -17,13 +18,13 @@ from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.errors import Busy, InputError
 from longdraft.models.chat import Message, Tools, chat_tokens
-from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.entry import current
 from longdraft.server.log import failure
+from longdraft.server.long_texts import LONG, Renderers, check_length, size_of, within
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
@@ -32,7 +33,6 @@ from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
-LONG = 1 << 16  # characters, tokens or log-probabilities
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
 FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
 
@@ -145,8 +145,9 @@ class Service:
         self.metrics, self.times, self.most_new = metrics, times, most_new
         self.created = int(time())
         self.stopping = False
-        self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
-        self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
+        self.templates, self.word = Renderers(), lru_cache(1 << 17)(partial(token_text, tokenizer))
+        self._one_long = asyncio.Lock()  # held while a long text is read, so that short ones find a free thread
+        self._reader = ThreadPoolExecutor(1, "longdraft-long")  # of long texts: memory of one thread at most
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
@@ -196,12 +197,17 @@ class Service:
 
     async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
-        size = sum(len(m["content"]) for m in messages)
-        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render)
+        render = within(self.templates.render, self.tokenizer, self.room)
+        return await self.aside(size_of([messages, tools]), chat_tokens, self.tokenizer, messages, tools, render)
 
-    async def tokens(self, text: str, special: bool = True) -> list[int]:
-        """A text's tokens, as `longdraft generate` reads it."""
-        return await self.aside(len(text), lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
+    async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
+        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`, or the room."""
+
+        def read() -> list[int]:
+            check_length(self.tokenizer, text, max(most, self.room))
+            return token_ids(self.tokenizer, text, add_special_tokens=special)
+
+        return await self.aside(len(text), read)
 
     def text(self, tokens: list[int]) -> str:
         if any(t >= self.target.vocab for t in tokens):
@@ -286,6 +292,7 @@ class Service:
         """The result of a call on so much (see LONG), outside the event loop's thread. InputError becomes a Problem."""
         try:
             async with self._one_long if size > LONG else nullcontext():
-                return await asyncio.to_thread(call, *arguments)
+                reader = self._reader if size > LONG else None
+                return await asyncio.get_running_loop().run_in_executor(reader, partial(call, *arguments))
         except InputError as error:
             raise Problem(400, str(error)) from None
