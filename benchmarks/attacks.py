@@ -42,6 +42,7 @@ EDGES: dict[str, list[Any]] = {  # values at the ends of what is allowed, and ju
     "prompt": ["", "\0", "\ud800", "<|endoftext|>" * 9, [0], [1 << 20], [-1], ["a", "b"], [[1]], "x" * 9000],
     "messages": [[], [{}], [{"role": "tool", "content": "a"}], [{"role": "user"}], "a", [1] * 2000],
 }
+LONG = {"words": "the quick brown fox ", "letters": "x", "spaces": " ", "lines": "\n", "characters": "\u6f22\u5b57"}
 COMMON = ["temperature", "top_p", "top_k", "min_p", "frequency_penalty", "repetition_penalty", "seed", "stop_token_ids"]
 NAMES = [*EDGES, "input", "instructions", "user", "n_predict", "prompt_embeds", "best_of", "", "\ud800", "__class__"]
 PATHS = (
@@ -100,6 +101,16 @@ def request(path: str, body: bytes = b"", method: str = "POST", **headers: str) 
 
 def as_json(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+def long_body(path: str, kind: str, size: int) -> dict[str, Any]:
+    """A request of so many bytes, whose prompt is one text, of a kind of LONG."""
+    unit = LONG[kind]
+    text = unit * (size // (len(as_json(unit)) - 2))
+    if path == "/tokenize":
+        return {"model": "tiny", "prompt": text}
+    given = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    return {"model": "tiny", "max_tokens": 3} | given
 
 
 def _value(rng: Random, depth: int = 3) -> Any:

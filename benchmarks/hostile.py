@@ -6,6 +6,7 @@ With the bundled model on this machine (about 15 minutes, with a soak of 10):
 - fuzz: malformed, oversized, slow and half-open requests, their answers, and the server's memory before and after;
 - overload: many clients at once on a short queue, against as many clients as there are rows;
 - disconnects: clients that leave in mid-stream, and the steps that their requests still get;
+- long: prompts far beyond the context at once, beside small chats, which must not wait, and the server's memory;
 - signals: kill -9 and a restart, SIGTERM while streams run, a second SIGTERM;
 - soak: a mixture of all of it for some minutes.
 """
@@ -28,6 +29,7 @@ from typing import Any
 from arguments import Arguments, at_least, several, status
 from attacks import shots
 from clients import crowd, drip, fire, fire_all, leave_in_mid_stream, post, revealed, stream
+from long_prompts import long_prompts
 from rich.console import Console
 from rich.table import Table
 from server_process import ServerProcess
@@ -44,7 +46,7 @@ from longdraft.server.run import Server, Settings
 
 Figures = dict[str, Any]
 ROWS, QUEUE = 8, 16
-PARTS = ("fuzz", "overload", "disconnects", "signals", "soak")
+PARTS = ("fuzz", "overload", "long", "disconnects", "signals", "soak")
 
 
 def rss(server: ServerProcess) -> float:
@@ -280,6 +282,8 @@ def main(words: list[str] | None = None) -> None:
         with ServerProcess(place, *limits, "--client-seconds", str(client_s)) as server:
             if "overload" in chosen:
                 figures["overload"] = overload(server, given.clients, 96, 3)
+            if "long" in chosen:
+                figures["long"] = long_prompts(server)
             if "fuzz" in chosen:
                 figures["fuzz"] = fuzz(server, given.requests, given.seed, client_s)
             if "soak" in chosen:

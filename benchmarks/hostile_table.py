@@ -20,7 +20,7 @@ def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     known = {
         k: f"{soak[k]['second_fifth']:.0f} and {soak[k]['last_fifth']:.0f}" for k in ("rss_mb", "threads", "files")
     }
-    return [
+    found = [
         (
             f"{done} malformed, oversized and odd requests, beside {fuzz['slow_clients']} slow clients",
             f"{fuzz['bad_count']} answers of 500 or more, hangs or connections closed without cause; "
@@ -54,6 +54,18 @@ def rows(record: dict[str, Any]) -> list[tuple[str, str]]:
             f"afterwards {soak['rows_after']:.0f} rows in use",
         ),
     ]
+    return found + ([_long(record["long"])] if "long" in record else [])
+
+
+def _long(long: dict[str, Any]) -> tuple[str, str]:
+    """That of prompts beyond the context, which older records do not have."""
+    return (
+        f"{long['at_once']} prompts of {long['bytes'] / 1e6:.1f} MB at once, {len(long['answers'])} kinds, beside small"
+        " chats",
+        f"all refused; memory {long['mb_before']:.0f} MB before, {long['mb_peak']:.0f} MB at most, "
+        f"{long['mb_after']:.0f} MB after; the longest small chat takes {long['small_longest_s']:.2f} s "
+        f"({long['small_alone_s']:.2f} s alone)",
+    )
 
 
 def table(record: dict[str, Any]) -> str:

@@ -40,8 +40,14 @@ OWN = {
     "work": {"train target": "does not depend on --out"},
 }
 SAMPLING = {
+    **{name: {"chat": "the model's own, unless it is given"} for name in ("top_k", "top_p", "penalty")},
     "seed": {"generate": "derives a seed per row", "audit": "the first of several"},
-    "temperature": {"demo": "the scene's", "audit": "both if none is given", "train text": "without a greedy default"},
+    "temperature": {
+        "demo": "the scene's",
+        "audit": "both if none is given",
+        "chat": "the model's own",
+        "train text": "without a greedy default",
+    },
 }
 # What a command reads or writes, and sizes of its work: each command says it in its own words.
 EACH = {"out", "folder", "prompt_tokens", "batch", "context"}

@@ -5,18 +5,20 @@ from __future__ import annotations
 import io
 from contextlib import closing, nullcontext
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED
 from support.listed import BUILD, read_in_any_parts
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
-from longdraft import InputError, Stats, generate
-from longdraft.cli.chat import Talk
+from longdraft import InputError, Sampler, Stats, generate
+from longdraft.cli.chat import Talk, lines, sampling
 from longdraft.engine.conversation import Conversation
 from longdraft.models.chat import chat_tokens
+from longdraft.models.recommended import EVERYTHING
 from longdraft.models.templates import Templates
 
 TEMPLATE = (
@@ -211,6 +213,52 @@ def test_a_line_is_sent_as_it_was_written(say, monkeypatch):
     monkeypatch.setattr(Talk, "say", lambda self, text, drafter: sent.append(text) or say_of(self, text, drafter))
     status, _, err = say("    return x  \n  /stats \n\n")
     assert status == 0 and sent == ["    return x  "] and "tokens/s" in err
+
+
+@pytest.mark.parametrize(("encoding", "errors"), [("ascii", "surrogateescape"), ("utf-8", "strict")])
+def test_bytes_that_are_not_text_are_replaced(encoding, errors, monkeypatch):
+    """Whatever the locale makes of standard input."""
+    given = io.TextIOWrapper(io.BytesIO(b"a\xff\xfe\n\xc3\xa9\n"), encoding, errors)
+    monkeypatch.setattr("sys.stdin", given)
+    assert list(lines()) == ["a\ufffd\ufffd", "\xe9"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_interrupt_at_the_prompt_says_how_to_leave(monkeypatch, capsys):
+    said = iter([KeyboardInterrupt, "hello", EOFError])
+
+    def ask(prompt: str) -> str:
+        found = next(said)
+        if isinstance(found, str):
+            return found
+        raise found
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert list(lines()) == ["hello"] and capsys.readouterr().err.count("/quit or Ctrl-D") == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "expected"),
+    [
+        ({}, {}, Sampler(0.7, top_p=0.9, penalty=1.1)),
+        ({}, {"temperature": 0.0, "top_k": 5}, Sampler(0.0, top_k=5, top_p=0.9, penalty=1.1)),
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {}, Sampler(0.6, top_k=20)),
+        ({"do_sample": True, "top_p": 0.8, "top_k": 20}, {"top_p": 0.5}, Sampler(1.0, top_k=20, top_p=0.5)),
+        ({"do_sample": True, "repetition_penalty": 1.3}, {}, Sampler(1.0, penalty=1.3, window=EVERYTHING)),
+        ({"do_sample": True, "repetition_penalty": 1.3}, {"penalty": 1.2}, Sampler(1.0, penalty=1.2)),
+        ({"do_sample": False, "temperature": 0.6}, {"penalty": 1.0}, Sampler(0.7, top_p=0.9)),
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_given_are_the_models(config, given, expected):
+    model = SimpleNamespace(hf=SimpleNamespace(name_or_path="", generation_config=GenerationConfig(**config)), name="m")
+    usual = dict.fromkeys(("temperature", "top_k", "top_p", "penalty"))
+    assert sampling(model, usual | given) == expected
 
 
 def test_templates_have_the_limits_of_the_server(say, talker, kept, monkeypatch):

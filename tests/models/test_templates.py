@@ -138,7 +138,7 @@ def test_the_process_cannot_write_files(templates, tmp_path):
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with serving("plain") as found:
-        found.service.templates.limit_s = 1.0
+        found.service.templates.short.limit_s = 1.0
         yield found
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from io import TextIOWrapper
 from itertools import chain
 from typing import Annotated, Any
 
@@ -13,11 +14,19 @@ import typer
 
 from longdraft.cli import common
 from longdraft.cli.option_groups import DrafterOptions, MethodOptions, TargetOptions, expand
-from longdraft.cli.sampling_options import Penalty, Seed, Temperature, TopP
+from longdraft.cli.sampling_options import Seed, sampling_option
 from longdraft.errors import InputError
-from longdraft.sampling_parameters import SEED
+from longdraft.sampling_parameters import PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P, WINDOW, Parameter
 
 Messages = list[dict[str, str]]
+USUAL = {"temperature": 0.7, "top_p": 0.9, "penalty": 1.1}  # for a model that recommends nothing: small ones wander
+
+
+def _models_own(parameter: Parameter[Any]) -> Any:
+    usual = f"; {USUAL[parameter.name]} if it names no sampling" if parameter.name in USUAL else ""
+    return sampling_option(parameter, f"{parameter.about} By default, what the model recommends{usual}.")
+
+
 HELP = "/stats shows speed and acceptance, /reset forgets the conversation, /quit (or end of input) ends it"
 
 
@@ -28,9 +37,10 @@ def chat(
     method_options: MethodOptions = MethodOptions("auto"),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens of an answer.")] = 512,
     target_options: TargetOptions = TargetOptions(),
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.9,
-    penalty: Penalty = 1.1,
+    temperature: Annotated[float | None, _models_own(TEMPERATURE)] = None,
+    top_k: Annotated[int | None, _models_own(TOP_K)] = None,
+    top_p: Annotated[float | None, _models_own(TOP_P)] = None,
+    penalty: Annotated[float | None, _models_own(PENALTY)] = None,
     seed: Seed = SEED.default,
     drafter_options: DrafterOptions = DrafterOptions(),
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="Print accepted draft tokens in green.")] = False,
@@ -40,19 +50,21 @@ def chat(
 
     One line of standard input is one message. /stats shows speed and acceptance, /reset forgets the conversation, and
     /quit ends it.
+
+    Sampling settings that are not given are those that the model recommends (generation_config.json, or its GGUF file).
     """
-    from longdraft.core.sampling import Sampler
     from longdraft.engine.conversation import Conversation
     from longdraft.models.chat import chat_tokens
     from longdraft.models.templates import Templates
 
     spec = method_options.spec(drafter_options, target_options.trained(model), seed)
-    sampler = Sampler(temperature, top_p=top_p, penalty=penalty)
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "penalty": penalty}
     first = [] if system is None else [{"role": "system", "content": system}]
     with closing(Templates()) as templates:
         templates.start()  # beside the model, which takes longer to load
         target, tokenizer = common.load_target(model, target_options, threads)
         spec.check(target, None)
+        sampler = sampling(target, given)
         tokens = partial(chat_tokens, tokenizer, render=templates.render)
         tokens([*first, {"role": "user", "content": "?"}])  # refuses a model without a template now
         talk = Talk(Conversation(target, sampler, seed), tokenizer, tokens, first, max_new_tokens, show_drafts)
@@ -61,6 +73,15 @@ def chat(
         converse(talk, spec.paced(target))  # one drafter for all answers: it may keep what it has read
     if sys.stdin.isatty():
         print(file=sys.stderr)
+
+
+def sampling(target: Any, given: dict[str, float | None]) -> Any:
+    """The sampler of what was given, and else of what the model recommends, or USUAL if it recommends nothing."""
+    from longdraft.models.recommended import EVERYTHING, recommended_settings, sampler_of
+
+    recommended, chosen = recommended_settings(target), {k: v for k, v in given.items() if v is not None}
+    window = EVERYTHING if "penalty" in recommended and "penalty" not in chosen else WINDOW.default
+    return sampler_of({**(recommended or USUAL), **chosen}, window)
 
 
 def converse(talk: Talk, drafter: Any) -> None:
@@ -75,14 +96,19 @@ def converse(talk: Talk, drafter: Any) -> None:
 
 
 def lines() -> Iterator[str]:
-    """The lines of standard input without their ends. Raises InputError for text that is not UTF-8."""
+    """The lines of standard input without their ends. Bytes that are not UTF-8 become replacement characters."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     while True:
         try:
             line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
         except EOFError:
             return
-        except UnicodeDecodeError:
-            raise InputError("standard input is not UTF-8: give UTF-8 text") from None
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            print("\nlongdraft: note: /quit or Ctrl-D ends the conversation", file=sys.stderr)
+            continue
         if not line and not sys.stdin.isatty():
             return
         yield line.rstrip("\r\n")

@@ -30,17 +30,26 @@ OF_FETCHED: dict[str, dict[str, float]] = {
 }
 
 
-def recommended_sampler(target: LM) -> Sampler:
-    """Raises InputError for a model of which nothing is known."""
+def recommended_settings(target: LM) -> dict[str, float]:
+    """What the makers say, by the names of a Sampler; nothing for a model of which nothing is known."""
     where = Path(target.hf.name_or_path or "-")
     settings = _of_file(where) if where.is_file() else _of_config(target.hf.generation_config)
-    if not settings:
+    return {"temperature": 1.0, **settings} if settings else {}
+
+
+def sampler_of(settings: dict[str, float], window: int = EVERYTHING) -> Sampler:
+    """window: tokens that a penalty looks back at."""
+    numbers = {name: int(value) if name == "top_k" else float(value) for name, value in settings.items()}
+    return Sampler(**numbers, window=window) if "penalty" in numbers else Sampler(**numbers)  # type: ignore[arg-type]
+
+
+def recommended_sampler(target: LM) -> Sampler:
+    """Raises InputError for a model of which nothing is known."""
+    if not (settings := recommended_settings(target)):
         raise InputError(
             f"{target.name} recommends no sampling: give --temperature, and --top-p or --penalty if wanted"
         )
-    settings.setdefault("temperature", 1.0)
-    numbers = {name: int(value) if name == "top_k" else float(value) for name, value in settings.items()}
-    return Sampler(**numbers, window=EVERYTHING) if "penalty" in numbers else Sampler(**numbers)  # type: ignore[arg-type]
+    return sampler_of(settings)
 
 
 def _of_file(file: Path) -> dict[str, float]:

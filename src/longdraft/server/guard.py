@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from longdraft.server.long_texts import LARGE, give_back
 from longdraft.server.problems import Problem
 
 OPEN = {"/health", "/"}  # paths that need no key
@@ -147,3 +149,5 @@ class Guard:
                 raise
         if refused and not begun:
             await self._too_large().response()(scope, receive, send)
+        if size > LARGE:
+            await asyncio.to_thread(give_back)

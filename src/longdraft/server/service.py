@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from time import time
@@ -14,7 +15,6 @@ from longdraft.core import Constraint, Sampler
 from longdraft.drafters.base import Drafter
 from longdraft.errors import Busy, FieldError, InputError
 from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
-from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
@@ -22,6 +22,7 @@ from longdraft.server.answer import Answer
 from longdraft.server.engine import Engine, Stream
 from longdraft.server.entry import current
 from longdraft.server.limits import check_choices, check_numbers
+from longdraft.server.long_texts import LONG, Renderers, check_length, size_of, within
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
@@ -32,7 +33,6 @@ from longdraft.server.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reaso
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
-LONG = 1 << 16  # characters, tokens or log-probabilities
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
 FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
 
@@ -49,8 +49,9 @@ class Service:
         self.created = int(time())
         self.stopping = False
         self.structures = Structures(engine.session.target, tokenizer)
-        self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
-        self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
+        self.templates, self.word = Renderers(), lru_cache(1 << 17)(partial(token_text, tokenizer))
+        self._one_long = asyncio.Lock()  # held while a long text is read, so that short ones find a free thread
+        self._reader = ThreadPoolExecutor(1, "longdraft-long")  # of long texts: memory of one thread at most
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
 
@@ -103,12 +104,17 @@ class Service:
 
     async def conversation(self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
-        size = sum(len(m["content"]) for m in messages)
-        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render, turn)
+        render = within(self.templates.render, self.tokenizer, self.room)
+        return await self.aside(size_of([messages, tools]), chat_tokens, self.tokenizer, messages, tools, render, turn)
 
-    async def tokens(self, text: str, special: bool = True) -> list[int]:
-        """A text's tokens, as `longdraft generate` reads it."""
-        return await self.aside(len(text), lambda: token_ids(self.tokenizer, text, add_special_tokens=special))
+    async def tokens(self, text: str, special: bool = True, most: int = 0) -> list[int]:
+        """A text's tokens, as `longdraft generate` reads it. Raises Problem for more than `most`, or the room."""
+
+        def read() -> list[int]:
+            check_length(self.tokenizer, text, max(most, self.room))
+            return token_ids(self.tokenizer, text, add_special_tokens=special)
+
+        return await self.aside(len(text), read)
 
     def text(self, tokens: list[int]) -> str:
         if any(t >= self.target.vocab for t in tokens):
@@ -207,6 +213,7 @@ class Service:
         """The result of a call on so much (see LONG), outside the event loop's thread. InputError becomes a Problem."""
         try:
             async with self._one_long if size > LONG else nullcontext():
-                return await asyncio.to_thread(call, *arguments)
+                reader = self._reader if size > LONG else None
+                return await asyncio.get_running_loop().run_in_executor(reader, partial(call, *arguments))
         except InputError as error:
             raise Problem(400, str(error), error.field if isinstance(error, FieldError) else None) from None

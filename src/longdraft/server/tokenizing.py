@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from longdraft.server.long_texts import MOST_TOKENIZED
 from longdraft.server.schema import TokenizeRequest
 from longdraft.server.service import Service
+from longdraft.server.talk import dialect_for, with_reasoning
 
 
 async def tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
     """The tokens that a completion of the prompt, or a chat with the messages, begins with."""
     if body.messages is not None:
         tools = [tool.model_dump(exclude={"function": {"strict"}}) for tool in body.tools] or None
-        tokens = await service.conversation([message.plain for message in body.messages], tools, body.turn)
+        messages = [message.plain for message in body.messages]
+        dialect = dialect_for(service.tokenizer, messages, tools)
+        tokens = await service.conversation(with_reasoning(messages, dialect.field), tools, body.turn)
     else:
-        tokens = await service.tokens(body.prompt or "", body.add_special_tokens is not False)
+        tokens = await service.tokens(body.prompt or "", body.add_special_tokens is not False, MOST_TOKENIZED)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
     if body.return_token_strs:
         found["token_strs"] = await service.aside(len(tokens), service.tokenizer.convert_ids_to_tokens, tokens)

@@ -54,7 +54,10 @@ export function wireLanes() {
   lanes.addEventListener("keydown", roundKey);
   $("unpin").addEventListener("click", () => pin(null));
   document.addEventListener("keydown", (e) => e.key === "Escape" && state.pinned && pin(null));
-  $("rejected").addEventListener("change", () => $("lanes").classList.toggle("kept-only", !$("rejected").checked));
+  $("rejected").addEventListener("change", () => {
+    $("lanes").classList.toggle("kept-only", !$("rejected").checked);
+    state.scroll?.follow();
+  });
 }
 
 export function wireReplay() {

@@ -32,11 +32,11 @@ export class Lane {
     this.built = 0; // rounds that have chips
     this.shown = 0; // of these, the visible ones
     [this.before, this.run] = ["", 0]; // the last chip's text, and the characters without a place to break
-    this.follow = true;
     this.by = new Set(); // who drafted
     this.root = element("section", data.method === "plain" ? "lane plain" : "lane");
     this.root.setAttribute("aria-label", data.method);
     const head = element("div", "head");
+    this.more = element("p", "hint more");
     this.end = element("p", "hint end");
     head.append(
       element("h2", "", data.method),
@@ -47,6 +47,7 @@ export class Lane {
           .map(([k, v]) => `${k}=${v}`)
           .join(" "),
       ),
+      this.more,
       this.end,
     );
     this.figures = element("dl", "figures");
@@ -56,9 +57,6 @@ export class Lane {
     this.list.setAttribute("aria-label", `Rounds of ${data.method}; arrow keys go from one to the next`);
     this.box.append(this.list);
     this.root.append(head, this.figures, this.box);
-    this.box.addEventListener("scroll", () => {
-      this.follow = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
-    });
     data.rounds.forEach((round) => this.count(round));
   }
 
@@ -135,14 +133,37 @@ export class Lane {
     return text.endsWith("\n") ? [...parts, element("br")] : parts;
   }
 
-  // Shows the first k rounds (of those that are built).
+  // Shows the first k rounds (of those that are built) -> whether these are others than before.
   show(k) {
     k = Math.min(k, this.built);
     for (let i = Math.min(k, this.shown); i < Math.max(k, this.shown); i++) this.groups[i].hidden = i >= k;
-    if (k !== this.shown) {
-      this.shown = k;
-      if (this.follow) this.box.scrollTop = this.box.scrollHeight;
-    }
+    const changed = k !== this.shown;
+    this.shown = k;
+    return changed;
+  }
+
+  // The chip of token n, of those that are shown the last one if there are fewer.
+  token(n) {
+    const i = Math.min(upper(this.rounds.length, (r) => this.tokens[r + 1] <= n), this.shown - 1);
+    const chips = this.groups[i]?.querySelectorAll(".t:not(.no)") ?? [];
+    return chips[Math.min(n - this.tokens[i], chips.length - 1)];
+  }
+
+  // Where the box must scroll to so that token n is at its top.
+  topOf(n) {
+    const chip = this.token(n);
+    return chip ? chip.getBoundingClientRect().top - this.box.getBoundingClientRect().top + this.box.scrollTop - 6 : 0;
+  }
+
+  tokenAtTop() {
+    const top = this.box.getBoundingClientRect().top;
+    return upper(this.tokens[this.shown], (n) => this.token(n).getBoundingClientRect().bottom <= top + 6);
+  }
+
+  mark(n) {
+    const chip = this.token(n);
+    chip?.classList.add("differs");
+    chip?.setAttribute("title", "the first token that differs");
   }
 
   group(i) {

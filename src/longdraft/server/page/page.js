@@ -1,6 +1,7 @@
 // The page: a run or a saved trace, shown at one time of one clock.
 import { $, element } from "./dom.js";
 import { Lane, styleOf } from "./lane.js";
+import { Scroll } from "./scroll.js";
 import { Strip } from "./strip.js";
 import { count, seconds } from "./text.js";
 import { MOST, Refused, firstDifference, parseTrace, refuseUnless } from "./trace.js";
@@ -15,6 +16,8 @@ export const state = {
   trace: null,
   file: null, // the text that it was loaded from, which is saved again as it is: numbers here have 53 bits
   lanes: [],
+  scroll: null,
+  marked: false, // whether the lanes' first difference has been shown
   running: null, // the AbortController of the run
   live: false, // whether the newest round is shown, whatever the clock says
   playing: false,
@@ -34,6 +37,7 @@ export const tokensOf = (trace) => trace.lanes[trace.lanes.length - 1].rounds.re
 export function open(trace, live, file = null) {
   Object.assign(state, { trace, live, file, playing: false, pinned: null, pointed: null, drawn: null });
   state.lanes = trace.lanes.map((lane, i) => new Lane(i, lane));
+  [state.scroll, state.marked] = [new Scroll(state.lanes), false];
   state.t = live ? 0 : endOf();
   $("lanes").replaceChildren(...state.lanes.map((lane) => lane.root));
   $("lanes").classList.toggle("single", state.lanes.length === 1);
@@ -68,13 +72,24 @@ function frame(now) {
   }
   state.frameAt = state.playing ? now : null;
   if (state.live) state.t = endOf();
-  state.lanes.forEach((lane) => lane.show(state.live ? lane.rounds.length : lane.until(state.t)));
+  const changed = state.lanes.map((lane) => lane.show(state.live ? lane.rounds.length : lane.until(state.t)));
+  if (changed.includes(true)) state.scroll.follow();
+  if (whole && !state.running) markDifference();
   const plain = state.lanes.length > 1 ? state.lanes[0] : null;
   state.lanes.forEach((lane) => lane.figure(plain));
   const settled = inspect(now);
   fillLegend();
   controls();
   if (!whole || state.playing || !settled) wake();
+}
+
+// Marks the first token that differs in both lanes, once, and brings it into view.
+function markDifference() {
+  const n = state.marked || state.trace.equal !== false ? null : firstDifference(state.trace);
+  if (n === null || state.lanes.some((lane) => lane.tokens[lane.shown] <= n)) return;
+  state.marked = true;
+  state.lanes.forEach((lane) => lane.mark(n));
+  state.scroll.to(n);
 }
 
 // Shows the tree of the pinned, pointed or newest round -> whether the newest one is shown.
