@@ -21,10 +21,10 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     because a part that is closed would forbid the properties of the others.
     """
     made = deepcopy(schema)
-    nodes = list(_nodes(made))
-    if any(_in_parts(node) for node in nodes):
+    found = list(nodes(made))
+    if any(_in_parts(node) for node in found):
         return schema
-    for node in nodes:
+    for node in found:
         if "properties" in node and not MORE & node.keys():
             node["additionalProperties"] = False
     return made
@@ -36,7 +36,7 @@ def _in_parts(node: dict[str, Any]) -> bool:
     return several or len(ALONE & node.keys()) > 1 or bool(OTHERS & node.keys())
 
 
-def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
     """A schema and all schemas in it."""
     if not isinstance(schema, dict):
         return
@@ -47,4 +47,4 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
     for key in NAMED:
         inner += found.values() if isinstance(found := schema.get(key), dict) else []
     for each in inner:
-        yield from _nodes(each)
+        yield from nodes(each)
