@@ -146,6 +146,14 @@ def test_a_call_can_be_required(template, change):
         assert call["function"]["name"] == "weather" and json.loads(call["function"]["arguments"])["city"] in CITIES
 
 
+@pytest.mark.parametrize(("change", "once"), [(FORCED[0], False), (FORCED[1], True)], ids=["required", "named"])
+def test_a_named_function_is_called_once(change, once):
+    """A model that knows nothing of calls goes on with further ones wherever the grammar lets it."""
+    found = answers(formats_of_calls.HERMES, change, parallel_tool_calls=True, n=4, max_tokens=100)
+    assert all(len(choice["message"]["tool_calls"]) == 1 for choice in found) is once
+    assert not once or all(choice["finish_reason"] == "tool_calls" for choice in found)
+
+
 def test_a_response_format_leaves_room_for_calls_and_nothing_else():
     """With tools to choose from, an answer is a call or text of the structure."""
     structure = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["red", "green"]}}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from longdraft.constraints.closed import closed
 from longdraft.constraints.constraints import Constraints, json_rule, literal, read_schema
 from longdraft.constraints.grammar import Grammar
 
-__all__ = ["Constraints", "Grammar", "json_rule", "literal", "read_schema"]
+__all__ = ["Constraints", "Grammar", "closed", "json_rule", "literal", "read_schema"]

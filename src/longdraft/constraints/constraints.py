@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from longdraft.constraints.grammar import Grammar, first_line
+from longdraft.constraints.one_of import as_any_of
 from longdraft.constraints.progress import Recent
 from longdraft.errors import InputError
 
@@ -159,6 +160,6 @@ def _of_schema(schema: dict[str, Any] | bool, compact: bool) -> str:
 
 def _written(schema: Any) -> str:
     try:
-        return json.dumps(schema)
+        return json.dumps(as_any_of(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from longdraft.constraints import closed
 from longdraft.models.chat import Message
 from longdraft.server.answer import Answer
 from longdraft.server.conditions import Present, Rule
@@ -76,7 +77,7 @@ class ResponsesRequest(Sampled):
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return None
-        return Structure("json", OBJECT if form.schema_ is None else form.schema_)
+        return Structure("json", OBJECT if form.schema_ is None else closed(form.schema_))
 
     @property
     def messages(self) -> list[Message]:

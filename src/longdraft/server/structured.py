@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from longdraft.constraints import Constraints, Grammar, json_rule, literal, read_schema
+from longdraft.constraints import Constraints, Grammar, closed, json_rule, literal, read_schema
 from longdraft.server.conditions import Present, Rule, wrong
 from longdraft.server.fields import Strict, Text
 from longdraft.server.tools import is_shallow
@@ -42,7 +42,7 @@ class Structure:
 
 
 class JsonSchema(Strict):
-    """strict, name and description change nothing: a schema is always enforced as a whole."""
+    """strict, name and description change nothing: a schema is always enforced as a whole, and closed (see there)."""
 
     name: Annotated[Text, Field(max_length=64)]
     description: Text = ""
@@ -62,7 +62,7 @@ class ResponseFormat(Strict):
     def structure(self) -> Structure | None:
         """None for plain text."""
         if self.json_schema is not None:
-            return Structure("json", self.json_schema.schema_)
+            return Structure("json", closed(self.json_schema.schema_))
         return Structure("json", OBJECT) if self.type == "json_object" else None
 
 

@@ -25,7 +25,7 @@ ALONE = "beside tools or a model's reasoning, only JSON and choices can be enfor
 class Offer:
     """The functions that an answer may call. choice: auto, none, required, or the name of the one it must call.
 
-    parallel: whether it may have more than one call.
+    parallel: whether it may have more than one call, where no function is named.
     """
 
     functions: Sequence[Function] = ()
@@ -49,6 +49,11 @@ class Offer:
         return [f for f in self.open if self.choice in ("auto", "required", f.name)]
 
     @property
+    def many(self) -> bool:
+        """Whether an answer may have several calls. A function that is named by `choice` is called exactly once."""
+        return self.parallel and self.choice in ("auto", "none", "required")
+
+    @property
     def needs_grammar(self) -> bool:
         return bool(self.open) and (self.choice != "auto" or any(f.strict for f in self.open))
 
@@ -67,7 +72,7 @@ class Talk:
     def reader(self) -> Reader:
         """Reads one choice's answer."""
         schemas = {function.name: function.parameters for function in self.offer.open}
-        return self.dialect.reader(schemas, self.opened, None if self.offer.parallel else 1)
+        return self.dialect.reader(schemas, self.opened, None if self.offer.many else 1)
 
     def grammar(self, structure: Structure | None = None) -> str | None:
         """Lark (llguidance's) for the whole answer, or None if nothing but `structure` binds it, or nothing at all.
@@ -86,9 +91,7 @@ class Talk:
                 raise Problem(400, f"structured_outputs: {ALONE}", "structured_outputs")
         elif not offer.needs_grammar:
             return None
-        return dialect.grammar(
-            offer.asked, int(offer.choice not in ("auto", "none")), offer.parallel, self.opened, content
-        )
+        return dialect.grammar(offer.asked, int(offer.choice not in ("auto", "none")), offer.many, self.opened, content)
 
 
 DIALECTS: WeakKeyDictionary[Any, dict[str, Dialect]] = WeakKeyDictionary()  # by template; a model has one or two

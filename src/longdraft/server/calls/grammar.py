@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from json import dumps
 from typing import Any
 
-from longdraft.constraints import json_rule, literal
+from longdraft.constraints import closed, json_rule, literal
 from longdraft.server.calls.marks import Marks
 from longdraft.server.tools import Function
 
@@ -18,10 +18,13 @@ OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", 
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """What a function's arguments must be: an object of those that are named, unless the schema says more of others."""
+    """What a function's arguments must be: an object of those that are named, unless the schema says more of others.
+
+    The same holds for objects in them.
+    """
     given = function.parameters or {"properties": {}}
-    closed = {} if OPEN & given.keys() else {"additionalProperties": False}
-    return given | closed | {"type": "object"}
+    named = {} if OPEN & given.keys() else {"properties": {}}
+    return closed(named | given | {"type": "object"})
 
 
 def arguments_rule(function: Function) -> str:

@@ -1,0 +1,50 @@
+"""Schemas whose objects have the properties that they name, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+NAMED = ("properties", "$defs", "definitions", "patternProperties")  # keywords whose values are schemas by name
+LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")
+SINGLE = ("items", "additionalProperties", "contains")
+MORE = {"additionalProperties", "patternProperties"}  # say what other properties there may be
+ALONE = {"properties", "allOf", "anyOf", "oneOf", "$ref"}  # two of them describe one object together, in parts
+OTHERS = {"not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that forbids properties which are not named, where it says nothing of them: JSON Schema allows any.
+
+    What it allows is valid by the schema that was given. One that describes an object in several parts stays as it is,
+    because a part that is closed would forbid the properties of the others.
+    """
+    made = deepcopy(schema)
+    found = list(nodes(made))
+    if any(_in_parts(node) for node in found):
+        return schema
+    for node in found:
+        if "properties" in node and not MORE & node.keys():
+            node["additionalProperties"] = False
+    return made
+
+
+def _in_parts(node: dict[str, Any]) -> bool:
+    together = node.get("allOf")
+    several = isinstance(together, list) and len(together) > 1
+    return several or len(ALONE & node.keys()) > 1 or bool(OTHERS & node.keys())
+
+
+def nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all schemas in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    inner = [schema.get(key) for key in SINGLE]
+    for key in LISTED:
+        inner += found if isinstance(found := schema.get(key), list) else []
+    for key in NAMED:
+        inner += found.values() if isinstance(found := schema.get(key), dict) else []
+    for each in inner:
+        yield from nodes(each)

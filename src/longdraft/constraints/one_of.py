@@ -1,0 +1,69 @@
+"""`oneOf` of schemas that exclude each other, which says the same as `anyOf` and can be enforced."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import combinations
+from typing import Any
+
+from longdraft.constraints.closed import nodes
+
+MOST = 100  # schemas of a oneOf that are compared with each other
+DEEPEST = 8  # references that lead to further ones
+
+
+def as_any_of(schema: Any) -> Any:
+    """The same schema with `anyOf` for each `oneOf` of which no value can be valid by two parts.
+
+    This is certain for parts of different types, and for objects that need one property with different texts, as
+    pydantic's discriminated unions have it.
+    """
+    if not isinstance(schema, dict) or all("oneOf" not in node for node in nodes(schema)):
+        return schema
+    made = deepcopy(schema)
+    for node in nodes(made):
+        parts = node.get("oneOf")
+        if "anyOf" in node or not isinstance(parts, list) or not 0 < len(parts) <= MOST:
+            continue
+        if all(_exclude(a, b, made) for a, b in combinations([_read(p, made) for p in parts], 2)):
+            node["anyOf"] = node.pop("oneOf")
+    return made
+
+
+def _read(part: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema, or the one that it refers to; {} for one that cannot be read."""
+    for _ in range(DEEPEST):
+        if not isinstance(part, dict) or "$ref" not in part:
+            break
+        place, found = str(part["$ref"]), root
+        for step in place.split("/")[1:]:
+            found = found.get(step) if isinstance(found, dict) else None
+        part = found if place.startswith("#/") else None
+    return part if isinstance(part, dict) and "$ref" not in part else {}
+
+
+def _exclude(one: dict[str, Any], other: dict[str, Any], root: dict[str, Any]) -> bool:
+    types = _types(one), _types(other)
+    if all(types) and not types[0] & types[1]:
+        return True
+    if types != ({"object"}, {"object"}):
+        return False
+    texts, others = _texts(one, root), _texts(other, root)
+    return any(not texts[name] & others[name] for name in texts.keys() & others.keys())
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    given = schema.get("type", [])
+    return {str(x).replace("integer", "number") for x in (given if isinstance(given, list) else [given])}
+
+
+def _texts(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, set[str]]:
+    """The texts that a required property may be, by its name."""
+    found, properties, required = dict[str, set[str]](), schema.get("properties"), schema.get("required")
+    for name, value in properties.items() if isinstance(properties, dict) else ():
+        read = _read(value, root)
+        values = [read["const"]] if "const" in read else read.get("enum")
+        needed = isinstance(required, list) and name in required
+        if needed and isinstance(values, list) and all(isinstance(v, str) for v in values):
+            found[name] = set(values)
+    return found
