@@ -207,6 +207,23 @@ def test_a_template_without_tools_says_so_first(http, says):
     assert "how this model's chat template writes calls is not known" in refused.json()["error"]["message"]
 
 
+def test_what_a_client_parsed_may_come_back_and_is_not_read(http, says):
+    """OpenAI's packages keep it in messages and calls beside the text."""
+    asked = says(HERMES, TWO)
+    for extra in ({}, {"x": [1]}):
+        function = {"name": "weather", "arguments": '{"city": "Bern"}'} | ({"parsed_arguments": extra} if extra else {})
+        call = {"id": "a", "type": "function", "function": function}
+        said = {"role": "assistant", "content": "I look.", "tool_calls": [call]} | ({"parsed": extra} if extra else {})
+        result = {"role": "tool", "tool_call_id": "a", "content": "Sunny."}
+        found = http.post("/v1/chat/completions", json=BODY | {"messages": [USER, said, result]})
+        assert found.status_code == 200, found.text
+        part = {"type": "output_text", "text": "I look."} | ({"parsed": extra} if extra else {})
+        items = [USER, {"role": "assistant", "content": [part]}, {"type": "function_call", "call_id": "a", **function}]
+        found = http.post("/v1/responses", json={"model": "tiny", "input": items, "max_output_tokens": 20})
+        assert found.status_code == 200, found.text
+    assert asked[0]["prompt"] == asked[2]["prompt"] and asked[1]["prompt"] == asked[3]["prompt"]
+
+
 @pytest.mark.parametrize("template", [QWEN3, R1], ids=["by the model", "by the prompt"])
 def test_reasoning_is_apart(http, says, template):
     said = "Why?\nSo.\n</think>\n\n" + TWO
