@@ -15,6 +15,7 @@ from support.served import CHAT, chunks, client, loaded, serving
 
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import token_ids
+from longdraft.server.reply import Delta
 
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": CITY}}
 USER = {"role": "user", "content": "How is it in Bern?"}
@@ -70,6 +71,25 @@ def test_an_answer_has_its_calls(http, says):
         assert sum("tool_calls" in part["choices"][0]["delta"] for part in mine) > 4
         logprobs = [x for p in mine for x in (p["choices"][0]["logprobs"] or {"content": []})["content"]]
         assert logprobs == choice["logprobs"]["content"]
+
+
+def test_a_chunk_is_about_one_call(http, says, monkeypatch):
+    """However many tokens come at once: LlamaIndex reads only the first call of a chunk."""
+
+    def most() -> int:
+        parts = streamed(http, BODY | {"logprobs": True})
+        assert [c[2] for c in put_together(parts)["calls"]] == ['{"city": "Bern"}', '{"city": "Rome"}']
+        assert put_together(parts)["content"] == "I look."
+        logprobs = [len(part["choices"][0]["logprobs"]["content"]) for part in parts if part["choices"][0]["logprobs"]]
+        assert sum(logprobs) == len(token_ids(loaded()[1], TWO))
+        finishes = [part["choices"][0]["finish_reason"] for part in parts]
+        assert finishes[-1] == "tool_calls" and not any(finishes[:-1])
+        return max(len(part["choices"][0]["delta"].get("tool_calls", [])) for part in parts)
+
+    says(HERMES, TWO, at_once=200)
+    assert most() == 1
+    monkeypatch.setattr(Delta, "by_calls", lambda self: [self])
+    assert most() == 2
 
 
 def test_without_content_it_is_null(http, says):
