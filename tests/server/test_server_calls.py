@@ -15,6 +15,7 @@ from support.served import CHAT, chunks, client, loaded, serving
 
 from longdraft.models.chat import chat_tokens
 from longdraft.models.text import token_ids
+from longdraft.server.reply import Delta
 
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": CITY}}
 USER = {"role": "user", "content": "How is it in Bern?"}
@@ -70,6 +71,25 @@ def test_an_answer_has_its_calls(http, says):
         assert sum("tool_calls" in part["choices"][0]["delta"] for part in mine) > 4
         logprobs = [x for p in mine for x in (p["choices"][0]["logprobs"] or {"content": []})["content"]]
         assert logprobs == choice["logprobs"]["content"]
+
+
+def test_a_chunk_is_about_one_call(http, says, monkeypatch):
+    """However many tokens come at once: LlamaIndex reads only the first call of a chunk."""
+
+    def most() -> int:
+        parts = streamed(http, BODY | {"logprobs": True})
+        assert [c[2] for c in put_together(parts)["calls"]] == ['{"city": "Bern"}', '{"city": "Rome"}']
+        assert put_together(parts)["content"] == "I look."
+        logprobs = [len(part["choices"][0]["logprobs"]["content"]) for part in parts if part["choices"][0]["logprobs"]]
+        assert sum(logprobs) == len(token_ids(loaded()[1], TWO))
+        finishes = [part["choices"][0]["finish_reason"] for part in parts]
+        assert finishes[-1] == "tool_calls" and not any(finishes[:-1])
+        return max(len(part["choices"][0]["delta"].get("tool_calls", [])) for part in parts)
+
+    says(HERMES, TWO, at_once=200)
+    assert most() == 1
+    monkeypatch.setattr(Delta, "by_calls", lambda self: [self])
+    assert most() == 2
 
 
 def test_without_content_it_is_null(http, says):
@@ -205,6 +225,23 @@ def test_a_template_without_tools_says_so_first(http, says):
     says(CHAT + "{{ tools }}")
     refused = http.post("/v1/chat/completions", json=BODY | {"tool_choice": "required"})
     assert "how this model's chat template writes calls is not known" in refused.json()["error"]["message"]
+
+
+def test_what_a_client_parsed_may_come_back_and_is_not_read(http, says):
+    """OpenAI's packages keep it in messages and calls beside the text."""
+    asked = says(HERMES, TWO)
+    for extra in ({}, {"x": [1]}):
+        function = {"name": "weather", "arguments": '{"city": "Bern"}'} | ({"parsed_arguments": extra} if extra else {})
+        call = {"id": "a", "type": "function", "function": function}
+        said = {"role": "assistant", "content": "I look.", "tool_calls": [call]} | ({"parsed": extra} if extra else {})
+        result = {"role": "tool", "tool_call_id": "a", "content": "Sunny."}
+        found = http.post("/v1/chat/completions", json=BODY | {"messages": [USER, said, result]})
+        assert found.status_code == 200, found.text
+        part = {"type": "output_text", "text": "I look."} | ({"parsed": extra} if extra else {})
+        items = [USER, {"role": "assistant", "content": [part]}, {"type": "function_call", "call_id": "a", **function}]
+        found = http.post("/v1/responses", json={"model": "tiny", "input": items, "max_output_tokens": 20})
+        assert found.status_code == 200, found.text
+    assert asked[0]["prompt"] == asked[2]["prompt"] and asked[1]["prompt"] == asked[3]["prompt"]
 
 
 @pytest.mark.parametrize("template", [QWEN3, R1], ids=["by the model", "by the prompt"])

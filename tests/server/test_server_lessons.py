@@ -238,8 +238,8 @@ def test_what_a_request_holds_is_released_on_every_path():
         assert codes[400] == 8 and sum(codes.values()) == 20 and set(codes) <= {200, 400, 429, 503}
         assert http.get("/health").status_code == 200
         assert quiet(server) and server.engine.session.needed == 0
-        session, app = server.engine.session, server.config.app
-        assert session._open == session._cancelled == set() and not session._rows.reads and not server.engine._streams
+        session, app = server.engine.session, server.guard
+        assert not session._open and not session._cancelled and not session._rows.reads and not server.engine._streams
         assert isinstance(app, Guard)
         deadline = time.monotonic() + 5  # an answer arrives before the server has done with its request
         while app.open and time.monotonic() < deadline:
@@ -252,7 +252,7 @@ def test_what_a_request_holds_is_released_on_every_path():
 
 def unguarded(server: Server) -> set[str]:
     """The paths, of all routes and some that are written oddly, that answer something without a key."""
-    inner = server.config.app.app  # type: ignore[union-attr]
+    inner = server.guard.app
     paths = {r.path.replace("{name:path}", "tiny") for r in inner.routes}
     assert any(isinstance(r, APIRoute) for r in inner.routes) and {"/metrics", "/openapi.json"} <= paths
     odd = {

@@ -233,9 +233,9 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
                 count = how.log_probabilities(len(answer.prompt_logprobs.get(i // answer.work.n, [])))
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
-            if delta:
-                count = how.log_probabilities(len(delta.logprobs))
-                yield await answer.service.formatted(count, partial(go_on, i, delta))
+            for one in delta.by_calls() if delta else ():
+                count = how.log_probabilities(len(one.logprobs))
+                yield await answer.service.formatted(count, partial(go_on, i, one))
         if how.with_usage:
             yield sse(how.last(answer.usage, answer.metrics))
     except Problem as problem:

@@ -25,6 +25,8 @@ def encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(encodable)]
 Name = Annotated[Text, Field(max_length=256)]
 
+Parsed = Annotated[Any, Field(exclude=True)]  # what a client made of a text beside it, and sends back; it is not read
+
 Temperature = Annotated[float, Field(**parameters.TEMPERATURE.limits)]
 TopP = Annotated[float, Field(**parameters.TOP_P.limits)]
 TopK = Annotated[int, Field(**parameters.TOP_K.limits)]

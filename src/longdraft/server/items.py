@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from longdraft.models.chat import Message
-from longdraft.server.fields import Name, Strict, Text
+from longdraft.server.fields import Name, Parsed, Strict, Text
 from longdraft.server.schema import MOST_MESSAGES, joined, only_text
 from longdraft.server.tools import MOST_TOOLS, Function, FunctionCall
 
@@ -18,6 +18,7 @@ class TextPart(Strict):
     text: Text
     annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
     logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    parsed: Parsed = None
 
 
 Content = Annotated[

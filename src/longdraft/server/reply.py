@@ -31,6 +31,21 @@ class Delta:
         finish, parts = more.finish or self.finish, joined(self.parts + more.parts)
         return Delta(self.text + more.text, self.logprobs + more.logprobs, finish, parts)
 
+    def by_calls(self) -> list[Delta]:
+        """The same as several, each about one call at most: some clients read no other call in a chunk of a stream."""
+        runs, about = [list[Part]()], None
+        for part in self.parts:
+            if part.kind in ("call", "arguments"):
+                if about not in (None, part.index):
+                    runs.append([])
+                about = part.index
+            runs[-1].append(part)
+        if len(runs) == 1:
+            return [self]
+        found = [Delta("".join(p.text for p in run if p.kind == "content"), parts=run) for run in runs]
+        found[0].logprobs, found[-1].finish = self.logprobs, self.finish
+        return found
+
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.finish or self.parts)
 

@@ -18,6 +18,7 @@ from longdraft.server.fields import (
     MaxTokens,
     MinP,
     Name,
+    Parsed,
     Penalty,
     Presence,
     Seed,
@@ -36,7 +37,6 @@ MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings, and characters of one
 MOST_TOP = 20  # most likely tokens beside a token's log-probability
 MOST_MESSAGES = 1000
 MOST_TOKENS = 1 << 31
-
 
 Stop = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
@@ -170,6 +170,7 @@ class ChatMessage(Strict):
     tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None  # the same, as vLLM names it
+    parsed: Parsed = None
 
     @property
     def thought(self) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from longdraft.server.fields import Name, Strict, Text, encodable
+from longdraft.server.fields import Name, Parsed, Strict, Text, encodable
 
 MOST_TOOLS = 128
 DEEPEST = 32  # levels of a tool's JSON
@@ -42,6 +42,7 @@ class FunctionCall(Strict):
 
     name: Name
     arguments: Annotated[Text, AfterValidator(_is_object)]
+    parsed_arguments: Parsed = None
 
     @property
     def given(self) -> dict[str, Any]:
