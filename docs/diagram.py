@@ -25,6 +25,7 @@ ROOMS = {  # lowest first: a room may import itself and the rooms above it in th
     "proposers": "names of what proposes nodes, and their labels",
     "ops": "attention, noise and selection: tensors in, tensors out",
     "core": "trees, the cache, sampling, verification: no model, no drafter",
+    "constraints": "what a text must be: schemas, expressions, grammars",
     "backends": "how a forward step is computed",
     "models": "what is computed: configuration, weights and backend",
     "costs": "what a pass costs, by arithmetic",

@@ -19,7 +19,7 @@ from longdraft.ops import native
 pytest.register_assert_rewrite("support.checks", "support.structure")
 pytest_plugins = ["support.added", "support.place"]
 if find_spec("uvicorn"):  # else the server's tests cannot run, and all others can
-    pytest_plugins.append("support.served")
+    pytest_plugins += ["support.served", "support.scripted"]
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # last, so that modules of the tests come first
 
 torch.set_num_threads(1)  # beside other work a second thread's barriers cost milliseconds, and tiny models need none

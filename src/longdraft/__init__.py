@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from longdraft.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from longdraft.constraints import Constraints
     from longdraft.core.rules import Rules
     from longdraft.core.sampling import Sampler
     from longdraft.core.verify import match, reject
@@ -31,6 +32,7 @@ __all__ = [
     "METHODS",
     "AdaptiveDraft",
     "Busy",
+    "Constraints",
     "Event",
     "InputError",
     "PrefixCache",
@@ -52,6 +54,7 @@ __all__ = [
     "stream",
 ]
 _HOMES = {
+    "constraints": ("Constraints",),
     "errors": ("Busy", "InputError"),
     "core.rules": ("Rules",),
     "core.sampling": ("Sampler",),

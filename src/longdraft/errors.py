@@ -7,5 +7,13 @@ class InputError(ValueError):
     """Bad input: one clear line that says what is wrong and what would be right; the command line exits with 2."""
 
 
+class FieldError(InputError):
+    """Bad input in one field of a request, which `field` names as clients know it."""
+
+    def __init__(self, message: str, field: str):
+        super().__init__(message)
+        self.field = field
+
+
 class Busy(RuntimeError):
     """There is no room for another request now, and there may be later."""

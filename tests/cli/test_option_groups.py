@@ -27,6 +27,7 @@ OWN = {
         "demo": "depends on what was fetched",
         "import": "a drafter's target",
         "export-drafter": "a drafter's target",
+        "serve": "several",
     },
     "name": {"fetch": "a model to download"},
     "option": {"bench": "of one of several methods", "train": "of an objective"},

@@ -72,6 +72,12 @@ def completion():
 
 
 @check
+def prompts():
+    """The text model sends a batch as one request with several prompts."""
+    equal(OpenAI(**HERE | SAMPLING).batch([TEXT] * 4), [GIVEN["completion"]] * 4)
+
+
+@check
 def response():
     equal(chat(use_responses_api=True, seed=None, extra_body={"seed": 3}).invoke(TEXT).text, GIVEN["chat"])
 

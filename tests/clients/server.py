@@ -1,4 +1,4 @@
-"""A server on a free port with the bundled model and a chat template: python server.py CONTEXT MOST_NEW KEY.
+"""A server on a free port with the bundled model and a chat template: python server.py CONTEXT MOST_NEW KEY ('': none).
 
 Prints its address as the first line, and stops when its standard input is closed.
 """
@@ -15,7 +15,7 @@ from support.served import serving, url_of
 
 def main(context: int, most_new: int, key: str) -> None:
     session = {"batch": 4, "slots": context, "chunk": 256, "queue": 32}
-    with serving(session=session, most_new=most_new, keys=(key.encode(),)) as server:
+    with serving(session=session, most_new=most_new, keys=(key.encode(),) if key else ()) as server:
         print(url_of(server), flush=True)
         sys.stdin.read()
 

@@ -198,6 +198,19 @@ def test_a_row_that_goes_back_is_masked_as_at_first():
         assert set((found == 0).nonzero()[:, 0].tolist()) == after(made, text[:cut])
 
 
+def test_only_the_rows_used_last_keep_masks():
+    """Memory stays bounded, whatever was decoded before; a row that comes back is masked as before."""
+    made = grammars.constraints().json_schema(grammars.SCHEMA | {"title": "many rows"})
+    for seed in range(70):
+        rows = rows_of(tiny.prompts(20)[0], tokens_of(SHORT)[:9])
+        rows.seed = torch.tensor([seed])
+        root = Tree.root(torch.tensor([tokens_of(SHORT)[8]]))
+        found = made.masked(torch.zeros(1, 1, 96), root, rows)[0, 0]
+        assert set((found == 0).nonzero()[:, 0].tolist()) == after(made, tokens_of(SHORT)[:9])
+    kept = [bool(row.masks) for row in made._rows.values()]
+    assert len(kept) == 70 and sum(kept) == 64 and all(kept[-64:])
+
+
 def test_after_the_end_only_end_tokens_follow():
     lm, prompt = tiny.target("llama"), tiny.prompts(30)
     (row,) = generate(lm, prompt, max_new_tokens=12, sampler=constrained(Sampler(), "choice"), eos=())

@@ -151,13 +151,42 @@ def generate_plain(i: int) -> list[int]:
 def test_a_full_queue_refuses():
     s = Session(tiny.target("llama"), Drafter(), 1, SLOTS, queue=2)
     s.submit(**asked(0))
-    s.step()
     ids = [s.submit(**asked(i)) for i in (1, 2)]
     with pytest.raises(Busy, match="2 requests are waiting"):
         s.submit(**asked(3))
     assert s.cancel(ids[0])
     s.submit(**asked(3))
     finish(s)
+
+
+@pytest.mark.parametrize("before", [0, 1])  # steps between them
+def test_requests_with_free_rows_do_not_wait_in_the_queue(before, monkeypatch):
+    """Whether or not a step has admitted them yet."""
+
+    def taken(batch: int, queue: int, **options: int) -> int:
+        s = Session(tiny.target("llama"), Drafter(), batch, SLOTS, queue=queue, **options)
+        ids = list[int]()
+        with pytest.raises(Busy, match=f"{queue} requests are waiting"):
+            for i in range(8):
+                ids.append(s.submit(**asked(i % 5)))
+                for _ in range(before):
+                    s.step()
+        assert set(finish(s)) >= set(ids[-queue:])
+        return len(ids)
+
+    assert [taken(2, 0), taken(2, 2), taken(3, 1)] == [2, 4, 4]
+    assert taken(3, 1, total=130) == 3  # the third of these finds a row, and too few slots
+    monkeypatch.setattr("longdraft.engine.session.held_up", lambda waiting, *free: len(waiting))
+    assert taken(2, 2) != 4 or before  # the check can fail
+
+
+def test_rows_and_slots_are_free_again_after_a_request():
+    s = Session(tiny.target("llama"), Drafter(), 1, SLOTS, queue=0)
+    for i in range(3):
+        s.submit(**asked(i))
+        with pytest.raises(Busy):
+            s.submit(**asked(4))
+        finish(s) if i else s.cancel(i + 1)
 
 
 def test_running_requests_share_a_total_of_slots_in_order():

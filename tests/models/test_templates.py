@@ -195,7 +195,7 @@ def test_every_field_of_a_client_is_text(http, monkeypatch):
     ]
     tools = [{"type": "function", "function": function}]
     body = ChatRequest.model_validate({"model": "tiny", "messages": messages, "tools": tools})
-    want = chat_tokens(tokenizer, [m.plain for m in body.messages], body.offered)
+    want = chat_tokens(tokenizer, [m.plain for m in body.messages], body.offer.tools)
     found = ask(http, messages, tools=tools)
     assert found.status_code == 200 and found.json()["usage"]["prompt_tokens"] == len(want)
     assert want.count(tokenizer.eos_token_id) == 1 and tokenizer.decode(want).count(end) == 12 + 1
@@ -234,7 +234,7 @@ def tool(**function) -> dict:
         ({"messages": [*USER, {"role": "assistant"}]}, "content is missing"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": CALLED[1]["tool_calls"]}]}, "assistant's"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
     ],
     ids=ascii,
 )

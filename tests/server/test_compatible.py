@@ -34,8 +34,14 @@ def said(http: httpx.Client, body: dict) -> str:
         ("service_tier", "default", "priority"),
         ("metadata", {"run": "1"}, {"run": 1}),
         ("modalities", ["text"], ["text", "audio"]),
-        ("parallel_tool_calls", True, False),
+        ("parallel_tool_calls", True, 1),
         ("best_of", 1, 2),
+        ("prompt_cache_key", "a conversation", 5),
+        ("safety_identifier", "a client", 5),
+        ("add_generation_prompt", True, "yes"),
+        ("continue_final_message", False, 1),
+        ("chat_template_kwargs", {}, []),
+        ("min_tokens", 0, 13),
     ],
 )
 def test_a_value_that_asks_for_nothing_changes_nothing(http, field, harmless, other):
@@ -47,11 +53,11 @@ def test_a_value_that_asks_for_nothing_changes_nothing(http, field, harmless, ot
 
 
 def test_a_list_of_one_prompt_is_that_prompt(http):
-    """As lm-evaluation-harness sends it: in a batch of one, as token ids."""
+    """As lm-evaluation-harness sends it in a batch of one, as token ids."""
     ids = http.post("/tokenize", json={"prompt": TEXT}).json()["tokens"]
     found = {said(http, PROMPT | {"prompt": prompt}) for prompt in (TEXT, [TEXT], ids, [ids])}
     assert len(found) == 1
-    for prompt in ([ids, ids], [ids, 5], [[]], [[[5]]], [[TEXT]]):
+    for prompt in ([ids, 5], [[]], [[[5]]], [[TEXT]]):
         refused = http.post("/v1/completions", json=PROMPT | {"prompt": prompt})
         assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("prompt")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from longdraft.engine.session import Event
@@ -41,10 +41,12 @@ TEXTS = st.text(st.sampled_from("ab \nné漢🙂"), min_size=1, max_size=24)
     st.lists(st.integers(0, 40), max_size=6),
     st.lists(st.text(st.sampled_from("ab né漢"), min_size=1, max_size=4), max_size=4),
 )
+@example("ana", [], ["n", "ana"])
 def test_the_text_ends_before_the_first_stop_string(text, cuts, stops):
     tokens = tokenizer()(text, add_special_tokens=False)["input_ids"]
     whole = text_of(tokenizer(), tokens)
-    at = min((i for s in stops if (i := whole.find(s)) >= 0), default=None)
+    ends = ((i + len(s), i) for s in stops if (i := whole.find(s)) >= 0)  # the first to be complete ends the text
+    at = min(ends, default=(None, None))[1]
     reply, deltas = told(tokens, cuts, stops)
     assert "".join(d.text for d in deltas) == (whole if at is None else whole[:at])
     assert [d.finish for d in deltas if d.finish] == ["length" if at is None else "stop"]

@@ -163,7 +163,7 @@ def test_a_malformed_tool_ends_nothing(server, http, tool):
 def test_headers_bodies_depth_and_prompts_are_bounded(http):
     """CVE-2025-48956 (vLLM read headers of any size)."""
     assert http.get("/health", headers={"X": "x" * 17_000}).status_code == 431
-    assert http.get("/health", headers={"X": "x" * 200_000}).status_code == 400
+    assert http.get("/health", headers={"X": "x" * 200_000}).status_code == 431
     assert http.post("/tokenize", content=b" " * (5 << 20), headers=JSON).status_code == 413
     assert http.post("/tokenize", content=b'{"prompt":' + b"[" * 200_000, headers=JSON).status_code == 400
     found = http.post("/v1/completions", json=asked(prompt="a " * 9000)).json()["error"]
@@ -231,7 +231,7 @@ def test_paths_lead_nowhere(http, server, path):
 def test_what_a_request_holds_is_released_on_every_path():
     """CVE-2026-9540 (vLLM: n, stop strings and log-probabilities without bounds; test_server_refusals.py has those)."""
     with serving(session={"batch": 2, "queue": 4}, request_s=1.0, client_requests=8) as server, client(server) as http:
-        cases = [{"n": 8, "max_tokens": 4}, {"n": 9}, {"n": 4, "max_tokens": 250}, {"stop": ["x"] * 17}]
+        cases = [{"n": 6, "max_tokens": 4}, {"n": 9}, {"n": 4, "max_tokens": 250}, {"stop": ["x"] * 17}]
         bodies = [asked(**c) for c in (*cases, {"n": 2, "max_tokens": 250, "logprobs": 20})]
         with ThreadPoolExecutor(10) as pool:
             codes = Counter(pool.map(lambda b: post(address(server), "/v1/completions", b)[0], bodies * 4))

@@ -57,6 +57,17 @@ def test_a_full_queue_answers_429():
         assert quiet(server)
 
 
+def test_free_rows_are_not_a_queue():
+    """Simultaneous requests find all rows of an idle server, and the queue behind them."""
+    with serving(session={"batch": 4, "queue": 1}) as server, ThreadPoolExecutor(5) as pool:
+        body = asked(max_tokens=100)
+        codes = list(pool.map(lambda i: post(address(server), "/v1/completions", body | {"seed": i})[0], range(5)))
+        assert codes == [200] * 5
+        with client(server) as http:
+            assert http.post("/v1/completions", json=body | {"n": 5}).status_code == 200
+            assert http.post("/v1/completions", json=body | {"n": 6}).status_code == 429
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(server, stream):
     before = server.engine.session.stats.emitted

@@ -16,10 +16,10 @@ from test_server_load import slowest_health
 from longdraft.engine.requests import Event, PromptRead
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.server import pieces, service
+from longdraft.server.answer import Answer
 from longdraft.server.pieces import at_once, in_pieces
 from longdraft.server.reply import Silent
 from longdraft.server.run import Server
-from longdraft.server.service import Answer
 from longdraft.server.work import Work
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
-from support.served import TEXT, asked, client, serving
+from attacks import Shot, request
+from clients import fire
+from support.served import TEXT, address, asked, client, serving
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from longdraft.server.connection import Connection
 
 HUGE = "9" * 5000
 
@@ -19,14 +25,14 @@ HUGE = "9" * 5000
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": [1 << 20]}, 400, None),
         ({"prompt": [-1]}, 400, "prompt"),
-        ({"prompt": ["a", "b"]}, 400, "prompt"),
+        ({"prompt": ["a", 5]}, 400, "prompt"),
         ({"prompt": "\ud800"}, 400, "prompt"),
         ({"prompt": TEXT * 100}, 400, "prompt"),
         ({"max_tokens": -1}, 400, "max_tokens"),
         ({"max_tokens": 257}, 400, "max_tokens"),
         ({"max_tokens": 10**30}, 400, "max_tokens"),
         ({"max_tokens": "5"}, 400, "max_tokens"),
-        ({"max_tokens": 0}, 400, None),
+        ({"max_tokens": 0}, 400, "max_tokens"),
         ({"temperature": 10001}, 400, "temperature"),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"top_p": 0}, 400, "top_p"),
@@ -35,12 +41,12 @@ HUGE = "9" * 5000
         ({"stop": ["a" * 257]}, 400, "stop"),
         ({"stop": ""}, 400, "stop"),
         ({"logit_bias": {"x": 1.0}}, 400, "logit_bias"),
-        ({"logit_bias": {"999999": 1.0}}, 400, None),
+        ({"logit_bias": {"999999": 1.0}}, 400, "logit_bias"),
         ({"logit_bias": {"5": 101}}, 400, "logit_bias"),
         ({"seed": 1 << 64}, 400, "seed"),
         ({"best_of": 2}, 400, "best_of"),
         ({"suffix": "x"}, 400, "suffix"),
-        ({"stream_options": {"include_usage": True}}, 400, None),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({"user": "x" * 1000}, 400, "user"),
     ],
     ids=lambda x: str(x)[:40],
@@ -58,7 +64,7 @@ def test_a_bad_field_is_refused_by_name(http, change, status, param):
     [
         {"previous_response_id": "resp_1"},
         {"store": True},
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function"}]},
         {"truncation": "auto"},
         {"n": 2},
         {"input": []},
@@ -71,7 +77,7 @@ def test_a_response_is_stateless_and_drops_nothing(http, change):
     assert response.status_code == 400 and next(iter(change)) in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("field", ["tools", "functions", "response_format", "audio", "previous_response_id"])
+@pytest.mark.parametrize("field", ["tools", "functions", "guided_json", "audio", "previous_response_id"])
 def test_what_is_not_supported_is_not_dropped(http, field):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], field: {"type": "json_object"}}
     response = http.post("/v1/chat/completions", json=body)
@@ -100,6 +106,35 @@ def test_other_refusals(http, server):
     headers = {"Content-Type": "application/json"}
     assert http.post("/v1/completions", content=slowly(), headers=headers).status_code == 413
     assert http.get("/health", headers={"X-Big": "x" * 100_000}).status_code in (400, 431)
+
+
+def test_a_body_whose_end_is_ambiguous_is_refused(server):
+    """A proxy that reads the other header would take a part of the body for another client's request."""
+    hidden = b"0\r\n\r\n" + request("/v1/models", method="GET")
+    both = request("/tokenize", hidden).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n", 1)
+    with socket.create_connection(address(server), 10) as s:
+        s.sendall(both)
+        got = b"".join(iter(lambda: s.recv(1 << 16), b""))
+    assert got.startswith(b"HTTP/1.1 400 ") and b"Transfer-Encoding" in got and got.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("size", [20_000, 70_000, 200_000, 900_000])
+def test_large_headers_get_an_answer(server, size):
+    """Also where they are refused before their end: the connection is not cut before the client has read that."""
+    answers = [fire(address(server), Shot("headers", request("/health", X_Big="x" * size))) for _ in range(5)]
+    assert [a.status for a in answers] == [431] * 5
+    assert all(json.loads(a.body)["error"]["type"] == "invalid_request_error" for a in answers)
+
+
+def test_a_connection_that_is_cut_is_noticed(server, monkeypatch):
+    monkeypatch.setattr(Connection, "send_400_response", H11Protocol.send_400_response)
+    assert fire(address(server), Shot("headers", request("/health", X_Big="x" * 900_000))).status != 431
+
+
+def test_what_follows_a_refusal_is_bounded(server):
+    with socket.create_connection(address(server), 10) as s, pytest.raises(OSError, match=r"reset|pipe"):
+        for _ in range(1000):
+            s.sendall(b"x" * (1 << 16))
 
 
 def test_keys_hosts_and_a_clients_share():

@@ -20,13 +20,26 @@ KEY = "LONGDRAFT_API_KEY"
 MOST_S = 1e7  # seconds of any limit
 
 
+Models = Annotated[
+    list[str],
+    typer.Option(
+        "-m",
+        "--model",
+        help="A target as other commands take it; may be repeated: requests name the model that answers.",
+    ),
+]
+
+
 @expand
 def serve(
-    model: common.Model = "smollm2",
+    model: Models = ("smollm2",),  # type: ignore[assignment]
     method_options: MethodOptions = MethodOptions("auto"),
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name in the API (default: as given to -m).")] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="The model's name in the API, once for each -m (default: as given to -m)."),
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help=f"A file whose lines are the keys that clients may use (or set {KEY}).")
     ] = None,
@@ -53,7 +66,9 @@ def serve(
     cache_dir_mb: Annotated[
         int, typer.Option(min=1, max=1 << 30, help="Megabytes of --cache-dir; what was used longest ago makes room.")
     ] = 4096,
-    queue: Annotated[int, typer.Option(min=1, help="Number of requests that may wait; further ones get a 429.")] = 64,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait until others end; further ones get a 429.")
+    ] = 64,
     chunk: Annotated[
         int,
         typer.Option(
@@ -78,18 +93,25 @@ def serve(
     ] = 30.0,
     max_body: Annotated[int, typer.Option(min=1024, help="Largest request body, in bytes.")] = 4 << 20,
     client_requests: Annotated[int, typer.Option(min=1, help="Open requests allowed per client address.")] = 64,
+    log_level: Annotated[
+        str, typer.Option(metavar="error|warning|info", help="Log refusals from warning on, and requests from info on.")
+    ] = "info",
+    log_format: Annotated[
+        str, typer.Option(metavar="text|json", help="Lines of text, or a JSON object in each line.")
+    ] = "text",
     page: Annotated[bool, typer.Option(help="Show a page at / where one can watch methods draft.")] = True,
     target_options: TargetOptions = TargetOptions(),
     drafter_options: DrafterOptions = DrafterOptions(),
     threads: common.Threads = None,
 ) -> None:
-    """Serve a model over OpenAI's API, with metrics, and a page at / that shows a method at work.
+    """Serve models over OpenAI's API, with metrics, and a page at / that shows a method at work.
 
     With the CPU kernels, a request's output is what `longdraft generate` gives for the same sampler and seed, whatever
     runs beside it. On other backends the two can differ where tokens tie within rounding.
     """
     try:
-        from longdraft.server.run import Server, Settings, listening
+        from longdraft.server.log import check, logging_to, note
+        from longdraft.server.run import Served, Server, Settings, listening
     except ModuleNotFoundError as error:
         raise InputError(
             f"the server needs {error.name}, which is not installed: pip install 'longdraft[serve]'"
@@ -101,32 +123,39 @@ def serve(
     from longdraft.models.control import control_of
     from longdraft.models.text import token_ids
 
+    check(log_level, log_format)
     keys, place = read_keys(api_key_file), listening(host, port)
     if cache_dir is not None:
         private(cache_dir)  # refused before the model is loaded
     if host not in LOCAL and not keys:
         print("longdraft: note: without --api-key-file, anyone who can reach this address can use it", file=sys.stderr)
-    spec = method_options.spec(drafter_options, target_options.trained(model), 0)
-    target, tokenizer = common.load_target(model, target_options, threads)
-    spec.check(target, None)
-    slots = min(context or target.positions, target.positions)
-    prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
-    folder = (
-        None if cache_dir is None else PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, common.say)
-    )
-    session = Session(
-        target,
-        spec.paced(target),
-        batch,
-        slots,
-        chunk=chunk,
-        queue=queue,
-        total=cache_tokens,
-        prefixes=prefixes if folder is None else folder,
-    )
+    names = names_of(list(model), list(name or []))
+    folders, served, specs = [], [], []
+    for given, called in zip(model, names, strict=True):
+        spec = method_options.spec(drafter_options, target_options.trained(given), 0)
+        target, tokenizer = common.load_target(given, target_options, threads)
+        spec.check(target, None)
+        slots = min(context or target.positions, target.positions)
+        prefixes = PrefixCache(prefix_tokens) if prefix_tokens else None
+        if cache_dir is not None:
+            prefixes = PromptFolder(cache_dir, target, cache_dir_mb * 1_000_000, prefixes, note)
+            folders.append(prefixes)
+        session = Session(
+            target,
+            spec.paced(target),
+            batch,
+            slots,
+            chunk=chunk,
+            queue=queue,
+            total=cache_tokens,
+            prefixes=prefixes,
+        )
+        served.append(Served(session, tokenizer, called, spec.name))
+        specs.append(spec)
+    first, *others = served
     settings = Settings(
-        name or model,
-        spec.name,
+        first.model,
+        first.method,
         host=host,
         port=port,
         keys=keys,
@@ -141,21 +170,33 @@ def serve(
         page=page,
         share_prefixes=share_prefixes,
     )
-    server = Server(session, tokenizer, settings, spec.weights)
-    if has_template(tokenizer):
-        server.service.templates.start()
-        with suppress(InputError):  # chats say it, and completions do without
-            control_of(tokenizer)  # takes a second or two with a large vocabulary: not while the first chat waits
-    token_ids(tokenizer, "")  # copies the vocabulary, in a second if it is large: not while the first prompt waits
+    server = Server(first.session, first.tokenizer, settings, specs[0].weights, others)
+    for tokenizer in (each.tokenizer for each in served):
+        if has_template(tokenizer):
+            server.service.templates.start()
+            with suppress(InputError):  # chats say it, and completions do without
+                control_of(tokenizer)  # takes a second or two with a large vocabulary: not while the first chat waits
+        token_ids(tokenizer, "")  # copies the vocabulary, in a second if it is large: not while the first prompt waits
     gc.freeze()  # what is loaded stays: garbage collections that read it would delay all answers by 0.1 s and more
-    try:
-        status = server.run([place])
-    finally:
-        gc.unfreeze()
-        if folder is not None:
-            folder.close()
+    with logging_to(log_level, log_format):
+        try:
+            status = server.run([place])
+        finally:
+            gc.unfreeze()
+            for folder in folders:
+                folder.close()
     if status:
         raise typer.Exit(status)
+
+
+def names_of(models: list[str], names: list[str]) -> list[str]:
+    """The models' names in the API. Raises InputError."""
+    if names and len(names) != len(models):
+        raise InputError(f"--name is given {len(names)} times for {len(models)} models: give it once for each -m")
+    called = names or models
+    if twice := next((each for each in called if called.count(each) > 1), None):
+        raise InputError(f"two models are named {twice}: give each another --name")
+    return called
 
 
 def read_keys(file: Path | None) -> list[bytes]:

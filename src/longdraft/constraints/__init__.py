@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longdraft.constraints.constraints import Constraints
+from longdraft.constraints.constraints import Constraints, json_rule, literal, read_schema
 from longdraft.constraints.grammar import Grammar
 
-__all__ = ["Constraints", "Grammar"]
+__all__ = ["Constraints", "Grammar", "json_rule", "literal", "read_schema"]

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from longdraft.constraints.grammar import Grammar, first_line
+from longdraft.constraints.progress import Recent
 from longdraft.errors import InputError
 
 # JSON is written as Python's json.dumps writes it: where nothing but whitespace is free, nothing is, so keys and
@@ -31,7 +32,8 @@ class Constraints:
     def __init__(self, tokenizer: Any, vocab: int, ends: tuple[int, ...]):
         """vocab: how many logits the model has. ends: its end tokens, the usual one first."""
         self.ends = _usual_first(ends, getattr(tokenizer, "eos_token_id", None))
-        self._words, self._made, self._lock = _words(tokenizer, vocab, self.ends), OrderedDict[str, Grammar](), Lock()
+        self._words, self._made = _words(tokenizer, vocab, self.ends), OrderedDict[str, Grammar]()
+        self._lock, self._recent = Lock(), Recent()
 
     @staticmethod
     def of(target: Any, tokenizer: Any) -> Constraints:
@@ -44,14 +46,7 @@ class Constraints:
         Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is none, or that has a
         keyword which cannot be enforced: nothing of it is ignored.
         """
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"the JSON schema is not JSON: {first_line(str(error))}") from None
-        if not isinstance(schema, dict | bool):
-            raise InputError("the JSON schema is neither an object nor a boolean: give a JSON Schema")
-        return self._make("the JSON schema", _of_schema(schema, compact))
+        return self._make("the JSON schema", _of_schema(read_schema(schema), compact))
 
     def json_object(self, compact: bool = False) -> Grammar:
         """Any JSON object."""
@@ -71,7 +66,7 @@ class Constraints:
             raise InputError("the choices must be a list of texts, none of them empty")
         if len(choices) > MOST_CHOICES:
             raise InputError(f"{len(choices)} choices are too many: give at most {MOST_CHOICES}")
-        return self._make("the choices", LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_literal, choices))}"))
+        return self._make("the choices", LLMatcher.grammar_from_lark(f"start: {' | '.join(map(literal, choices))}"))
 
     def grammar(self, text: str) -> Grammar:
         """Text of a context-free grammar, in Lark's notation or in GBNF (llama.cpp's EBNF)."""
@@ -89,6 +84,12 @@ class Constraints:
         with self._lock:
             self._made.clear()
 
+    def lark(self, text: str, about: str = "the grammar") -> Grammar:
+        """Text of a grammar in llguidance's kind of Lark, which can contain JSON schemas and special tokens."""
+        from llguidance import LLMatcher
+
+        return self._make(about, LLMatcher.grammar_from_lark(text))
+
     def _make(self, about: str, text: str) -> Grammar:
         """text: a grammar in Lark's notation, or llguidance's JSON."""
         from llguidance import LLMatcher
@@ -101,7 +102,7 @@ class Constraints:
             error, messages = LLMatcher.validate_grammar_with_warnings(text, self._words)
             if error:
                 raise InputError(f"{about} cannot be used: {first_line(messages[0])}")
-            made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about)
+            made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about, self._recent)
         with self._lock:
             made = self._made.setdefault(text, made)
             while len(self._made) > KEPT:
@@ -125,15 +126,39 @@ def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
         raise InputError(f"constraints cannot be used with this model's tokenizer: {first_line(str(error))}") from None
 
 
+def read_schema(schema: Any) -> dict[str, Any] | bool:
+    """A JSON schema, which may be given as JSON. Raises InputError."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the JSON schema is not JSON: {first_line(str(error))}") from None
+    if not isinstance(schema, dict | bool):
+        raise InputError("the JSON schema is neither an object nor a boolean: give a JSON Schema")
+    return schema
+
+
+def json_rule(schema: dict[str, Any] | bool, compact: bool = False, lenient: bool = False) -> str:
+    """JSON by this schema, in a grammar in Lark's notation. lenient: what cannot be enforced is left out."""
+    options = (COMPACT if compact else SPACED) | ({"lenient": True} if lenient else {})
+    given = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
+    return f"%json {_written(given | {'x-guidance': options})}"
+
+
+def literal(text: str) -> str:
+    """This very text, in a grammar in Lark's notation."""
+    return json.dumps(text)
+
+
 def _of_schema(schema: dict[str, Any] | bool, compact: bool) -> str:
     from llguidance import LLMatcher
 
-    try:
-        text = json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None
+    text: Any = _written(schema)
     return LLMatcher.grammar_from_json_schema(text, overrides=COMPACT if compact else SPACED)
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _written(schema: Any) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the JSON schema cannot be written as JSON: {first_line(str(error))}") from None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from longdraft.constraints.masks import excluded
-from longdraft.constraints.progress import Path, Progress
+from longdraft.constraints.progress import Path, Progress, Recent
 from longdraft.core import Rows, Tree
 from longdraft.errors import InputError
 
@@ -28,7 +27,7 @@ class Grammar:
     and must where nothing else can. about: what was asked for, in a word or two.
     """
 
-    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str):
+    def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: Recent):
         """matcher: one that has consumed nothing. Raises InputError if it has an error, or there are no end tokens."""
         if matcher.is_error():
             raise InputError(f"{about}: {first_line(matcher.get_error())}")
@@ -39,7 +38,7 @@ class Grammar:
         bits[list(ends)] = 1
         self._fresh, self._ends, self._only_ends = matcher, ends, np.packbits(bits, bitorder="little").tobytes()
         self._rows = OrderedDict[tuple[int, int], Progress]()  # by seed and length of the prompt
-        self._lock = Lock()
+        self._recent = recent
 
     def matcher(self) -> Any:
         """llguidance's, which has consumed nothing."""
@@ -55,7 +54,7 @@ class Grammar:
         return excluded(logits, [[every if mask is None else mask for mask in row] for row in masks])
 
     def forced(self, rows: Rows) -> list[list[int]]:
-        with self._lock:
+        with self._recent.lock:
             progress = self._progress(rows)
             return [[] if p is None else p.forced() for p in progress]
 
@@ -73,7 +72,7 @@ class Grammar:
         W: int,
     ) -> list[list[bytes | None]]:
         """The mask after each of the nodes; None: all tokens may follow, because the node itself may not be reached."""
-        with self._lock:
+        with self._recent.lock:
             masks: list[list[bytes | None]] = []
             for parent, drafted, key, text in zip(parents, tokens, keys, generated, strict=True):
                 if text is None:
@@ -95,6 +94,7 @@ class Grammar:
             found = Progress(self.matcher(), self._ends, self._only_ends)
         found.move_to(text)
         self._rows[key] = found
+        self._recent.use(found)
         while len(self._rows) > KEPT:
             self._rows.popitem(last=False)
         return found

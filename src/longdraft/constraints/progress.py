@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 Path = tuple[int, ...]  # the tokens from below the root to a node; () is the root's
@@ -96,6 +98,23 @@ class Progress:
     def _back(self, count: int) -> None:
         if count and not self._matcher.rollback(count):
             self._fail()
+
+
+class Recent:
+    """Of all rows, only the `most` that were used last keep masks: one of a large vocabulary takes 19 KB a node.
+
+    lock: held by whoever uses a row.
+    """
+
+    def __init__(self, most: int = 64):
+        self.lock, self._most = Lock(), most
+        self._rows = OrderedDict[int, Progress]()
+
+    def use(self, row: Progress) -> None:
+        self._rows[id(row)] = row
+        self._rows.move_to_end(id(row))
+        if len(self._rows) > self._most:
+            self._rows.popitem(last=False)[1].masks = {}
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -52,6 +52,12 @@ class Rules:
 
     settings: Settings = ()
 
+    def with_least(self, tokens: int) -> Rules:
+        """These rules, and no end token among the first so many new tokens."""
+        settings = dict(self.settings)
+        settings["min_new_tokens"] = max(tokens, settings.get("min_new_tokens", 0))
+        return Rules(tuple(settings.items())) if tokens else self
+
     @staticmethod
     def of(config: Any, vocab: int) -> Rules:
         """The rules in a model's generation_config (or None). Raises InputError for those that cannot be applied."""

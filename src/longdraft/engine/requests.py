@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 
@@ -70,6 +70,21 @@ def make_request(
     if any(t >= target.vocab for t, _ in sampler.bias):
         raise InputError(f"a biased token is not in the model's vocabulary of {target.vocab}: leave it out")
     return request
+
+
+def held_up(waiting: Sequence[Request], needs: Mapping[int, int], rows: int, slots: int) -> int:
+    """How many of these must wait for another to end: all that follow the first ones with free rows and slots.
+
+    needs: the slots of each request that has not ended, by id, whether it waits or not. rows, slots: of the session.
+    """
+    ids = {r.id for r in waiting}
+    inside = [need for id, need in needs.items() if id not in ids]
+    rows, slots = rows - len(inside), slots - sum(inside)
+    for i, request in enumerate(waiting):
+        slots -= request.need
+        if i >= rows or slots < 0:
+            return len(waiting) - i
+    return 0
 
 
 @dataclass(frozen=True)

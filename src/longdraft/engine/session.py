@@ -18,7 +18,7 @@ from longdraft.drafters.forced import Forced
 from longdraft.engine.generate import Stats, Step, check_pair, step
 from longdraft.engine.newest_step import NewestStep
 from longdraft.engine.prefix_cache import Prefixes
-from longdraft.engine.requests import Event, Request, make_request
+from longdraft.engine.requests import Event, Request, held_up, make_request
 from longdraft.engine.row_pool import RowPool
 from longdraft.errors import Busy, InputError
 from longdraft.models.lm import LM
@@ -38,9 +38,9 @@ class Session:
     a pass over more rows rounds differently; prompts are read alike.
 
     While requests run, a step reads at most `chunk` tokens of the next prompt, rounded up to whole LM.prompt_blocks, so
-    a long prompt delays them by no more than that at a time. queue: how many requests may wait, the one whose prompt is
-    being read included; None: any number. total: how many slots the running requests may need together; None: batch *
-    slots. prefixes: where the keys and values of earlier requests are kept for later ones.
+    a long prompt delays them by no more than that at a time. queue: how many requests may wait for others to end, so
+    without those that rows and slots are free for; None: any number. total: how many slots the running requests may
+    need together; None: batch * slots. prefixes: where keys and values of earlier requests are kept for later ones.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Session:
         for name, value, least in (("batch", batch, 1), ("slots", slots, 2), ("chunk", chunk, 1)):
             if value < least:  # a row has at least a prompt token and a new one
                 raise InputError(f"{name} is {value}: give {least} or more")
-        self.target, self.slots, self.verify = target, slots, verify
+        self.target, self.batch, self.slots, self.verify = target, batch, slots, verify
         self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
@@ -73,7 +73,8 @@ class Session:
         self._newest = NewestStep()
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
         self._waiting = deque[Request]()
-        self._open, self._cancelled = set[int](), set[int]()  # not ended yet; of these, to be ended at the next step
+        self._open = dict[int, int]()  # requests that have not ended, and the slots that each needs
+        self._cancelled = set[int]()  # of these, the ones to be ended at the next step
         self._events: list[Event] = []
         self._count, self._closed = 0, False
 
@@ -101,10 +102,11 @@ class Session:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the session is closed")
-            if self.queue is not None and self.waiting >= self.queue:
-                raise Busy(f"{self.waiting} requests are waiting, and no more may: try again later")
+            held = held_up([*self._waiting, request], self._open, self._rows.whole.capacity, self.total)
+            if self.queue is not None and held > self.queue:
+                raise Busy(f"{self.queue} requests are waiting, and no more may: try again later")
             self._count += 1
-            self._open.add(self._count)
+            self._open[self._count] = request.need
             self._waiting.append(replace(request, id=self._count, owner=owner))
             return self._count
 
@@ -179,7 +181,7 @@ class Session:
 
     def _last(self, event: Event) -> None:
         """Record the last event of a request. The caller holds the lock."""
-        self._open.discard(event.id)
+        self._open.pop(event.id, None)
         self._cancelled.discard(event.id)
         self._rows.reads.pop(event.id, None)
         self._events.append(event)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from longdraft.core import match
+from longdraft.core import Constraint, match
 from longdraft.engine.generate import Stats, check, decode, prefill
 from longdraft.errors import InputError
 from longdraft.hf.output import Output
@@ -48,6 +48,7 @@ def hf_generate(
     seed: int | None = None,
     stats: Stats | None = None,
     streamer: Any = None,
+    constraint: Constraint | None = None,
     **given: Any,
 ) -> Any:
     """For `model.generate(**inputs, custom_generate=longdraft.hf_generate, method="vegas", gamma=4)`.
@@ -56,7 +57,8 @@ def hf_generate(
     can diverge where two tokens tie within rounding. Sampled output equals that of longdraft.generate with the same
     seed (None: one is drawn from torch's generator): row b draws with row_seed(seed, b), also where
     num_return_sequences repeats a prompt. method, drafter, adaptive, any_target and the method's options are those of
-    `build`. The model is not changed. Raises InputError for what it would have to ignore.
+    `build`. constraint: what the text must be (longdraft.constraints). The model is not changed. Raises InputError for
+    what it would have to ignore.
     """
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
     if seed is not None:
@@ -67,7 +69,7 @@ def hf_generate(
     prompts, padding = prompts_of(input_ids, given)
     lm = lm_of(model)
     processors, do_sample = list(logits_processor), bool(generation_config.do_sample)
-    sampler = sampler_of(processors, do_sample, input_ids, padding, lm.vocab)
+    sampler = sampler_of(processors, do_sample, input_ids, padding, lm.vocab, constraint)
     chosen = build(method, lm, drafter, adaptive=adaptive, any_target=any_target, **options)
     if stopping_criteria.max_length is None:
         raise InputError("generate has no limit: give max_new_tokens or max_length")

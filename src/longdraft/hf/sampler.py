@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
 
+from longdraft.core.constraint import Constraint
 from longdraft.core.processors import READS_LENGTH, READS_NOTHING, run, usual
 from longdraft.core.row_samplers import RowSamplers
 from longdraft.core.rows import Rows
@@ -46,7 +47,7 @@ PURE = {
 
 @dataclass(frozen=True)
 class ProcessedSampler(Sampler):
-    """Logits are changed by `processors` alone, each called on a node's whole path; other settings have no effect.
+    """Logits are changed by the constraint and `processors`, each called on a node's whole path, and by nothing else.
 
     temperature 0 takes the best token, any other draws. before: the row's padding, which processors see as they do in
     Transformers. Rows that are processed together have the same of both.
@@ -56,7 +57,10 @@ class ProcessedSampler(Sampler):
     before: tuple[int, ...] = ()
 
     def processed(self, logits: Tensor, tree: Tree, rows: Rows, start: int = 0) -> Tensor:
-        return run([self.processors] * len(logits), logits.float(), tree, rows, start, self.before)
+        logits = logits.float()
+        if self.constraint is not None:
+            logits = self.constraint.masked(logits, tree, rows, start)
+        return run([self.processors] * len(logits), logits, tree, rows, start, self.before)
 
     @property
     def bare(self) -> bool:
@@ -67,8 +71,17 @@ class ProcessedSampler(Sampler):
         return None
 
 
-def sampler_of(processors: list[Any], do_sample: bool, input_ids: Tensor, padding: list[int], vocab: int) -> Sampling:
+def sampler_of(
+    processors: list[Any],
+    do_sample: bool,
+    input_ids: Tensor,
+    padding: list[int],
+    vocab: int,
+    constraint: Constraint | None = None,
+) -> Sampling:
     """What samples as `generate` does with these processors for prompts [B,N], the first padding[b] of them padding.
+
+    The constraint excludes tokens before the processors see the scores.
 
     Raises InputError for a processor that is not a function of a row's tokens and scores, and a value out of range.
     """
@@ -76,11 +89,16 @@ def sampler_of(processors: list[Any], do_sample: bool, input_ids: Tensor, paddin
         _check(process, input_ids[:1], vocab)
     temperature = 1.0 if do_sample else 0.0
     if (settings := _settings(processors)) is not None:
-        return Sampler(**{"temperature": temperature, **settings} if do_sample else {}, rules=Rules())
+        given = {"temperature": temperature, **settings} if do_sample else {}
+        return Sampler(**given, rules=Rules(), constraint=constraint)
     made = []
     for b, (row, count) in enumerate(zip(input_ids.tolist(), padding, strict=True)):
         own = tuple(_of_row(process, b, len(input_ids)) for process in processors)
-        made.append(ProcessedSampler(temperature, rules=Rules(), processors=own, before=tuple(row[:count])))
+        made.append(
+            ProcessedSampler(
+                temperature, rules=Rules(), constraint=constraint, processors=own, before=tuple(row[:count])
+            )
+        )
     return RowSamplers(made)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from longdraft.errors import InputError
+from longdraft.errors import FieldError, InputError
 from longdraft.models.control import OPEN, Control, control_of
 from longdraft.models.template_process import rendered
 
@@ -17,26 +18,44 @@ Asked = dict[str, Any]  # what template_process.rendered reads
 Render = Callable[[Asked], dict[str, str]]
 PRIVATE = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))  # characters to which Unicode gives no meaning
 
+RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversations"}
+RESERVED |= {"chat_template", "return_assistant_tokens_mask", "raise_exception", "strftime_now", "loop", "self"}
+RESERVED |= {"range", "dict", "lipsum", "cycler", "joiner", "namespace", "longdraft_own", "longdraft_read"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How a conversation ends: an answer begins, or the last message is continued; variables: more for the template.
+
+    The names of variables are identifiers and none of RESERVED; their strings are a client's, like messages.
+    """
+
+    begins: bool = True
+    continues: bool = False
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+ANSWER = Turn()
+
 
 def has_template(tokenizer: Any) -> bool:
     """Whether a model can be talked to."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, render: Render = rendered) -> list[int]:
+def chat_tokens(
+    tokenizer: Any, messages: list[Message], tools: Tools = None, render: Render = rendered, turn: Turn = ANSWER
+) -> list[int]:
     """The tokens of a conversation up to where the model's answer begins. tools: what the model may call.
 
     The text is that of Transformers' `apply_chat_template`. A control token (see `is_control`) is read only where the
-    template itself wrote each of its characters; what messages and tools say, in any field, is plain text.
+    template itself wrote each of its characters; what messages, tools and variables say, in any field, is plain text.
     render: renders the template; `Templates.render` does so with limits. Raises InputError for a model without a chat
     template, and for a conversation that the template refuses.
     """
-    if not has_template(tokenizer):
-        raise InputError(
-            "this model has no chat template: give an instruction-tuned model, or use `longdraft generate`"
-        )
-    control, asked = control_of(tokenizer), asked_of(tokenizer, messages, tools)
-    _check_tools(asked["template"], messages, tools)
+    control, asked = control_of(tokenizer), asked_of(tokenizer, messages, tools, turn)
+    check_tools(asked["template"], messages, tools)
+    _check_variables(asked, turn.variables)
     asked["marks"] = marks = _marks(control, asked)
     chat = render(asked)
     if "error" in chat:
@@ -44,22 +63,32 @@ def chat_tokens(tokenizer: Any, messages: list[Message], tools: Tools = None, re
     marked, unmarked = chat["marked"], str.maketrans({mark: char for char, mark in marks.items()})
     if OPEN in marked:
         raise InputError(f"the conversation contains U+{ord(OPEN):X}, which is not a character: leave it out")
-    _check_origin(control, marked, unmarked, (messages, tools))
+    _check_origin(control, marked, unmarked, (messages, tools, turn.variables))
     runs = f"[{''.join(marks.values())}]+" if marks else "(?!)"
     return control.read(re.sub(runs, lambda run: control.respell(run[0].translate(unmarked)), marked))
 
 
-def asked_of(tokenizer: Any, messages: list[Message], tools: Tools) -> Asked:
-    """What a template is rendered from, as `apply_chat_template` gives it: without fields that are None."""
+def template_of(tokenizer: Any, tools: Tools) -> str:
+    """The chat template for these tools. Raises InputError for a model that has none, or none to choose."""
+    if not has_template(tokenizer):
+        raise InputError(
+            "this model has no chat template: give an instruction-tuned model, or use `longdraft generate`"
+        )
     try:
-        template = tokenizer.get_chat_template(None, tools)
+        return tokenizer.get_chat_template(None, tools)
     except ValueError as error:  # several templates, none of which is the default
         raise InputError(f"the model's chat template cannot be chosen: {str(error).splitlines()[0][:200]}") from None
+
+
+def asked_of(tokenizer: Any, messages: list[Message], tools: Tools, turn: Turn = ANSWER) -> Asked:
+    """What a template is rendered from, as `apply_chat_template` gives it: without fields that are None."""
     return {
-        "template": template,
+        "template": template_of(tokenizer, tools),
         "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
         "tools": tools,
-        "given": {**tokenizer.special_tokens_map, "add_generation_prompt": True},
+        "given": {**tokenizer.special_tokens_map, "add_generation_prompt": turn.begins},
+        "chosen": turn.variables,
+        "continues": turn.continues,
     }
 
 
@@ -99,9 +128,20 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _check_tools(template: str, messages: list[Message], tools: Tools) -> None:
+def check_tools(template: str, messages: list[Message], tools: Tools) -> None:
     """Raises InputError for tools that the template does not write."""
     if not tools and all("tool_calls" not in m and m["role"] != "tool" for m in messages):
         return
     if "tools" not in template:
-        raise InputError("the model's chat template does not support tools: leave them out")
+        raise FieldError("the model's chat template does not support tools: leave them out", "tools")
+
+
+def _check_variables(asked: Asked, variables: dict[str, Any]) -> None:
+    """Raises FieldError for a variable that the template does not read, or that is one of the tokenizer's."""
+    for name in variables:
+        effort = name == "reasoning_effort"
+        place = name if effort else f"chat_template_kwargs.{name}"
+        if name in asked["given"]:
+            raise FieldError(f"{place}: the tokenizer sets this variable of the template: leave it out", place)
+        if not re.search(rf"\b{name}\b", asked["template"]):
+            raise FieldError(f"{place}: the model's chat template does not read it: leave it out", place)

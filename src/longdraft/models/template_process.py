@@ -20,6 +20,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 MEMORY = 1 << 30  # bytes of address space: a template that builds a huge text fails here, and nothing else does
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 OWN, READ = "longdraft_own", "longdraft_read"  # filters, which no template has
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # what Transformers writes where it will cut a text
 INSPECTING = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "index", "count"}
 INSPECTING |= {"rindex", "replace"}
 
@@ -129,14 +130,15 @@ def marking(template: str) -> Any:
 
 
 def rendered(asked: dict[str, Any]) -> dict[str, str]:
-    """asked: template; messages; tools; given, its other variables (special tokens); marks, from each character of
-    control tokens to a character that occurs nowhere in the conversation.
+    """asked: template; messages; tools; given, its other variables (special tokens); chosen, a client's variables;
+    continues, whether the last message is left open; marks, from each character of control tokens to a character that
+    occurs nowhere in the conversation.
 
     -> marked: the text that Transformers renders, with marks for those characters where the template itself wrote them,
     as literals, roles or variables; or error: why there is none.
     """
-    template, given = asked["template"], asked["given"]
-    messages, tools = asked["messages"], asked["tools"]
+    template, given, chosen = asked["template"], asked["given"], asked.get("chosen", {})
+    messages, tools, continues = asked["messages"], asked["tools"], asked.get("continues", False)
     marks = {ord(char): ord(mark) for char, mark in asked["marks"].items()}
     unmarked = {mark: char for char, mark in marks.items()}
     any_mark = re.compile("[" + "".join(map(chr, unmarked)) + "]" if unmarked else "(?!)")  # far faster than translate
@@ -145,12 +147,15 @@ def rendered(asked: dict[str, Any]) -> dict[str, str]:
         return text.translate(unmarked) if any_mark.search(text) else text
 
     owned = [m | {"role": own(m["role"], marks)} if m.get("role") in ROLES else m for m in messages]
+    if continues:
+        owned[-1] = owned[-1] | {"content": owned[-1]["content"] + TAG}
     try:
         for _ in range(2):  # a template that writes the time can differ once
-            chats = render_jinja_template([messages], tools, None, template, **given)
+            chats = render_jinja_template([messages], tools, None, template, False, continues, **given, **chosen)
             text = chats[0][0] if isinstance(chats, tuple) else chats[0]
-            variables = own(given, marks) | {OWN: marks, READ: read}
+            variables = own(given, marks) | chosen | {OWN: marks, READ: read}
             marked = marking(template).render(messages=owned, tools=tools, documents=None, **variables)
+            marked = marked[: len(text)] if continues else marked
             if read(marked) == text:
                 return {"marked": marked}
         return {"error": "its own text cannot be told from the messages' text"}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from time import time
 from typing import Any
-from uuid import uuid4
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,8 +15,11 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from longdraft.server import document, problems
+from longdraft.server.answer import Answer
+from longdraft.server.entry import current
 from longdraft.server.events import DONE, EventStream, sse
-from longdraft.server.formats import ChatFormat, CompletionFormat, usage
+from longdraft.server.formats import ChatFormat, CompletionFormat, Echo
+from longdraft.server.models import Models, about
 from longdraft.server.page import page
 from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
@@ -32,7 +33,8 @@ from longdraft.server.schema import (
     StreamOptions,
     TokenizeRequest,
 )
-from longdraft.server.service import Answer, Service
+from longdraft.server.service import Service
+from longdraft.server.tokenizing import about_tokenizer, tokenized
 from longdraft.server.traces import Recording, Tracer, TraceRequest
 from longdraft.server.work import Work
 from longdraft.version import __version__
@@ -40,16 +42,19 @@ from longdraft.version import __version__
 Format = ChatFormat | CompletionFormat
 
 
-def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
-    """The application. It starts the service's engine, and stops it when it shuts down. tracer: for a page."""
+def create_app(models: Models, tracer: Tracer | None = None) -> FastAPI:
+    """The application. It starts the models' engines, and stops them when it shuts down. tracer: for a page."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.engine.start()
+        for service in models:
+            service.engine.start()
         yield
-        service.stopping = True
-        await service.engine.stop()
-        service.templates.close()
+        for service in models:
+            service.stopping = True
+        for service in models:
+            await service.engine.stop()
+            service.templates.close()
 
     app = document.Documented(
         title="longdraft",
@@ -67,22 +72,27 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
     @app.post("/v1/chat/completions", responses=document.answer("chat.completion", "choices"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        service = models.of(body.model)
         work = await service.chat(body)
         work.owner = _owner(request)
-        how = ChatFormat(**_fields(service, "chatcmpl", work, body))
+        assert work.talk is not None
+        how = ChatFormat(**_fields(service, "chatcmpl", work, body), call_id=work.talk.dialect.call_id)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/completions", responses=document.answer("text_completion", "choices"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
+        service = models.of(body.model)
         work = await service.completion(body)
         work.owner = _owner(request)
-        echo = Delta(await service.aside(len(work.prompt), service.text, work.prompt)) if body.echo else None
-        how = CompletionFormat(**_fields(service, "cmpl", work, body), echo=echo, echoed=work.prompt)
+        echoed = work.prompts if body.echo else []
+        echoes = [Echo(prompt, await service.aside(len(prompt), service.text, prompt)) for prompt in echoed]
+        how = CompletionFormat(**_fields(service, "cmpl", work, body), echoes=echoes, n=work.n)
         return await _answer(service.submit(work), body, how, request)
 
     @app.post("/v1/responses", responses=document.answer("response", "output"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        work = await service.talk(body, body.messages, body.max_output_tokens)
+        service = models.of(body.model)
+        work = await service.talk(body, body.messages, body.max_output_tokens, offer=body.offer)
         work.owner = _owner(request)
         how, answer = ResponseObject(body, work, service), service.submit(work)
         if body.stream:
@@ -93,33 +103,36 @@ def create_app(service: Service, tracer: Tracer | None = None) -> FastAPI:
 
         return await _unless_gone(whole, answer, request)
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(service)]}
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [about(service) for service in models]}
 
     @app.get("/v1/models/{name:path}", responses=document.errors(404))
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return _model(service)
+        return about(models.of(name))
 
     @app.post("/tokenize", responses=document.POSTED)
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
-        service.check_model(body.model)
-        tokens = await service.tokens(body.prompt, body.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.room}
+        return await tokenized(models.of(body.model), body)
 
     @app.post("/detokenize", responses=document.POSTED)
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        service.check_model(body.model)
+        service = models.of(body.model)
         return {"prompt": await service.aside(len(body.tokens), service.text, body.tokens)}
 
+    @app.get("/tokenizer_info", responses=document.errors(400, 404))
+    async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+        return about_tokenizer(models.of(model))
+
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, responses={503: {"description": "The server accepts no requests"}})
     async def health() -> Response:
-        return Response(status_code=200 if service.ready else 503)
+        return Response(status_code=200 if models.ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(models.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     if tracer is not None:
         _add_page(app, tracer)
@@ -159,7 +172,7 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
     """The fields of a Format."""
     options = body.stream_options or StreamOptions()
     return {
-        "id": f"{kind}-{uuid4().hex}",
+        "id": current().identify(f"{kind}-"),
         "created": int(time()),
         "model": service.model,
         "word": service.word,
@@ -167,11 +180,6 @@ def _fields(service: Service, kind: str, work: Work, body: Sampled) -> dict[str,
         "with_usage": options.include_usage,
         "in_parts": options.include_usage and options.continuous_usage_stats,
     }
-
-
-def _model(service: Service) -> dict[str, Any]:
-    about = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
-    return about | {"max_model_len": service.room}
 
 
 async def _answer(answer: Answer, body: Sampled, how: Format, request: Request) -> Response:
@@ -184,12 +192,10 @@ async def _whole(answer: Answer, how: Format) -> Response:
     """The answer as one object."""
     choices = [Delta() for _ in answer.streams]
     async for i, delta in answer.parts():
-        old = choices[i]
-        choices[i] = Delta(old.text + delta.text, old.logprobs + delta.logprobs, delta.finish)
-    if isinstance(how, CompletionFormat) and how.echo is not None:
-        how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-    counted = usage(len(answer.work.prompt), answer.replies)
-    tokens = len(choices) * len(answer.prompt_logprobs or []) + counted["completion_tokens"]
+        choices[i] += delta
+    _score(how, answer)
+    counted, scored = answer.usage, sum(map(len, answer.prompt_logprobs.values()))
+    tokens = answer.work.n * scored + counted["completion_tokens"]
     count = how.log_probabilities(tokens)
     body = await answer.service.formatted(
         count, lambda write: write(how.whole(choices, counted, answer.metrics)).encode()
@@ -197,12 +203,19 @@ async def _whole(answer: Answer, how: Format) -> Response:
     return Response(body, media_type="application/json")
 
 
+def _score(how: Format, answer: Answer) -> None:
+    """Give echoed prompts their log-probabilities, as far as they are known."""
+    if isinstance(how, CompletionFormat):
+        for prompt, echo in enumerate(how.echoes):
+            echo.logprobs = answer.prompt_logprobs.get(prompt, [])
+
+
 async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
     """The answer as server-sent events. An error after the first of them is an event too, and ends the stream."""
     begun = [False] * len(answer.streams)
 
     def event(part: dict[str, Any], write: Writer) -> bytes:
-        now = {"usage": usage(len(answer.work.prompt), answer.replies)} if how.in_parts else {}
+        now = {"usage": answer.usage} if how.in_parts else {}
         return sse(part | now, write=write)
 
     def begin(i: int, write: Writer) -> bytes:
@@ -216,17 +229,17 @@ async def _events(answer: Answer, how: Format) -> AsyncIterator[bytes]:
         async for i, delta in answer.parts():
             if not begun[i]:
                 begun[i] = True
-                if isinstance(how, CompletionFormat) and how.echo is not None:
-                    how.echo = replace(how.echo, logprobs=answer.prompt_logprobs or [])
-                count = how.log_probabilities(len(answer.prompt_logprobs or []))
+                _score(how, answer)
+                count = how.log_probabilities(len(answer.prompt_logprobs.get(i // answer.work.n, [])))
                 if first := await answer.service.formatted(count, partial(begin, i)):
                     yield first
-            if delta.text or delta.logprobs or delta.finish:
+            if delta:
                 count = how.log_probabilities(len(delta.logprobs))
                 yield await answer.service.formatted(count, partial(go_on, i, delta))
         if how.with_usage:
-            yield sse(how.last(usage(len(answer.work.prompt), answer.replies), answer.metrics))
+            yield sse(how.last(answer.usage, answer.metrics))
     except Problem as problem:
+        current().reason = problem.reason
         yield sse(problem.body)
     finally:
         answer.close()

@@ -36,7 +36,7 @@ def errors(*statuses: int) -> Responses:
     return {status: {"description": ABOUT[status], "content": content} for status in statuses}
 
 
-ANYWHERE = errors(401, 421, 429, 431)  # by the guard
+ANYWHERE = errors(400, 401, 421, 429, 431, 503)  # by the guard
 POSTED = errors(400, 404, 413, 415)
 DECODED = POSTED | errors(500, 503)
 

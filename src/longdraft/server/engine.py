@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -49,14 +50,15 @@ class Task(Protocol):
 class Engine:
     """Steps a session in a thread of its own while there is work; a stream gets every event of its request.
 
-    A task, if there is one, takes turns with the session: a step each.
+    A task, if there is one, takes turns with the session: a step each. alone: whether no other engine decodes in this
+    process, so that its threads may be pinned.
 
     Call everything from the event loop's thread. failure: what ended the thread, after which every stream ends with it
     and nothing is accepted; None as long as the thread runs.
     """
 
-    def __init__(self, session: Session):
-        self.session = session
+    def __init__(self, session: Session, alone: bool = True):
+        self.session, self.alone = session, alone
         self.failure: BaseException | None = None
         self._streams: dict[int, Stream] = {}
         self._task: Task | None = None
@@ -115,7 +117,9 @@ class Engine:
         assert self._loop is not None
         torch.set_num_threads(self._threads)  # OpenMP has a number, and a pool, for each thread that computes
         try:
-            with pinned():  # not by the thread that loaded the model: this one would share its processor
+            with (
+                pinned() if self.alone else nullcontext()
+            ):  # not by the thread that loaded the model: this one would share its processor
                 while not self._stopping:
                     self._step()
         except BaseException as error:

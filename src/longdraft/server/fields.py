@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from longdraft import sampling_parameters as parameters
+from longdraft.server.conditions import Rule
 
 MOST_ENTRIES = 300  # of an object whose keys the client chooses
 MOST_FIELDS = 64  # of any other; each unknown one would be an error of its own
@@ -47,8 +48,12 @@ FEW = BeforeValidator(_few)
 
 
 class Strict(BaseModel):
-    """Types are not converted, unknown fields are errors, and null is as if the field were not there."""
+    """Types are not converted, unknown fields are errors, and null is as if the field were not there.
 
+    rules: between fields; the document has them too.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
@@ -57,3 +62,17 @@ class Strict(BaseModel):
         if isinstance(given, dict) and len(given) > MOST_FIELDS:
             raise ValueError(f"an object has {len(given)} fields: give at most {MOST_FIELDS}")
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _between_fields(self) -> Self:
+        for rule in self.rules:
+            rule.check(self)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
+        found = handler(core)
+        schema = handler.resolve_ref_schema(found)
+        if cls.rules:
+            schema.setdefault("allOf", []).extend(rule.schema(cls.model_fields) for rule in cls.rules)
+        return found

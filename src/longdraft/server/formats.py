@@ -8,13 +8,17 @@ from functools import lru_cache
 from typing import Any
 
 from longdraft.engine.token_logprobs import TokenLogprobs
+from longdraft.server.messages import delta_of, message_of
 from longdraft.server.reply import Delta, Reply
 
 Json = dict[str, Any]
 
 
-def usage(prompt: int, replies: list[Reply]) -> Json:
-    """Tokens read and written, and in its details how many were cached, drafted and accepted."""
+def usage(prompt: int, replies: list[Reply], n: int) -> Json:
+    """Tokens read and written, and in its details how many were cached, drafted and accepted.
+
+    prompt: tokens of all prompts, each of which has n replies.
+    """
     written = sum(r.tokens for r in replies)
     drafts = [r.drafts for r in replies]
     steps, drafted, accepted = (sum(getattr(d, k) for d in drafts) for k in ("steps", "drafted", "accepted"))
@@ -23,11 +27,14 @@ def usage(prompt: int, replies: list[Reply]) -> Json:
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": max(r.known for r in replies)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(max(r.known for r in replies[i : i + n]) for i in range(0, len(replies), n))
+        },
         "completion_tokens_details": {
             "draft_steps": steps,
             "drafted_tokens": drafted,
             "accepted_draft_tokens": accepted,
+            "reasoning_tokens": sum(r.reasoning_tokens for r in replies),
             "mean_acceptance_length": round(mean, 4),
         },
     }
@@ -66,7 +73,12 @@ class Format:
         return self.head() | {"choices": [], "usage": counted, "metrics": metrics}
 
 
+@dataclass
 class ChatFormat(Format):
+    """call_id: makes the ids of calls."""
+
+    call_id: Callable[[], str] = str
+
     kind = "chat.completion.chunk"
 
     def first(self, index: int) -> Json:
@@ -75,15 +87,14 @@ class ChatFormat(Format):
         return self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def part(self, index: int, delta: Delta) -> Json:
-        content = {"content": delta.text} if delta.text else {}
-        choice = {"index": index, "delta": content, "logprobs": self._logprobs(delta.logprobs)}
-        return self.chunk([choice | {"finish_reason": delta.finish}])
+        choice = {"index": index, "delta": delta_of(delta.parts, self.call_id)}
+        return self.chunk([choice | {"logprobs": self._logprobs(delta.logprobs), "finish_reason": delta.finish}])
 
     def whole(self, deltas: list[Delta], counted: Json, metrics: Json | None) -> Json:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": d.text, "refusal": None},
+                "message": message_of(d.parts, self.call_id),
                 "logprobs": self._logprobs(d.logprobs),
                 "finish_reason": d.finish,
             }
@@ -108,17 +119,30 @@ def _bytes(text: str) -> tuple[int, ...]:
 
 
 @dataclass
-class CompletionFormat(Format):
-    """echo: the prompt's text and log-probabilities, with which every choice begins; echoed: its tokens."""
+class Echo:
+    """A prompt as its choices repeat it."""
 
-    echo: Delta | None = None
-    echoed: list[int] = field(default_factory=list)
+    tokens: list[int]
+    text: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass
+class CompletionFormat(Format):
+    """echoes: each prompt's tokens, text and log-probabilities, with which its n choices begin; empty: none does."""
+
+    echoes: list[Echo] = field(default_factory=list)
+    n: int = 1
     offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice so far
 
     kind = "text_completion"
 
+    def echo(self, index: int) -> Echo | None:
+        return self.echoes[index // self.n] if self.echoes else None
+
     def first(self, index: int) -> Json | None:
-        return None if self.echo is None else self.part(index, self.echo, self.echoed)
+        echo = self.echo(index)
+        return None if echo is None else self.part(index, Delta(echo.text, echo.logprobs), echo.tokens)
 
     def part(self, index: int, delta: Delta, prompt: list[int] | None = None) -> Json:
         logprobs = self._logprobs(index, delta.logprobs, prompt)
@@ -132,9 +156,9 @@ class CompletionFormat(Format):
     def _choice(self, index: int, delta: Delta) -> Json:
         before = ""
         parts: list[tuple[list[TokenLogprobs], list[int] | None]] = [(delta.logprobs, None)]
-        if self.echo is not None:
-            before = self.echo.text
-            parts.insert(0, (self.echo.logprobs, self.echoed))
+        if (echo := self.echo(index)) is not None:
+            before = echo.text
+            parts.insert(0, (echo.logprobs, echo.tokens))
         logprobs: Json | None = None
         for entries, prompt in parts:
             more = self._logprobs(index, entries, prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from longdraft.server.problems import Problem
 
 OPEN = {"/health", "/"}  # paths that need no key
+ALWAYS = {"/health", "/metrics"}  # paths that are answered while the server drains
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Guard:
     a name of its own; None: any. most_body, most_headers: bytes, whether or not a body comes in chunks. most_requests:
     how many of a client's requests may be open at once. shared: whether requests with different keys may use each
     other's cached prompts. The state of a request has its `owner`: a name for its key, or "" where all are one.
+    draining: whether only running requests are answered, and those to ALWAYS; all connections are closed then.
+    busy: how many requests are being answered, without those to ALWAYS.
     """
 
     app: ASGIApp
@@ -33,23 +36,36 @@ class Guard:
     most_headers: int = 16 << 10
     most_requests: int = 64
     shared: bool = False
+    draining: Callable[[], bool] = lambda: False
     open: Counter[str] = field(default_factory=Counter)
+    busy: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no web sockets
+
+        async def passed(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.draining():
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
         client = (scope.get("client") or ("", 0))[0]
         problem = self._problem(scope, client)
         if problem is not None:
-            await problem.response()(scope, receive, send)
+            if problem.status == 503:
+                await self._read_out(receive)
+            await problem.response()(scope, receive, passed)
             return
         scope.setdefault("state", {})["owner"] = self._owner(scope)
+        counts = scope["path"] not in ALWAYS
         self.open[client] += 1
+        self.busy += counts
         try:
-            await self._bounded(scope, receive, send)
+            await self._bounded(scope, receive, passed)
         finally:
+            self.busy -= counts
             self.open[client] -= 1
             self.open += Counter()  # forgets clients without requests
 
@@ -57,6 +73,8 @@ class Guard:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self.most_headers:
             return Problem(431, f"the headers are larger than {self.most_headers} bytes: send fewer")
         headers = dict(reversed(scope["headers"]))
+        if b"content-length" in headers and b"transfer-encoding" in headers:  # where does its body end?
+            return Problem(400, "the request has Content-Length and Transfer-Encoding: send one of them", close=True)
         host = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if self.hosts is not None and host not in self.hosts:
             return Problem(421, "this host name is not served here: use the address that the server is bound to")
@@ -64,6 +82,8 @@ class Guard:
             return Problem(
                 401, "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
             )
+        if self.draining() and scope["path"] not in ALWAYS:
+            return Problem(503, "the server is shutting down: send the request again later", retry_s=5)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
@@ -90,6 +110,15 @@ class Guard:
 
     def _too_large(self) -> Problem:
         return Problem(413, f"the body is larger than {self.most_body} bytes: send less")
+
+    async def _read_out(self, receive: Receive) -> None:
+        """Read a body that nobody wants: closed before that, the connection is reset, and the answer may be lost."""
+        size = 0
+        while size <= self.most_body:
+            message = await receive()
+            size += len(message.get("body", b""))
+            if not message.get("more_body"):
+                return
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application; a body that turns out larger than allowed ends as if the client had left."""

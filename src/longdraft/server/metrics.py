@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from longdraft.engine.session import Event, Session
 from longdraft.server.reply import Reply
@@ -73,8 +75,8 @@ class Metrics:
     def refuse(self, status: int) -> None:
         self.refused.labels(**self.named, status=str(status)).inc()
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus' format."""
+    def measure(self) -> None:
+        """Take over what the session counts itself."""
         session = self.session
         self.running.set(session.running)
         self.waiting.set(session.waiting)
@@ -85,4 +87,25 @@ class Metrics:
             self.hits.inc(reused - self._reused)
             self._asked, self._reused = asked, reused
             self.prefix_use.set(session.prefixes.used)
-        return generate_latest(self.registry)
+
+
+class _Together:
+    """The metrics of several models, each name once: samples differ in their labels."""
+
+    def __init__(self, metrics: Sequence[Metrics]):
+        self.metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for metrics in self.metrics:
+            for family in metrics.registry.collect():
+                found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                found[family.name].samples += family.samples
+        yield from found.values()
+
+
+def together(metrics: Sequence[Metrics]) -> bytes:
+    """All metrics of these models in Prometheus' format."""
+    for each in metrics:
+        each.measure()
+    return generate_latest(_Together(metrics))  # type: ignore[arg-type]

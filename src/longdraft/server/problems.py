@@ -9,6 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from longdraft.server.entry import current
+from longdraft.server.mistakes import mistake, unreadable
+
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -25,15 +28,21 @@ LONGEST = 500  # characters of a message
 
 
 class Problem(Exception):
-    """A request that is answered with an error. retry_s: when it may be tried again."""
+    """A request that is answered with an error. retry_s: when it may be tried again. close: the connection, too."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
+        close: bool = False,
     ):
         super().__init__(message)
         self.status, self.message = status, message
         self.param, self.code = param, code
-        self.retry_s = retry_s
+        self.retry_s, self.close = retry_s, close
 
     @property
     def body(self) -> dict[str, Any]:
@@ -41,43 +50,40 @@ class Problem(Exception):
         return {"error": {"message": self.message[:LONGEST], "type": kind, "param": self.param, "code": self.code}}
 
     @property
+    def reason(self) -> str:
+        """In one word, without anything that the client sent."""
+        return self.code or ERROR_TYPES.get(self.status, "server_error")
+
+    @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        headers |= {"Connection": "close"} if self.close else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, self.headers)
-
-
-def of_validation(error: RequestValidationError) -> Problem:
-    """The first thing that is wrong with a body, by the name of its field."""
-    first = error.errors()[0]
-    where = [str(x) for x in first["loc"] if x != "body"]
-    name = ".".join(x for x in where if not x.startswith("function-"))[:100] or None
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "this field is unknown or not supported here: leave it out"
-    whole = first["type"] in ("model_attributes_type", "missing") and name in (None, "0")
-    if first["type"] == "json_invalid" or whole:  # the name of the former is a position
-        name, message = None, "the body must be a JSON object"
-    return Problem(400, f"{name}: {message}" if name else message, name)
+    def response(self, path: str = "") -> JSONResponse:
+        """In the shape that clients of this path read: Ollama's have a text."""
+        current().reason = self.reason
+        body = {"error": self.message[:LONGEST]} if path.startswith("/api/") else self.body
+        return JSONResponse(body, self.status, self.headers)
 
 
 async def answer_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Problem)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def answer_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return of_validation(error).response()
+    name, message = mistake(error)
+    return Problem(400, f"{name}: {message}" if name else message, name).response(request.url.path)
 
 
 async def answer_http(request: Request, error: Exception) -> JSONResponse:
     """Errors of the framework: unknown paths and methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
-    response = Problem(error.status_code, str(error.detail), code=code).response()
+    cause = error.__cause__ if error.status_code == 400 else None
+    response = Problem(error.status_code, unreadable(cause) or str(error.detail), code=code).response()
     response.headers.update(error.headers or {})  # a 405 says which methods are allowed
     return response
 

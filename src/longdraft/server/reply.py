@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,28 +11,52 @@ from longdraft.engine.acceptance import Acceptance
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
 from longdraft.models.text import Detokenizer
+from longdraft.server.calls.marks import MarkedText
+from longdraft.server.calls.reader import Part, Reader, joined
 
 
 @dataclass
 class Delta:
-    """What an event adds. finish: "stop" or "length" in the last one of a choice."""
+    """What an event adds. parts: what its text is made of, in a chat; then `text` is the content among them.
+
+    finish: "stop", "length" or "tool_calls" in the last one of a choice.
+    """
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
+    parts: list[Part] = field(default_factory=list)
+
+    def __add__(self, more: Delta) -> Delta:
+        finish, parts = more.finish or self.finish, joined(self.parts + more.parts)
+        return Delta(self.text + more.text, self.logprobs + more.logprobs, finish, parts)
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs or self.finish or self.parts)
 
 
 class Reply:
     """Its deltas together are the text before the first stop string, the same however tokens came in events.
 
-    tokens: how many of the new tokens count: up to the one that completes a stop string, end token included.
+    tokens: how many of the new tokens count: up to the one that completes a stop string, end token included. least: a
+    stop string that ends within so many tokens is text. reader: splits the text into parts; it sees the special tokens
+    that are in `shown`, as these characters.
     """
 
-    def __init__(self, tokenizer: Any, stops: list[str]):
-        self.text = Detokenizer(tokenizer)
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: list[str],
+        reader: Reader | None = None,
+        shown: dict[int, str] | None = None,
+        least: int = 0,
+    ):
+        self.text = MarkedText(tokenizer, shown) if shown else Detokenizer(tokenizer)
+        self.reader, self.starts = reader, list[int]()  # where each token's text begins, for the reader's thoughts
         self.stops, self.held = stops, ""  # text that may begin a stop string
         self.open = ""  # text after it that a later token may still change
         self.end = 0  # characters that have been given out
+        self.least, self.free = least, 0  # characters of the first `least` tokens, where no stop string may end
         self.entries = deque[tuple[int, TokenLogprobs]]()  # of tokens whose text is held back, with where it begins
         self.tokens = self.known = 0
         self.drafts = Acceptance()
@@ -44,26 +69,38 @@ class Reply:
         self.drafts.add(event.drafted, event.accepted)
         if event.prompt is not None:
             self.known = event.prompt.known
+        delta = Delta()
         for i, token in enumerate(event.tokens):
+            begin = self.end + len(self.held) + len(self.open)
             if event.logprobs is not None:
-                self.entries.append((self.end + len(self.held) + len(self.open), event.logprobs[i]))
+                self.entries.append((begin, event.logprobs[i]))
+            if self.reader is not None:
+                self.starts.append(begin)
             self.tokens += 1
             last = event.ended == "eos" and i == len(event.tokens) - 1
             self.held += "" if last else self.text.push([token])  # an end token has no text
             self.open = self.text.open if self.stops else ""
+            if self.tokens <= self.least:
+                self.free = self.end + len(self.held) + len(self.open)
             if (cut := self._stop_in(self.open)) is not None:
                 self.held += self.open
-                return self._out(cut, "stop")
+                return delta + self._out(cut, "stop")
+            if self.reader is not None and self.reader.most is not None:  # the token that ends the last call is the end
+                delta += self._out(len(self.held) - self._possible())
+                if self.finish is not None:
+                    return delta
         if event.ended is None:
-            return self._out(len(self.held) - self._possible())
+            return delta + self._out(len(self.held) - self._possible())
         self.held += self.text.flush()
         cut = self._stop_in()
         finish = "stop" if cut is not None or event.ended == "eos" else "length"
-        return self._out(len(self.held) if cut is None else cut, finish)
+        return delta + self._out(len(self.held) if cut is None else cut, finish)
 
     def _stop_in(self, more: str = "") -> int | None:
         """Where in the held text, with more text after it, the first stop string begins."""
-        return min((i for stop in self.stops if (i := (self.held + more).find(stop)) >= 0), default=None)
+        text, free = self.held + more, self.free - self.end
+        found = (text.find(stop, max(free - len(stop) + 1, 0)) for stop in self.stops)
+        return min((i for i in found if i >= 0), default=None)
 
     def _possible(self) -> int:
         """How many of the held text's last characters may begin a stop string."""
@@ -81,9 +118,28 @@ class Reply:
         """Give out so many characters of the held text."""
         delta = Delta(self.held[:count], [], finish)
         self.held, self.end, self.finish = self.held[count:], self.end + count, finish
+        if self.reader is not None:
+            self._split(self.reader, delta)
         while self.entries and (self.entries[0][0] < self.end or (not self.held and finish != "stop")):
             delta.logprobs.append(self.entries.popleft()[1])
         return delta
+
+    def _split(self, reader: Reader, delta: Delta) -> None:
+        """Put what the reader makes of a delta's text in its place. The choice ends with the last call it may have."""
+        delta.parts = reader.push(delta.text)
+        if reader.done and self.finish is None:
+            delta.finish = self.finish = "stop"
+        if self.finish is not None:
+            delta.parts += reader.end()
+        delta.text = "".join(part.text for part in delta.parts if part.kind == "content")
+        if self.finish == "stop" and reader.calls:
+            delta.finish = "tool_calls"
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens were reasoning, with the marks around it."""
+        thoughts = [] if self.reader is None else self.reader.thoughts
+        return sum(bisect_left(self.starts, end) - bisect_left(self.starts, begin) for begin, end in thoughts)
 
 
 class Silent(Reply):

@@ -2,64 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from time import time
-from typing import Annotated, Any, Literal
-from uuid import uuid4
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from longdraft.constraints import Constraints
 from longdraft.models.chat import Message
+from longdraft.server.answer import Answer
+from longdraft.server.conditions import Present, Rule
+from longdraft.server.entry import current
 from longdraft.server.events import sse
-from longdraft.server.fields import MaxTokens, Name, Strict, Text
-from longdraft.server.formats import Json, usage
+from longdraft.server.fields import MaxTokens, Strict, Text
+from longdraft.server.formats import Json
+from longdraft.server.items import ChosenTool, FunctionTools, Input, messages_of
+from longdraft.server.output import Emit, Output
 from longdraft.server.problems import Problem
-from longdraft.server.schema import MOST_MESSAGES, Sampled, joined, only_text
-from longdraft.server.service import Answer, Service
-from longdraft.server.structured import Make, Schema
+from longdraft.server.schema import Sampled
+from longdraft.server.service import Service
+from longdraft.server.structured import OBJECT, Schema, Structure
+from longdraft.server.talk import Offer
+from longdraft.server.tools import Function, check_choice
 from longdraft.server.work import Work
 
 STATELESS = "this server stores no responses: send the whole conversation as `input`"
 
 
-class Part(Strict):
-    type: Literal["input_text", "output_text"]
-    text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
-    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
-
-
-class Item(Strict):
-    """A message; one of an earlier answer may be sent back as it came."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Text | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)], BeforeValidator(only_text)
-    ]
-    id: Name | None = None
-    status: Name | None = None
-
-    @property
-    def plain(self) -> Message:
-        return {"role": "system" if self.role == "developer" else self.role, "content": joined(self.content)}
-
-
 class TextFormat(Strict):
     """As `response_format` of a chat, with the schema's fields beside the type."""
 
+    rules = (
+        Rule("schema_", {"type": "json_schema"}, {"schema_": Present}, "schema is missing: this type needs it"),
+        Rule("schema_", {"schema_": Present}, {"type": "json_schema"}, "schema belongs to the type 'json_schema'"),
+    )
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[Text, Field(max_length=64)] | None = None
     description: Text | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> TextFormat:
-        if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("schema belongs to the type 'json_schema', which needs it")
-        return self
 
 
 class TextOptions(Strict):
@@ -68,35 +49,52 @@ class TextOptions(Strict):
 
 
 class ResponsesRequest(Sampled):
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES)]
+    """include: the reasoning is never encrypted; what clients that keep no state ask for is in its item anyway."""
+
+    input: Input
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
     n: Literal[1] = 1
     text: TextOptions | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    tools: FunctionTools = Field(default_factory=list)
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
+    parallel_tool_calls: bool = True
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] = Field(default_factory=list)
     truncation: Literal["disabled"] = "disabled"
-    previous_response_id: Any = None
+    previous_response_id: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
     @field_validator("previous_response_id", mode="before")
     @classmethod
     def _stateless(cls, given: Any) -> Any:
         raise ValueError(STATELESS)
 
+    structure_field: ClassVar[str] = "text"
+
     @property
-    def structure(self) -> Make | None:
-        """What makes the constraint; None for none."""
+    def structure(self) -> Structure | None:
+        """None for any text."""
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return None
-        schema = form.schema_
-        return Constraints.json_object if schema is None else lambda constraints: constraints.json_schema(schema)
+        return Structure("json", OBJECT if form.schema_ is None else form.schema_)
 
     @property
     def messages(self) -> list[Message]:
         first: list[Message] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*first, {"role": "user", "content": self.input}]
-        return first + [item.plain for item in self.input]
+        return first + messages_of(self.input)
+
+    @property
+    def offer(self) -> Offer:
+        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.name
+        functions = [Function(**tool.model_dump(exclude={"type"})) for tool in self.tools]
+        return Offer(functions, choice, self.parallel_tool_calls)
+
+    @model_validator(mode="after")
+    def _choice_is_a_tool(self) -> ResponsesRequest:
+        check_choice(self.tools, self.offer.choice)
+        return self
 
 
 class ResponseObject:
@@ -106,9 +104,8 @@ class ResponseObject:
         self.body, self.work, self.number = body, work, 0
         asked = None if body.text is None else body.text.format
         self.format = {"type": "text"} if asked is None else asked.model_dump(by_alias=True, exclude_none=True)
-        self.item = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant"}
         self.head = {
-            "id": f"resp_{uuid4().hex}",
+            "id": current().identify("resp_"),
             "object": "response",
             "created_at": int(time()),
             "model": service.model,
@@ -119,13 +116,11 @@ class ResponseObject:
         self.number += 1
         return sse(event, kind)
 
-    def part(self, text: str) -> Json:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    def output(self, emit: Emit) -> Output:
+        assert self.work.talk is not None
+        return Output(emit, self.work.talk.dialect.call_id)
 
-    def message(self, status: str, text: str | None) -> Json:
-        return self.item | {"status": status, "content": [] if text is None else [self.part(text)]}
-
-    def response(self, status: str, text: str | None = None, counted: Json | None = None) -> Json:
+    def response(self, status: str, items: Sequence[Json] = (), counted: Json | None = None) -> Json:
         """status: in_progress, completed, or incomplete where the limit of tokens ended it."""
         body, cut = self.body, status == "incomplete"
         return self.head | {
@@ -134,14 +129,14 @@ class ResponseObject:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "output": [] if text is None else [self.message(status, text)],
-            "parallel_tool_calls": False,
+            "output": list(items),
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
             "text": {"format": self.format},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tools": [tool.model_dump() for tool in body.tools],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if counted is None else self._usage(counted),
@@ -154,39 +149,40 @@ class ResponseObject:
             "input_tokens": counted["prompt_tokens"],
             "input_tokens_details": counted["prompt_tokens_details"],
             "output_tokens": counted["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0} | counted["completion_tokens_details"],
+            "output_tokens_details": counted["completion_tokens_details"],
             "total_tokens": counted["total_tokens"],
         }
 
+    def _status(self, finish: str | None) -> str:
+        return "incomplete" if finish == "length" else "completed"
+
     async def whole(self, answer: Answer) -> Json:
-        text, finish = "", None
+        output, finish = self.output(lambda kind, **fields: b""), None
         async for _, delta in answer.parts():
-            text, finish = text + delta.text, delta.finish
-        status = "incomplete" if finish == "length" else "completed"
-        return self.response(status, text, usage(len(self.work.prompt), answer.replies))
+            finish = delta.finish
+            deque(output.take(delta.parts), 0)
+        status = self._status(finish)
+        deque(output.finish(status), 0)
+        return self.response(status, output.items, answer.usage)
 
     async def events(self, answer: Answer) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error after the first of them is an event too, and the last."""
-        place = {"item_id": self.item["id"], "output_index": 0, "content_index": 0}
-        text, finish = "", None
+        output, finish = self.output(self.event), None
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
-        yield self.event("response.output_item.added", output_index=0, item=self.message("in_progress", None))
-        yield self.event("response.content_part.added", **place, part=self.part(""))
         try:
             async for _, delta in answer.parts():
-                text, finish = text + delta.text, delta.finish
-                if delta.text:
-                    yield self.event("response.output_text.delta", **place, delta=delta.text, logprobs=[])
+                finish = delta.finish
+                for event in output.take(delta.parts):
+                    yield event
         except Problem as problem:
-            error = problem.body["error"]
+            current().reason, error = problem.reason, problem.body["error"]
             yield self.event(
                 "error", code=error["code"] or error["type"], message=error["message"], param=error["param"]
             )
             return
-        status = "incomplete" if finish == "length" else "completed"
-        yield self.event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self.event("response.content_part.done", **place, part=self.part(text))
-        yield self.event("response.output_item.done", output_index=0, item=self.message(status, text))
-        counted = usage(len(self.work.prompt), answer.replies)
-        yield self.event(f"response.{status}", response=self.response(status, text, counted))
+        status = self._status(finish)
+        for event in output.finish(status):
+            yield event
+        counted = answer.usage
+        yield self.event(f"response.{status}", response=self.response(status, output.items, counted))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import socket
-import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -17,11 +18,16 @@ import uvicorn
 from longdraft.engine.session import Session
 from longdraft.errors import InputError
 from longdraft.methods.drafter_weights import DrafterWeights
+from longdraft.ops.threads import release
+from longdraft.server.access import Access
 from longdraft.server.app import create_app
 from longdraft.server.connection import Connection
 from longdraft.server.engine import Engine
 from longdraft.server.guard import Guard
+from longdraft.server.log import failure, say
 from longdraft.server.metrics import Metrics
+from longdraft.server.models import Models
+from longdraft.server.ollama import add_ollama
 from longdraft.server.service import Service
 from longdraft.server.traces import Tracer
 from longdraft.server.work import Times
@@ -29,6 +35,16 @@ from longdraft.server.work import Times
 HEADERS = 64 << 10  # bytes of a request's headers that are still incomplete
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # each connection is one; without a limit it is -1
 CONNECTIONS = 1024 if FILES < 0 else min(1024, FILES // 2)
+
+
+@dataclass(frozen=True)
+class Served:
+    """Another model of a server: its session and tokenizer, its name in the API, and its method's."""
+
+    session: Session
+    tokenizer: Any
+    model: str
+    method: str
 
 
 @dataclass(frozen=True)
@@ -67,27 +83,44 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Stops accepting at the first SIGTERM or SIGINT, and ends when running requests have, or the grace time has."""
+    """Drains at the first SIGTERM or SIGINT (Guard), and ends when running requests have, or the grace time has."""
 
-    def __init__(self, session: Session, tokenizer: Any, settings: Settings, weights: DrafterWeights | None = None):
-        self.settings, self.engine = settings, Engine(session)
-        metrics = Metrics(session, settings.model, settings.method)
-        times = Times(settings.queue_s, settings.request_s)
-        self.service = Service(self.engine, tokenizer, settings.model, metrics, times, settings.most_new)
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Any,
+        settings: Settings,
+        weights: DrafterWeights | None = None,
+        others: Sequence[Served] = (),
+    ):
+        self.settings = settings
+        served = (Served(session, tokenizer, settings.model, settings.method), *others)
+        if others:
+            release()  # the threads of several engines share the processors
+        self.models = Models([self._service(each, not others) for each in served])
+        self.service, self.engine = self.models.first, self.models.first.engine
+        for service in self.models:
+            service.templates = self.service.templates  # one process renders all
         tracer = Tracer(self.service, weights or DrafterWeights(), settings.method)
-        app = Guard(
-            create_app(self.service, tracer if settings.page else None),
+        self.until = 0.0  # when the grace time ends
+        application = create_app(self.models, tracer if settings.page else None)
+        add_ollama(application, self.models)
+        self.guard = Guard(
+            application,
             keys=settings.keys,
             hosts=settings.hosts,
             most_body=settings.most_body,
             most_requests=settings.client_requests,
             shared=settings.share_prefixes,
+            draining=lambda: self.service.stopping,
         )
+        self.access = Access(self.guard)
         super().__init__(
             uvicorn.Config(
-                app,
+                self.access,
                 host=settings.host,
                 port=settings.port,
+                log_config=None,
                 log_level="error",  # a warning for each malformed request would fill a disk
                 http=Connection,
                 ws="none",
@@ -96,10 +129,20 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=HEADERS,
                 limit_concurrency=CONNECTIONS,
-                timeout_graceful_shutdown=int(settings.grace_s) + 5,
                 lifespan="on",
             )
         )
+
+    def _service(self, served: Served, alone: bool) -> Service:
+        settings, metrics = self.settings, Metrics(served.session, served.model, served.method)
+        times = Times(settings.queue_s, settings.request_s)
+        engine = Engine(served.session, alone)
+        return Service(engine, served.tokenizer, served.model, metrics, times, settings.most_new)
+
+    @property
+    def _failed(self) -> bool:
+        """Whether decoding has failed for good."""
+        return any(service.engine.failure is not None for service in self.models)
 
     def run(self, sockets: list[socket.socket] | None = None) -> int:  # type: ignore[override]
         """Serve until a signal -> the exit status: 1 if decoding has failed for good.
@@ -107,25 +150,51 @@ class Server(uvicorn.Server):
         sockets: where it listens; None: at its settings' address. Raises InputError.
         """
         super().run(sockets or [listening(self.settings.host, self.settings.port)])
-        return 1 if self.engine.failure is not None or not self.started else 0
+        self.access.report(last=True)
+        for error in (service.engine.failure for service in self.models):
+            if error is not None:
+                failure(error)
+        status = 1 if self._failed or not self.started else 0
+        say(logging.INFO, "ended", exit_status=status)
+        return status
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            print(f"longdraft: serving {self.settings.model} at http://{host}:{port}/v1", file=sys.stderr, flush=True)
+            names = ", ".join(service.model for service in self.models)
+            say(logging.INFO, f"serving {names} at http://{host}:{port}/v1", method=self.settings.method)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # ten ticks are a second
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.close_if_stuck(self.settings.client_s)
-        return await super().on_tick(counter) or self.engine.failure is not None
+            self.access.report()
+        drained = self.service.stopping and not self.guard.busy
+        return await super().on_tick(counter) or drained or self._failed
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port and all connections; answers that were decoded may be read for what is left of the grace."""
+        self.config.timeout_graceful_shutdown = int(max(self.until - monotonic(), 0)) + 5
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal ends the process at once. The inherited method would end it by the first one, at last."""
         if self.service.stopping:
             os._exit(1)
-        self.service.stopping = True
-        asyncio.get_running_loop().call_later(self.settings.grace_s, self.engine.cancel_all)
+        for service in self.models:
+            service.stopping = True
+        self.until = monotonic() + self.settings.grace_s
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain)  # nothing that takes a lock, in a signal handler
+
+    def _drain(self) -> None:
+        say(logging.INFO, "draining", requests=self.guard.busy, grace_s=self.settings.grace_s)
+        asyncio.get_running_loop().call_later(self.settings.grace_s, self._cut)
+
+    def _cut(self) -> None:
+        """The grace time is over."""
+        say(logging.WARNING, "grace time is over", requests=self.guard.busy)
+        for service in self.models:
+            service.engine.cancel_all()
         self.should_exit = True

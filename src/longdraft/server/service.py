@@ -4,122 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from time import monotonic, time
+from functools import lru_cache, partial
+from time import time
 from typing import Any, TypeVar
 
-from longdraft.constraints import Constraints, Grammar
-from longdraft.core import Sampler
+from longdraft.core import Constraint, Sampler
 from longdraft.drafters.base import Drafter
-from longdraft.engine.requests import Event
-from longdraft.engine.token_logprobs import TokenLogprobs
-from longdraft.errors import Busy, InputError
-from longdraft.models.chat import Message, Tools, chat_tokens
+from longdraft.errors import Busy, FieldError, InputError
+from longdraft.models.chat import ANSWER, Message, Tools, Turn, chat_tokens
 from longdraft.models.templates import Templates
 from longdraft.models.text import text_of, token_ids, token_text
 from longdraft.ops import row_seed
 from longdraft.sampling_parameters import WINDOW
+from longdraft.server.answer import Answer
 from longdraft.server.engine import Engine, Stream
+from longdraft.server.entry import current
+from longdraft.server.limits import check_choices, check_numbers
 from longdraft.server.metrics import Metrics
 from longdraft.server.pieces import Writer, at_once, in_pieces
 from longdraft.server.problems import Problem
-from longdraft.server.reply import Delta, Reply, Silent
+from longdraft.server.reply import Reply, Silent
 from longdraft.server.schema import ChatRequest, CompletionRequest, Sampled
-from longdraft.server.structured import Make
+from longdraft.server.structures import Structures
+from longdraft.server.talk import NO_TOOLS, Offer, Talk, dialect_for, with_reasoning
 from longdraft.server.work import Times, Work
 
 T = TypeVar("T")
 LONG = 1 << 16  # characters, tokens or log-probabilities
 MOST_LOGPROBS = 1 << 20  # of one answer, alternatives included
 FEW_LOGPROBS = 1 << 8  # are formatted in less time than a change of threads may take
-
-
-@dataclass
-class Answer:
-    """The choices of a request while they are decoded, all or none of them."""
-
-    service: Service
-    work: Work
-    streams: list[Stream]
-    replies: list[Reply]
-    began: float = field(default_factory=monotonic)
-    prompt_logprobs: list[TokenLogprobs] | None = None
-
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
-
-    @property
-    def metrics(self) -> dict[str, Any] | None:
-        """vLLM's per-request metrics (Acceptance), so far. As there, None for several choices and without drafting."""
-        if len(self.replies) > 1 or not self.service.drafting:
-            return None
-        return {"speculative_decoding": self.replies[0].drafts.metrics()}
-
-    async def parts(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(choice, delta) as they come, until all choices have finished. Raises Problem."""
-        queue = asyncio.Queue[tuple[int, Event]]()
-        first_came = asyncio.Event()
-        readers = [asyncio.ensure_future(self._read(i, s, queue, first_came)) for i, s in enumerate(self.streams)]
-        open_, last, first = len(self.streams), [self.began] * len(self.streams), [True] * len(self.streams)
-        how = "error"
-        try:
-            while open_:
-                i, event = await self._next(queue, all(first))
-                now = monotonic()
-                if not self.work.silent:
-                    self.service.metrics.took(event, now - last[i], first[i])
-                last[i], first[i] = now, first[i] and not event.tokens
-                if event.prompt is not None and event.prompt.logprobs is not None:
-                    self.prompt_logprobs = event.prompt.logprobs
-                if event.ended in ("failed", "cancelled") and self.replies[i].finish is None:
-                    how = "abort"
-                    raise self._ended(event)
-                if self.replies[i].finish is not None:
-                    continue
-                delta = self.replies[i].take(event)
-                yield i, delta
-                if delta.finish is not None:
-                    self.streams[i].close()
-                    open_ -= 1
-        finally:
-            for reader in readers:
-                reader.cancel()
-            self.close()
-            self.service.metrics.finished(how, len(self.work.prompt), self.replies, monotonic() - self.began)
-
-    async def _next(self, queue: asyncio.Queue[tuple[int, Event]], waiting: bool) -> tuple[int, Event]:
-        """The next event, in time."""
-        times = self.service.times
-        left = times.request_s - (monotonic() - self.began)
-        if waiting:
-            left = min(left, times.queue_s - (monotonic() - self.began))
-        try:
-            return await asyncio.wait_for(queue.get(), max(left, 0))
-        except TimeoutError:
-            phase = "begin" if waiting else "end"
-            limit = times.queue_s if waiting else times.request_s
-            raise Problem(503, f"this request did not {phase} within {limit:g} s: try again later", retry_s=5) from None
-
-    async def _read(self, i: int, stream: Stream, queue: asyncio.Queue[tuple[int, Event]], came: asyncio.Event) -> None:
-        """came: set with the first choice's first event; it has the prompt's log-probabilities, which all echo."""
-        async for event in stream:
-            if i and self.work.prompt_logprobs:
-                await came.wait()
-            queue.put_nowait((i, event))
-            came.set()
-
-    def _ended(self, event: Event) -> Problem:
-        if event.ended == "cancelled":
-            return Problem(503, "the server is shutting down: send the request again later", retry_s=5)
-        if isinstance(event.error, InputError):
-            return Problem(400, str(event.error))
-        if isinstance(event.error, MemoryError):
-            return Problem(503, "there was not enough memory for this request: try again later", retry_s=5)
-        return Problem(500, "the server could not complete this request")
 
 
 class Service:
@@ -133,8 +48,8 @@ class Service:
         self.metrics, self.times, self.most_new = metrics, times, most_new
         self.created = int(time())
         self.stopping = False
+        self.structures = Structures(engine.session.target, tokenizer)
         self.templates, self.word = Templates(), lru_cache(1 << 17)(partial(token_text, tokenizer))
-        self._one_constraint = asyncio.Lock()
         self._one_long = asyncio.Lock()  # held while a long text is tokenised, so that short ones find a free thread
         self.drafting = type(engine.session.drafter) is not Drafter
         self.target, self.room = engine.session.target, min(engine.session.slots, engine.session.total)
@@ -145,7 +60,8 @@ class Service:
 
     async def chat(self, body: ChatRequest) -> Work:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await self.talk(body, [m.plain for m in body.messages], body.limit, logprobs, body.offered)
+        messages = [m.plain for m in body.messages]
+        return await self.talk(body, messages, body.limit, logprobs, body.offer, body.turn)
 
     async def talk(
         self,
@@ -153,56 +69,42 @@ class Service:
         messages: list[Message],
         limit: int | None,
         logprobs: int | None = None,
-        tools: Tools = None,
+        offer: Offer = NO_TOOLS,
+        turn: Turn = ANSWER,
     ) -> Work:
-        """The work of continuing a conversation."""
-        self.check_model(body.model)
-        prompt = await self.conversation(messages, tools)
-        work = self._work(prompt, body, limit, logprobs, await self._constraint(body))
+        """The work of continuing a conversation. offer: what the model may call."""
+        dialect = dialect_for(self.tokenizer, messages, offer.tools)
+        prompt = await self.conversation(with_reasoning(messages, dialect.field), offer.tools, turn)
+        talk = Talk(dialect, offer, dialect.opened(prompt))
+        work = self._work([prompt], body, limit, logprobs, await self.structures.of(body, talk))
+        work.talk = talk
+        work.eos = work.eos if body.ignore_eos else (*work.eos, *dialect.ends)
         self._check_logprobs(work)
         return work
 
-    async def _constraint(self, body: Sampled) -> Grammar | None:
-        """What the answer's text must be, compiled outside the event loop's thread. Raises Problem."""
-        structure: Make | None = getattr(body, "structure", None)
-        if structure is None:
-            return None
-        if body.ignore_eos:
-            raise Problem(400, "ignore_eos: a structured answer ends where it is complete: leave it out", "ignore_eos")
-        async with self._one_constraint:  # one text at a time: the others find a free thread
-            return await self.aside(0, lambda: structure(self.constraints))
-
-    @cached_property
-    def constraints(self) -> Constraints:
-        """Makes constraints for the model's tokens; it takes about a second to build."""
-        return Constraints.of(self.target, self.tokenizer)
-
     def _check_logprobs(self, work: Work) -> None:
         """Raises Problem for a request whose answer would have too many."""
-        tokens = work.limit + (len(work.prompt) if work.prompt_logprobs else 0)  # of each choice: all echo the prompt
-        count = 0 if work.logprobs is None else work.n * tokens * (work.logprobs + 1)
+        echoed = work.prompt_tokens if work.prompt_logprobs else 0  # by each choice of a prompt
+        tokens = work.n * (work.limit * len(work.prompts) + echoed)
+        count = 0 if work.logprobs is None else tokens * (work.logprobs + 1)
         if count > MOST_LOGPROBS:
             excess = f"up to {count} log-probabilities are more than the {MOST_LOGPROBS} allowed here"
             raise Problem(400, f"{excess}: ask for fewer tokens, choices or alternatives", "logprobs")
 
     async def completion(self, body: CompletionRequest) -> Work:
-        self.check_model(body.model)
-        prompt: Any = body.prompt
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            prompt = prompt[0]  # a list of one prompt
-        tokens = await self.tokens(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise Problem(400, "the prompt has no tokens: give some text", "prompt")
-        constraint = await self._constraint(body)
-        work = self._work(tokens, body, max(body.max_tokens, 1), body.logprobs, constraint)
+        prompts = [await self.tokens(p) if isinstance(p, str) else list(p) for p in body.prompts]
+        if not all(prompts):
+            raise Problem(400, "a prompt has no tokens: give some text", "prompt")
+        constraint = await self.structures.of(body)
+        work = self._work(prompts, body, max(body.max_tokens, 1), body.logprobs, constraint)
         work.prompt_logprobs, work.silent = body.echo and body.logprobs is not None, body.max_tokens == 0
         self._check_logprobs(work)
         return work
 
-    async def conversation(self, messages: list[Message], tools: Tools = None) -> list[int]:
+    async def conversation(self, messages: list[Message], tools: Tools = None, turn: Turn = ANSWER) -> list[int]:
         """The tokens of a conversation, by the model's chat template."""
         size = sum(len(m["content"]) for m in messages)
-        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render)
+        return await self.aside(size, chat_tokens, self.tokenizer, messages, tools, self.templates.render, turn)
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """A text's tokens, as `longdraft generate` reads it."""
@@ -213,21 +115,19 @@ class Service:
             raise Problem(400, f"a token is not in the model's vocabulary of {self.target.vocab}", "tokens")
         return text_of(self.tokenizer, tokens)
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
-            raise Problem(404, f"there is no model {name[:80]!r} here: use {self.model!r}", "model", "model_not_found")
-
     def submit(self, work: Work) -> Answer:
         """Queue the choices of a request, all or none. Raises Problem."""
         if not self.ready:
             raise Problem(503, "the server accepts no requests now: try again later", retry_s=5)
+        check_choices(work, self.engine.session)
         streams: list[Stream] = []
         try:
-            for i in range(work.n):
+            for k in range(work.choices):
+                prompt, i = divmod(k, work.n)
                 stream = self.engine.submit(
-                    prompt=work.prompt,
+                    prompt=work.prompts[prompt],
                     max_new_tokens=work.limit,
-                    seed=row_seed(work.seed, i),
+                    seed=row_seed(work.seeds[prompt], i),
                     eos=work.eos,
                     sampler=work.sampler,
                     logprobs=work.logprobs,
@@ -244,8 +144,15 @@ class Service:
             if isinstance(error, InputError):
                 raise Problem(400, str(error)) from None
             raise
-        kind = Silent if work.silent else Reply
-        return Answer(self, work, streams, [kind(self.tokenizer, work.stops) for _ in streams])
+        answer = Answer(self, work, streams, [self._reply(work) for _ in streams])
+        current().answers.append(answer)
+        return answer
+
+    def _reply(self, work: Work) -> Reply:
+        if work.talk is None:
+            return (Silent if work.silent else Reply)(self.tokenizer, work.stops, least=work.least)
+        shown = work.talk.dialect.marks.shown
+        return Reply(self.tokenizer, work.stops, work.talk.reader(), shown, work.least)
 
     def fitting(self, prompt: list[int], limit: int | None) -> int:
         """How many new tokens a request for so many has after this prompt. Raises Problem if there is no room."""
@@ -264,11 +171,18 @@ class Service:
         return wanted
 
     def _work(
-        self, prompt: list[int], body: Sampled, limit: int | None, logprobs: int | None, constraint: Grammar | None
+        self,
+        prompts: list[list[int]],
+        body: Sampled,
+        limit: int | None,
+        logprobs: int | None,
+        constraint: Constraint | None,
     ) -> Work:
-        wanted = self.fitting(prompt, limit)
+        wanted = min(self.fitting(prompt, limit) for prompt in prompts)
+        check_numbers(body, wanted, self.target.vocab)
         bias = tuple(sorted((int(token), float(number)) for token, number in body.logit_bias.items()))
-        eos = () if body.ignore_eos else self.target.end_tokens
+        eos = (*(() if body.ignore_eos else self.target.end_tokens), *body.stop_token_ids)
+        rules = self.target.rules()
         sampler = Sampler(
             body.temperature,
             top_k=body.top_k,
@@ -279,10 +193,11 @@ class Service:
             frequency=body.frequency_penalty,
             presence=body.presence_penalty,
             bias=bias,
+            rules=rules.with_least(body.min_tokens) if eos else rules,
             constraint=constraint,
         )
-        seed = secrets.randbits(62) if body.seed is None else body.seed
-        return Work(prompt, wanted, sampler, seed, body.n, body.stops, (*eos, *body.stop_token_ids), logprobs)
+        seeds = [secrets.randbits(62) if body.seed is None else body.seed for _ in prompts]
+        return Work(prompts, wanted, sampler, seeds, body.n, body.stops, eos, logprobs, body.min_tokens)
 
     async def formatted(self, count: int, call: Callable[[Writer], T]) -> T:
         """What a call makes with a writer of JSON; of many log-probabilities outside the event loop's thread."""
@@ -294,4 +209,4 @@ class Service:
             async with self._one_long if size > LONG else nullcontext():
                 return await asyncio.to_thread(call, *arguments)
         except InputError as error:
-            raise Problem(400, str(error)) from None
+            raise Problem(400, str(error), error.field if isinstance(error, FieldError) else None) from None

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from longdraft.constraints import Constraints, Grammar
+from longdraft.constraints import Constraints, Grammar, json_rule, literal, read_schema
+from longdraft.server.conditions import Present, Rule, wrong
 from longdraft.server.fields import Strict, Text
 from longdraft.server.tools import is_shallow
 
 MOST_CHOICES, LONGEST_CHOICE, LONGEST_REGEX, LONGEST_GRAMMAR = 1000, 10_000, 10_000, 1 << 16
 
+OBJECT = {"type": "object"}
 Schema = Annotated[dict[str, Any], AfterValidator(is_shallow)]
-Make = Callable[[Constraints], Grammar]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a text must be. kind: what `value` is; "json" is a schema. compact: JSON without spaces."""
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    value: Any
+    compact: bool = False
+
+    def made(self, constraints: Constraints) -> Grammar:
+        """Raises InputError."""
+        if self.kind == "json":
+            return constraints.json_schema(self.value, self.compact)
+        return getattr(constraints, self.kind)(self.value)
+
+    def rule(self) -> str | None:
+        """As part of a grammar in Lark's notation; None where it cannot be one. Raises InputError."""
+        if self.kind == "json":
+            return json_rule(read_schema(self.value), self.compact)
+        if self.kind == "choice":
+            return f"({' | '.join(map(literal, self.value))})"
+        return None
 
 
 class JsonSchema(Strict):
@@ -27,22 +51,19 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    rules = (
+        Rule("json_schema", {"type": "json_schema"}, {"json_schema": Present}, "is missing: this type needs it"),
+        Rule("json_schema", {"json_schema": Present}, {"type": "json_schema"}, "belongs to the type 'json_schema'"),
+    )
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema belongs to the type 'json_schema', which needs it")
-        return self
-
     @property
-    def make(self) -> Make | None:
-        """Makes the constraint; None for plain text."""
+    def structure(self) -> Structure | None:
+        """None for plain text."""
         if self.json_schema is not None:
-            schema = self.json_schema.schema_
-            return lambda constraints: constraints.json_schema(schema)
-        return Constraints.json_object if self.type == "json_object" else None
+            return Structure("json", self.json_schema.schema_)
+        return Structure("json", OBJECT) if self.type == "json_object" else None
 
 
 class StructuredOutputs(Strict):
@@ -75,23 +96,14 @@ class StructuredOutputs(Strict):
         return self
 
     @property
-    def make(self) -> Make:
-        json, regex, choice, grammar, compact = (
-            self.json_,
-            self.regex,
-            self.choice,
-            self.grammar,
-            self.disable_any_whitespace,
-        )
-        if json is not None:
-            return lambda constraints: constraints.json_schema(json, compact)
-        if regex is not None:
-            return lambda constraints: constraints.regex(regex)
-        if choice is not None:
-            return lambda constraints: constraints.choice(choice)
-        if grammar is not None:
-            return lambda constraints: constraints.grammar(grammar)
-        return lambda constraints: constraints.json_object(compact)
+    def structure(self) -> Structure:
+        if self.regex is not None:
+            return Structure("regex", self.regex)
+        if self.choice is not None:
+            return Structure("choice", self.choice)
+        if self.grammar is not None:
+            return Structure("grammar", self.grammar)
+        return Structure("json", OBJECT if self.json_ is None else self.json_, self.disable_any_whitespace)
 
 
 class Structured(Strict):
@@ -102,14 +114,19 @@ class Structured(Strict):
 
     @model_validator(mode="after")
     def _asks_once(self) -> Structured:
-        made = None if self.response_format is None else self.response_format.make
+        made = None if self.response_format is None else self.response_format.structure
         if made is not None and self.structured_outputs is not None:
-            raise ValueError("response_format and structured_outputs both ask for a structure: give one of them")
+            raise wrong("structured_outputs", "response_format asks for a structure too: give one of them")
         return self
 
     @property
-    def structure(self) -> Make | None:
-        """What makes the constraint; None for none."""
+    def structure_field(self) -> str:
+        """The field that asks for a structure."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    @property
+    def structure(self) -> Structure | None:
+        """None for any text."""
         if self.structured_outputs is not None:
-            return self.structured_outputs.make
-        return None if self.response_format is None else self.response_format.make
+            return self.structured_outputs.structure
+        return None if self.response_format is None else self.response_format.structure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from json import dumps, loads
 from typing import Annotated, Any, Literal
 
@@ -42,6 +43,11 @@ class FunctionCall(Strict):
     name: Name
     arguments: Annotated[Text, AfterValidator(_is_object)]
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments as chat templates read them."""
+        return loads(self.arguments)
+
 
 class ToolCall(Strict):
     id: Name
@@ -51,19 +57,41 @@ class ToolCall(Strict):
     @property
     def plain(self) -> dict[str, Any]:
         """As chat templates read it."""
-        function = {"name": self.function.name, "arguments": loads(self.function.arguments)}
+        function = {"name": self.function.name, "arguments": self.function.given}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 class Function(Strict):
-    """parameters: a JSON schema, for the model to read; nothing else reads it."""
+    """parameters: a JSON schema, for the model to read. strict: a call's arguments must follow it."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Text = ""
     parameters: Annotated[dict[str, Any], AfterValidator(is_shallow)] = Field(default_factory=dict)
-    strict: Literal[False] = False
+    strict: bool = False
 
 
 class Tool(Strict):
     type: Literal["function"]
     function: Function
+
+
+class ChosenFunction(Strict):
+    name: Name
+
+
+class Choice(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def check_choice(functions: Sequence[Function], choice: str) -> None:
+    """Raises ValueError for functions of one name, and for a choice that they do not allow."""
+    names = [function.name for function in functions]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"tools: two functions have the name {twice!r}: give each its own")
+    if choice == "required" and not names:
+        raise ValueError("tool_choice: 'required' needs tools")
+    if choice not in ("auto", "none", "required", *names):
+        raise ValueError(f"tool_choice: there is no function {choice[:80]!r} among the tools")

@@ -1,0 +1,121 @@
+"""How a model writes calls and reasoning, as its chat template and vocabulary show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from longdraft.server.calls.coder import Coder
+from longdraft.server.calls.format import Format
+from longdraft.server.calls.grammar import Asked, Rules
+from longdraft.server.calls.harmony import Harmony
+from longdraft.server.calls.hermes import Hermes
+from longdraft.server.calls.llama import TAG, Llama
+from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.mistral import Mistral
+from longdraft.server.calls.reader import Reader, Steps
+from longdraft.server.tools import Function
+
+THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+FIELDS = ("reasoning_content", "reasoning", "thinking")  # names under which templates read earlier reasoning
+TAIL = 8  # tokens of a prompt in which a template may have begun the reasoning
+
+
+def format_of(template: str) -> type[Format] | None:
+    """The format in which a template writes calls; None for one that is not known here."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return Harmony
+    if "[TOOL_CALLS]" in template:
+        return Mistral
+    if "<tool_call>" in template:
+        return None if "<arg_key>" in template else Coder if "<function=" in template else Hermes
+    return Llama if TAG in template or re.search(r'\{"name": [\w ]+, "parameters": ', template) else None
+
+
+class Dialect:
+    """Chosen by a template's text and a tokenizer's special tokens, never by a model's name."""
+
+    def __init__(self, tokenizer: Any, template: str):
+        self.tokenizer, self.template = tokenizer, template
+        kind = format_of(template)
+        pairs = [] if kind is Harmony else THOUGHTS
+        added = getattr(tokenizer, "get_added_vocab", dict)()
+        pair = next((p for p in pairs if p[1] in template or p[1] in added), None)
+        self.marks = Marks(tokenizer, (*(() if kind is None else kind.names), *(pair or ())))
+        self.format = None if kind is None else kind(self.marks, template)
+        self.thoughts = pair
+        ends = () if kind is None else kind.ends
+        self.ends = tuple(sorted(Marks(tokenizer, ends).ids.values()))
+        found = (name for name in FIELDS if re.search(rf"""[.'"]{name}\b""", template))
+        self.field = next(found, None)  # what the template calls earlier reasoning
+
+    def call_id(self) -> str:
+        return (Format if self.format is None else self.format).call_id()
+
+    def opened(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends in the beginning of reasoning."""
+        if self.thoughts is None:
+            return False
+        tail = self.tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
+        return tail.rstrip().endswith(self.thoughts[0])
+
+    def reader(self, schemas: dict[str, Any], opened: bool, most: int | None) -> Reader:
+        return Answer(self, schemas, opened, most)
+
+    def grammar(
+        self, functions: Sequence[Function], least: int, many: bool, opened: bool, content: str | None = None
+    ) -> str:
+        """Lark for an answer with calls of these functions whose arguments are as their schemas say. See Asked.
+
+        content: the rule for the text of an answer without calls, if that is not free.
+        """
+        rules = Rules()
+        thought = self._thought(rules, opened)
+        answer = self._answer(rules, Asked(functions, least, many), content)
+        return rules.text(f"{thought} ({answer})" if thought else answer)
+
+    def _answer(self, rules: Rules, asked: Asked, content: str | None) -> str:
+        if content is None or asked.least:
+            assert self.format is not None
+            return self.format.grammar(rules, asked)
+        text = content if self.format is None else self.format.content(rules, content)
+        if not asked.functions or self.format is None:
+            return text
+        return f"({self.format.grammar(rules, replace(asked, least=1))}) | {text}"
+
+    @property
+    def writes(self) -> bool:
+        """Whether an answer has more than its text: reasoning, or channels."""
+        return self.thoughts is not None or isinstance(self.format, Harmony)
+
+    def _thought(self, rules: Rules, opened: bool) -> str:
+        """The rule for reasoning before an answer, or "" for a model that does not write any."""
+        if self.thoughts is None:
+            return ""
+        first, last = self.thoughts
+        rules.add("SPACE", r"/[ \n]*/")
+        body = f"{rules.upto('thought', self.marks, last)} SPACE"
+        return body if opened else f"({self.marks.lark(first)} {body})?"
+
+
+class Answer(Reader):
+    """Reasoning, if there is any, and then what the format reads. Without functions nothing is a call."""
+
+    def __init__(self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None):
+        self.dialect, self.opened = dialect, opened
+        super().__init__(schemas, most)
+
+    def steps(self) -> Steps[None]:
+        dialect = self.dialect
+        if dialect.thoughts is not None:
+            first, last = dialect.thoughts
+            yield from self.think((dialect.marks[first], dialect.marks[last]), self.opened)
+        if dialect.format is None or not (self.schemas or isinstance(dialect.format, Harmony)):
+            yield from super().steps()
+            return
+        yield from dialect.format.read(self)
+        self.done = self.full
+        if not self.done:
+            yield from super().steps()

@@ -1,0 +1,80 @@
+"""Grammars, in llguidance's kind of Lark, in which every text is calls that a format's reader can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from json import dumps
+from typing import Any
+
+from longdraft.constraints import json_rule, literal
+from longdraft.server.calls.marks import Marks
+from longdraft.server.tools import Function
+
+ANY = r"/(.|\n)*/"
+
+
+OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}  # may name other arguments
+
+
+def schema_of(function: Function) -> dict[str, Any]:
+    """What a function's arguments must be: an object of those that are named, unless the schema says more of others."""
+    given = function.parameters or {"properties": {}}
+    closed = {} if OPEN & given.keys() else {"additionalProperties": False}
+    return given | closed | {"type": "object"}
+
+
+def arguments_rule(function: Function) -> str:
+    """What a schema asks for that cannot be enforced is an error for a strict function, and left out for another."""
+    return json_rule(schema_of(function), lenient=not function.strict)
+
+
+def object_rule(function: Function, key: str = "arguments") -> str:
+    """A call as an object."""
+    head = f'{{"name": {dumps(function.name)}, "{key}": '
+    return f"{literal(head)} {arguments_rule(function)} {literal('}')}"
+
+
+@dataclass
+class Rules:
+    """A grammar in the making: rules by name."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, name: str, body: str) -> str:
+        if (line := f"{name}: {body}") not in self.lines:
+            self.lines.append(line)
+        return name.split("[")[0]
+
+    def choice(self, name: str, bodies: Sequence[str]) -> str:
+        return self.add(name, " | ".join(self.add(f"{name}_{i}", body) for i, body in enumerate(bodies)))
+
+    def upto(self, name: str, marks: Marks, mark: str) -> str:
+        """Any text up to a mark, and the mark."""
+        ways = [f"{self.any()} {marks.lark(mark)}"] if mark in marks.ids else []
+        if marks.spelled(mark):
+            ways.append(self.lazy(f"{name}_spelled", mark))
+        return self.add(name, " | ".join(ways))
+
+    def lazy(self, name: str, end: str) -> str:
+        """Any text up to the first place where it has this end."""
+        return self.add(f"{name}[lazy]", f"{self.any()} {literal(end)}")
+
+    def any(self) -> str:
+        return self.add("TEXT", ANY)
+
+    def text(self, start: str) -> str:
+        return "\n".join(["%llguidance {}", f"start: {start}", *self.lines]) + "\n"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an answer must be. least: how many calls it has at least, 0 or 1. many: whether there may be several."""
+
+    functions: Sequence[Function]
+    least: int
+    many: bool
+
+    def calls(self, one: str, separator: str) -> str:
+        """One call, or several."""
+        return f"{one} ({separator} {one})*" if self.many else one

@@ -1,0 +1,106 @@
+"""Messages of gpt-oss: channels for reasoning (analysis), calls (commentary to a function) and content (final)."""
+
+from __future__ import annotations
+
+import re
+
+from longdraft.constraints import literal
+from longdraft.server.calls.format import Format
+from longdraft.server.calls.grammar import Asked, Rules, arguments_rule
+from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.reader import Reader, Steps
+
+CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
+START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
+LONGEST = 256  # characters of a header
+TO = re.compile(r"to=functions\.([\w-]+)")
+
+
+class Harmony(Format):
+    """Every message has a header up to <|message|>; the prompt has the beginning of the first, <|start|>assistant.
+
+    An answer that has no header is content.
+    """
+
+    names = (CHANNEL, MESSAGE, CONSTRAIN, START, END, CALL, RETURN)
+    ends = (CALL, RETURN)
+
+    def __init__(self, marks: Marks, template: str):
+        super().__init__(marks, template)
+        self._ends = tuple(marks[name] for name in (END, CALL, RETURN, START))
+        self._analysis = re.compile(re.escape(marks[CHANNEL]) + r"\s*analysis")
+
+    def read(self, reader: Reader) -> Steps[None]:
+        while not reader.full:
+            begin = reader.taken
+            header = yield from self._header(reader)
+            if header is None:
+                return
+            if (to := TO.search(header)) and to[1] in reader.schemas:
+                yield from self._call(reader, to[1])
+            elif self._analysis.search(header):
+                yield from self._body(reader, "reasoning")
+                reader.thoughts.append((begin, reader.taken))
+            else:
+                yield from self._body(reader, "content")
+
+    def _header(self, reader: Reader) -> Steps[str | None]:
+        """The next message's header; empty before content that has none. None: the text ended."""
+        channel, message, start = (self.marks[name] for name in (CHANNEL, MESSAGE, START))
+        while True:
+            at = yield from reader.space()
+            if at is None:
+                return None
+            text = reader.rest[at:]
+            if (end := text.find(message)) >= 0:
+                return reader.drop(at + end + len(message))
+            expected = (channel, start, "to=", *self._ends)
+            if len(text) > LONGEST or not any(text.startswith(x) or x.startswith(text) for x in expected):
+                return ""
+            if not (yield from reader.more()):
+                if text[0] in self.marks.signs.values():  # a header that was cut off
+                    reader.drop(len(reader.rest))
+                return reader.finish()
+
+    def _body(self, reader: Reader, kind: str) -> Steps[None]:
+        reader.separate(kind)
+        length = yield from reader.until(self._ends, kind)
+        if length is None:
+            reader.give(kind, len(reader.rest))
+        else:
+            reader.drop(length)
+
+    def _call(self, reader: Reader, name: str) -> Steps[None]:
+        at = yield from reader.space()
+        begins = "" if at is None else reader.rest[at]
+        if begins not in ("{", "", *self._ends):
+            return (yield from self._body(reader, "content"))
+        reader.drop(at or 0)
+        reader.call(name)
+        if begins == "{":
+            yield from reader.arguments()
+        elif begins:
+            reader.add("arguments", "{}")
+        if not reader.full:
+            yield from self._body(reader, "content")
+
+    def grammar(self, rules: Rules, asked: Asked) -> str:
+        """One call at most: <|call|> ends an answer."""
+        lark = self.marks.lark
+        bodies = [
+            f"{literal(f'commentary to=functions.{f.name} ')} {lark(CONSTRAIN)} {literal('json')} {lark(MESSAGE)}"
+            f" {arguments_rule(f)}"
+            for f in asked.functions
+        ]
+        call = rules.choice("function", bodies)
+        last = call if asked.least else f'({call} | "final" {lark(MESSAGE)} {rules.any()})'
+        return f"{lark(CHANNEL)} {self._aside(rules)}* {last}"
+
+    def content(self, rules: Rules, content: str) -> str:
+        return f'{self.marks.lark(CHANNEL)} {self._aside(rules)}* "final" {self.marks.lark(MESSAGE)} {content}'
+
+    def _aside(self, rules: Rules) -> str:
+        """What may precede an answer or a call, up to the next channel."""
+        lark = self.marks.lark
+        next_ = f"{lark(END)} {lark(START)} {literal('assistant')} {lark(CHANNEL)}"
+        return rules.add("aside", f'("analysis" | "commentary") {lark(MESSAGE)} {rules.any()} {next_}')

@@ -1,0 +1,52 @@
+"""Calls between <tool_call> and </tool_call>, one object in each pair or all in a list: Hermes, Qwen, SmolLM2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from longdraft.constraints import literal
+from longdraft.server.calls.format import Format
+from longdraft.server.calls.grammar import Asked, Rules, object_rule
+from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.objects import read_objects
+from longdraft.server.calls.reader import Reader, Steps
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class Hermes(Format):
+    """Reads both ways of writing calls; `listed` is that of the template, which grammars follow."""
+
+    names = (OPEN, CLOSE)
+
+    def __init__(self, marks: Marks, template: str):
+        super().__init__(marks, template)
+        self.listed = "<tool_call>[" in template
+
+    def read(self, reader: Reader) -> Steps[None]:
+        while not reader.full:
+            begin = yield from reader.until((self.marks[OPEN],), "content")
+            if begin is None:
+                return reader.finish()
+            if not (yield from read_objects(reader, begin)):
+                reader.give("content", begin)
+            elif not reader.full:
+                yield from reader.skip(self.marks[CLOSE])
+
+    def grammar(self, rules: Rules, asked: Asked) -> str:
+        one = rules.choice("function", [object_rule(f) for f in asked.functions])
+        closed = self.marks.lark(CLOSE)
+        if self.listed:
+            rest = rules.add("calls", f'"[" {asked.calls(one, literal(", "))} "]" {closed}')
+            asked = replace(asked, many=False)
+        else:
+            rest = rules.add("calls", f'"\\n" {one} "\\n" {closed}')
+        return tagged(rules, asked, self.marks, rest)
+
+
+def tagged(rules: Rules, asked: Asked, marks: Marks, rest: str) -> str:
+    """The rule for calls that begin with a tag, on lines of their own, or for text that may have such calls in it."""
+    if asked.least:
+        return asked.calls(f"{marks.lark(OPEN)} {rest}", literal("\n"))
+    call = f"{rules.upto('before', marks, OPEN)} {rest}"
+    return f"({call})* {rules.any()}" if asked.many else f"{call} | {rules.any()}"

@@ -1,0 +1,71 @@
+"""Calls after [TOOL_CALLS]: a list of objects, or since 2025 a name, [ARGS] and the arguments."""
+
+from __future__ import annotations
+
+import re
+from secrets import token_hex
+
+from longdraft.constraints import literal
+from longdraft.server.calls.format import Format
+from longdraft.server.calls.grammar import Asked, Rules, arguments_rule, object_rule
+from longdraft.server.calls.marks import Marks
+from longdraft.server.calls.objects import read_objects
+from longdraft.server.calls.reader import Reader, Steps
+
+CALLS, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+
+class Mistral(Format):
+    """Reads both ways of writing calls; `named` is the newer, where the template has it, which grammars follow."""
+
+    names = (CALLS, ARGS, ID)
+
+    def __init__(self, marks: Marks, template: str):
+        super().__init__(marks, template)
+        self.named = ARGS in template
+        args, id = re.escape(marks[ARGS]), re.escape(marks[ID])
+        self._head = re.compile(rf"\s*([\w-]{{1,64}})\s*(?:{id}\s*\w*\s*)?{args}\s*(?=\{{\s*[\"}}])")
+        self._begun = re.compile(rf"\s*(?:[\w-]{{1,64}}\s*(?:{id}\s*\w*\s*)?(?:{args}\s*(?:\{{\s*)?)?)?$")
+
+    @staticmethod
+    def call_id() -> str:
+        """Templates refuse ids of any other form."""
+        return token_hex(5)[:9]
+
+    def read(self, reader: Reader) -> Steps[None]:
+        while not reader.full:
+            begin = yield from reader.until((self.marks[CALLS],), "content")
+            if begin is None:
+                return reader.finish()
+            at = yield from reader.space(begin)
+            listed = at is not None and reader.rest[at] in "[{"
+            if not (yield from (read_objects(reader, begin) if listed else self._named(reader, begin))):
+                reader.give("content", begin)
+
+    def _named(self, reader: Reader, begin: int) -> Steps[bool]:
+        while not (head := self._head.match(reader.rest, begin)):
+            text = reader.rest[begin:]
+            for mark in (self.marks[ARGS], self.marks[ID]):  # one that has come in part
+                text = next((text[:-n] for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), text)
+            if not self._begun.match(text) or not (yield from reader.more()):
+                return False
+        if head[1] not in reader.schemas:
+            return False
+        reader.drop(head.end())
+        reader.call(head[1])
+        yield from reader.arguments()
+        return True
+
+    def grammar(self, rules: Rules, asked: Asked) -> str:
+        opened = self.marks.lark(CALLS)
+        if self.named:
+            bodies = [f"{literal(f.name)} {self.marks.lark(ARGS)} {arguments_rule(f)}" for f in asked.functions]
+            calls = rules.add("calls", asked.calls(rules.choice("function", bodies), opened))
+        else:
+            id = r'", \"id\": \"" /[a-zA-Z0-9]{9}/ "\""'
+            bodies = [object_rule(f).removesuffix(' "}"') + f' ({id})? "}}"' for f in asked.functions]
+            one = rules.choice("function", bodies)
+            calls = rules.add("calls", f'"[" {asked.calls(one, literal(", "))} "]"')
+        if asked.least:
+            return f"{opened} {calls}"
+        return f"{rules.upto('before', self.marks, CALLS)} {calls} | {rules.any()}"

@@ -1,0 +1,44 @@
+"""The models of a server, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from longdraft.server.metrics import together
+from longdraft.server.problems import Problem
+from longdraft.server.service import Service
+
+
+class Models:
+    """At least one service, each with a name and an engine of its own; the first is what the page shows."""
+
+    def __init__(self, services: Sequence[Service]):
+        self.first, self._services = services[0], {service.model: service for service in services}
+        assert len(self._services) == len(services), "two models have one name"
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self._services.values())
+
+    @property
+    def ready(self) -> bool:
+        return all(service.ready for service in self)
+
+    def of(self, name: str | None) -> Service:
+        """The model of this name; None: the first. Raises Problem."""
+        if name is None:
+            return self.first
+        if name not in self._services:
+            names = " or ".join(map(repr, self._services))
+            raise Problem(404, f"there is no model {name[:80]!r} here: use {names}", "model", "model_not_found")
+        return self._services[name]
+
+    def metrics(self) -> bytes:
+        """What all have done, in Prometheus' format."""
+        return together([service.metrics for service in self])
+
+
+def about(service: Service) -> dict[str, Any]:
+    """As OpenAI lists a model; max_model_len, vLLM's, is how many tokens there is room for."""
+    found = {"id": service.model, "object": "model", "created": service.created, "owned_by": "longdraft"}
+    return found | {"max_model_len": service.room}

@@ -1,0 +1,51 @@
+"""The constraints that requests ask for, made for the server's model."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from typing import Any
+
+from longdraft.constraints import Constraints
+from longdraft.core import Constraint
+from longdraft.errors import InputError
+from longdraft.server.problems import Problem
+from longdraft.server.structured import Structure
+from longdraft.server.talk import Talk
+
+# Fields that would let an answer end before it is complete, or go on after it, with what they would do.
+CONTRARY = {"ignore_eos": "lets it go on", "min_tokens": "could forbid its end"}
+
+
+class Structures:
+    """Makes one constraint at a time, outside the event loop's thread, so that the others find a free one."""
+
+    def __init__(self, target: Any, tokenizer: Any):
+        self._target, self._tokenizer, self._one = target, tokenizer, asyncio.Lock()
+
+    @cached_property
+    def made(self) -> Constraints:
+        """Built for the first request that needs it, in a second where the vocabulary is large."""
+        return Constraints.of(self._target, self._tokenizer)
+
+    async def of(self, body: Any, talk: Talk | None = None) -> Constraint | None:
+        """What a request's answer must be, a chat's calls and reasoning included; None: any text. Raises Problem."""
+        structure: Structure | None = getattr(body, "structure", None)
+        field = "tools" if structure is None else body.structure_field
+        try:
+            grammar = None if talk is None else talk.grammar(structure)
+            if structure is None and grammar is None:
+                return None
+            for name, why in CONTRARY.items():
+                if getattr(body, name, None):
+                    raise Problem(400, f"{name}: a structured answer ends where it is complete, and this {why}", name)
+            async with self._one:
+                return await asyncio.to_thread(self._make, grammar, structure)
+        except InputError as error:
+            raise Problem(400, str(error), field) from None
+
+    def _make(self, grammar: str | None, structure: Structure | None) -> Constraint:
+        if grammar is not None:
+            return self.made.lark(grammar, "the structure of the answer")
+        assert structure is not None
+        return structure.made(self.made)
