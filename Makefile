@@ -69,7 +69,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt tests/oldest.py $(READY)
 	@rm -rf $(OLDEST) && $(OLDEST_PYTHON) -m venv $(OLDEST)
 	@$(BIN)/python tests/oldest.py constraints.txt >$(OLDEST)/constraints.txt
 	@$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  -c $(OLDEST)/constraints.txt $$($(BIN)/python tests/oldest.py --names) pytest pytest-timeout pytest-xdist hypothesis httpx setuptools
+	  -c $(OLDEST)/constraints.txt $$($(BIN)/python tests/oldest.py --names) pytest pytest-timeout pytest-xdist hypothesis httpx 'jsonschema[format-nongpl]' setuptools
 	@touch $@
 
 # With nothing installed but the library's dependencies: it is taken from src, as in a checkout that was only copied,

@@ -1,4 +1,4 @@
-"""How fast and how right are the masks of llguidance, which longdraft uses, and of xgrammar?
+"""How fast and how right masks are: llguidance, which longdraft uses, beside xgrammar.
 
     python benchmarks/grammars.py -m smollm2 benchmarks/records/2026-11-26-structured.jsonl.gz
 

@@ -1,6 +1,6 @@
 """A server for an hour under four clients: structured output, calls, long prompts, streams, and clients that leave.
 
-    python benchmarks/soak.py --seconds 3600
+    python benchmarks/soak.py --soak-minutes 60
 
 Two models in one server: SmolLM2, and the bundled model with a template for tools. Every answer is judged (is JSON
 valid by its schema, is a call one that was asked for), and some seeded ones are compared with what `generate` writes,
@@ -221,19 +221,19 @@ def soak(server: Process, seconds: float, every: int, seed: int) -> dict[str, An
 def options() -> Arguments:
     parser = Arguments(__file__, __doc__)
     parser.share("seed", "out")
-    parser.add_argument("--seconds", type=at_least(1.0), default=3600.0, help="how long the clients ask")
-    parser.add_argument("--every", type=at_least(1), default=50, help="compare every so many-th seeded answer")
+    parser.add_argument("--soak-minutes", type=at_least(0.1), default=60.0, help="how long the clients ask")
+    parser.add_argument("--compared", type=at_least(1), default=50, help="compare every so many-th seeded answer")
     return parser
 
 
 def main(words: list[str] | None = None) -> int:
     given = options().parse(words)
-    record: dict[str, Any] = {"task": "soak", "seconds": given.seconds, "clients": CLIENTS, "rows": ROWS}
+    record: dict[str, Any] = {"task": "soak", "minutes": given.soak_minutes, "clients": CLIENTS, "rows": ROWS}
     record |= {"context": CONTEXT, "seed": given.seed, "device": processor(), "versions": versions(), **checkout()}
     record |= {"command": given.command, "time": now(), "load_before": os.getloadavg()[0]}
     log = RecordFile(given.out)
     with tempfile.TemporaryDirectory() as place:
-        record |= soak(Process(Path(place)), given.seconds, given.every, given.seed)
+        record |= soak(Process(Path(place)), 60 * given.soak_minutes, given.compared, given.seed)
     log.append(record)
     Console().print_json(data=record)
     faults = [name for name in record["outcomes"] if not name.endswith(": fine")]

@@ -17,13 +17,13 @@ def checker(schema: Any) -> Callable[[str], str | None]:
     that 0.3 is a multiple of 0.1. Raises InputError without the package.
     """
     try:
-        from jsonschema import Draft202012Validator, FormatChecker, ValidationError
+        from jsonschema import Draft202012Validator, ValidationError
         from referencing import Registry
         from referencing.exceptions import Unresolvable
     except ImportError:
         raise InputError("texts are validated by jsonschema: pip install 'jsonschema[format-nongpl]'") from None
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
-    validator = Draft202012Validator(exact, registry=Registry(), format_checker=FormatChecker())
+    validator = Draft202012Validator(exact, registry=Registry(), format_checker=Draft202012Validator.FORMAT_CHECKER)
 
     def fault(text: str) -> str | None:
         try:

@@ -20,8 +20,8 @@ SHAPES = {"text": "no draft", "chain": "chain of 12", "tree": "tree of 69"}
 
 
 def origin(r: Record) -> str:
-    load = f", load average {r['load_before']:.1f} at the start" if r["load_before"] > 0.5 else ""
-    return f"{r['model']}, {r['git_sha'][:7]}, {r['device']}, {r['threads']} threads{load}"
+    load = f"load average {r['load_before']:.1f} at the start" if "load_before" in r else "an unknown load"
+    return f"{r['model']}, {r['git_sha'][:7]}, {r['device']}, {r['threads']} threads, {load}"
 
 
 def answers_block(found: list[Record]) -> str:

@@ -101,9 +101,11 @@ def test_a_fault_is_not_good(change):
 
 
 @pytest.mark.skipif(find_spec("jsonschema") is None, reason="needs jsonschema, which longdraft does not")
-def test_the_validator_reads_decimals_and_fetches_nothing():
+def test_the_validator_reads_decimals_and_formats_and_fetches_nothing():
     tenth = validity.checker({"type": "number", "multipleOf": 0.1})
     assert tenth("0.3") is None and tenth("0.35") and tenth("NaN") and tenth("{")
+    time = validity.checker({"type": "string", "format": "time"})
+    assert time('"17:56:59Z"') is None and time('"17:56:59"') and time('"25:00:00Z"')
     assert validity.checker({"$ref": "https://example.org/x"})("1") == "its schema refers to https://example.org/x"
 
 

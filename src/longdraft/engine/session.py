@@ -64,13 +64,11 @@ class Session:
         self.chunk, self.queue, self.total = chunk, queue, batch * slots if total is None else total
         self.drafter, self.stats = drafter or Drafter(), stats if stats is not None else Stats()
         check_pair(self.drafter, verify)
-        self._drafts = self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)
+        self._drafts = self.drafter if type(self.drafter) is Drafter else Forced(self.drafter)  # what steps use
         self.sampler = (sampler or Sampler()).under(target.rules())
-        self._rows, self.prefixes = RowPool(target, batch, slots, prefixes), prefixes
-        self._eos = target.end_tokens
-        self._started = False  # whether the drafter has started with the running rows
+        self._rows, self.prefixes, self._eos = RowPool(target, batch, slots, prefixes), prefixes, target.end_tokens
+        self._started, self._newest = False, NewestStep()  # whether the drafter has started with the running rows
         self._captured = True  # whether it has seen a step of all of them, so that it can draft
-        self._newest = NewestStep()
         self._lock, self._step_lock = Lock(), Lock()  # for the fields below; held by the thread inside `step`
         self._waiting = deque[Request]()
         self._open = dict[int, int]()  # requests that have not ended, and the slots that each needs

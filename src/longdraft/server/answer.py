@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from longdraft.engine.requests import Event
 from longdraft.engine.token_logprobs import TokenLogprobs
@@ -14,12 +14,24 @@ from longdraft.errors import InputError
 from longdraft.server.engine import Stream
 from longdraft.server.formats import usage
 from longdraft.server.log import failure
+from longdraft.server.metrics import Metrics
+from longdraft.server.pieces import Writer
 from longdraft.server.problems import Problem
 from longdraft.server.reply import Delta, Reply
-from longdraft.server.work import Work
+from longdraft.server.work import Times, Work
 
-if TYPE_CHECKING:
-    from longdraft.server.service import Service
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """What an answer asks of the Service that decodes it."""
+
+    model: str
+    drafting: bool
+    metrics: Metrics
+    times: Times
+
+    async def formatted(self, count: int, call: Callable[[Writer], T]) -> T: ...
 
 
 @dataclass
@@ -29,7 +41,7 @@ class Answer:
     prompt_logprobs: those of prompts that have been read.
     """
 
-    service: Service
+    service: Owner
     work: Work
     streams: list[Stream]
     replies: list[Reply]
