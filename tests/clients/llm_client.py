@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from common import API, GIVEN, KEY, LONG, MODEL, SAMPLING, TEXT, Skip, check, equal, leaving
+from shapes import Order, is_order, only_real
 
 LLM = str(Path(sys.executable).parent / "llm")
-MODELS = f"""
-- {{model_id: chat, model_name: {MODEL}, api_base: "{API}", api_key_name: here}}
-- {{model_id: text, model_name: {MODEL}, api_base: "{API}", api_key_name: here, completion: true}}
-- {{model_id: response, model_name: {MODEL}, api_base: "{API}", api_key_name: here, responses: true}}
-- {{model_id: other, model_name: other, api_base: "{API}", api_key_name: here}}
+KINDS = {  # entries of the list of models, which differ in how they ask
+    "chat": {"supports_schema": True, "supports_tools": True},
+    "text": {"completion": True},
+    "response": {"responses": True, "supports_schema": True},
+    "other": {"model_name": "other"},
+}
+HERE = {"model_name": MODEL, "api_base": API, "api_key_name": "here"}
+MODELS = json.dumps([HERE | {"model_id": name} | more for name, more in KINDS.items()])  # JSON is YAML
+FUNCTION = """
+def add(a: int, b: int) -> int:
+    'Add two numbers.'
+    return a + b
 """
 
 
@@ -87,6 +95,26 @@ def logprobs():
 @check
 def n():
     raise Skip("the command asks for one answer")
+
+
+@check
+def schema():
+    place = Path(home.name, "schema.json")
+    place.write_text(json.dumps(Order.model_json_schema()))
+    for model, seed in (("chat", 3), ("response", None)):
+        for more in ([], ["--no-stream"]):
+            found = said("--schema", str(place), *more, model=model, max_tokens=400, seed=seed)
+            is_order(Order.model_validate_json(found))
+
+
+@check
+def tools():
+    """The model decides; calls and their results go back and forth until it answers."""
+    asked = [*words("--functions", FUNCTION, "--td", max_tokens=200, temperature=0)[:-1], "How much is 17 plus 25?"]
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0 and found.stdout, found.stderr
+    only_real()
+    assert "Tool call: add" in found.stderr and "42" in found.stdout, found.stdout + found.stderr
 
 
 @check
