@@ -265,3 +265,15 @@ def test_gbnf_is_read_too():
         eos=(END,),
     )
     assert re.match("a[bc]+", said(row))
+
+
+def test_an_object_without_a_schema_may_have_line_breaks_but_not_for_ever():
+    free, compact = (grammars.constraints().json_object(x) for x in (False, True))
+    for text, allowed in (
+        ('{ "a" : [ 1 , 2 ] }', (True, False)),
+        ('{"a":[1,2]}', (True, True)),
+        ("[1]", (False, False)),
+    ):
+        found = [after(made, tokens_of(text)) == {END} for made in (free, compact)]
+        assert tuple(found) == allowed, text
+    assert after(free, tokens_of("{" + 20 * " ")) is not None and after(free, tokens_of("{" + 21 * " ")) is None

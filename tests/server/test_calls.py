@@ -115,6 +115,31 @@ def test_content_is_given_out_as_soon_as_it_cannot_begin_a_call():
     assert reader.push("_call>") + reader.end() == []
 
 
+BARE: dict[str, tuple[str, int]] = {  # an answer without tags: its content, and how many calls it has
+    '{"name": "now", "arguments": {}}': ("", 1),
+    ' {"name": "now", "arguments": {}}\n{"name": "weather", "arguments": {"city": "Bern"}}\n': ("", 2),
+    '[{"name": "now", "arguments": {}}, {"name": "now"}]': ("", 2),
+    '{"name": "now", "arguments": {}} and <tool_call>{"name": "now", "arguments": {}}</tool_call>': ("and", 2),
+    '{"name": "other", "arguments": {}}': ('{"name": "other", "arguments": {}}', 0),
+    'So: {"name": "now", "arguments": {}}': ('So: {"name": "now", "arguments": {}}', 0),
+    '{"now": 1}': ('{"now": 1}', 0),
+}
+
+
+@pytest.mark.parametrize("text", sorted(BARE))
+@pytest.mark.parametrize("bare", [True, False])
+def test_an_answer_that_begins_with_a_call_needs_no_tags(text, bare):
+    """Unless a grammar leaves that text free, where it could break a strict function's schema."""
+    for size in (1, 7, len(text)):
+        reader = dialect_of("hermes text").reader(SCHEMAS, False, None, bare)
+        parts = [part for i in range(0, len(text), size) for part in reader.push(text[i : i + size])] + reader.end()
+        content = "".join(part.text for part in parts if part.kind == "content")
+        if bare:
+            assert (content.strip(), reader.calls) == BARE[text]
+        else:
+            assert reader.calls == text.count("<tool_call>") and content
+
+
 def test_at_most_one_call_ends_the_answer():
     for cuts in ([], list(range(300))):
         text = '<tool_call>{"name": "now", "arguments": {}}</tool_call><tool_call>{"name": "now"}</tool_call> more'

@@ -74,7 +74,7 @@ def test_little_of_a_long_prompt_is_read(fault, monkeypatch):
         try:
             asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": [tool]}
             bodies.append((PATHS[0], asked))
-            monkeypatch.setattr("longdraft.server.app.MOST_TOKENIZED", 1000)
+            monkeypatch.setattr("longdraft.server.tokenizing.MOST_TOKENIZED", 1000)
             answers = [http.post(path, json=body) for path, body in bodies]
         finally:
             server.service.tokenizer.chat_template = chosen

@@ -18,6 +18,8 @@ from longdraft.errors import InputError
 EXACT: Any = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 SPACED: Any = EXACT | {"item_separator": ", ", "key_separator": ": "}
 COMPACT: Any = EXACT | {"item_separator": ",", "key_separator": ":"}
+FREE: Any = EXACT | {"whitespace_flexible": True, "whitespace_pattern": r"[ \n\t]{0,20}"}
+OBJECT = {"type": "object"}
 KEPT = 64  # compiled constraints
 LONGEST = 1 << 20  # characters of a schema, an expression or a grammar
 MOST_CHOICES = 10_000
@@ -47,11 +49,14 @@ class Constraints:
         Spaces follow commas and colons, unless `compact`. Raises InputError for a schema that is none, or that has a
         keyword which cannot be enforced: nothing of it is ignored.
         """
-        return self._make("the JSON schema", _of_schema(read_schema(schema), compact))
+        return self._make("the JSON schema", _of_schema(read_schema(schema), COMPACT if compact else SPACED))
 
     def json_object(self, compact: bool = False) -> Grammar:
-        """Any JSON object."""
-        return self.json_schema({"type": "object"}, compact)
+        """Any JSON object, with line breaks and spaces where the model wants some, unless `compact`.
+
+        No key is forced here, and a model that wants a line break after the brace would else write {}.
+        """
+        return self._make("the JSON object", _of_schema(OBJECT, COMPACT if compact else FREE))
 
     def regex(self, pattern: str) -> Grammar:
         """Text that an expression of Rust's `regex` matches from its beginning to its end (no look-around)."""
@@ -146,16 +151,21 @@ def json_rule(schema: dict[str, Any] | bool, compact: bool = False, lenient: boo
     return f"%json {_written(given | {'x-guidance': options})}"
 
 
+def object_rule(compact: bool = False) -> str:
+    """Any JSON object (see Constraints.json_object), in a grammar in Lark's notation."""
+    return f"%json {json.dumps(OBJECT | {'x-guidance': COMPACT if compact else FREE})}"
+
+
 def literal(text: str) -> str:
     """This very text, in a grammar in Lark's notation."""
     return json.dumps(text)
 
 
-def _of_schema(schema: dict[str, Any] | bool, compact: bool) -> str:
+def _of_schema(schema: dict[str, Any] | bool, options: Any) -> str:
     from llguidance import LLMatcher
 
     text: Any = _written(schema)
-    return LLMatcher.grammar_from_json_schema(text, overrides=COMPACT if compact else SPACED)
+    return LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
 def _written(schema: Any) -> str:

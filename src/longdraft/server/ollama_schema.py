@@ -22,7 +22,7 @@ from longdraft.server.fields import (
     TopP,
 )
 from longdraft.server.schema import MOST_MESSAGES, MOST_STOPS, ChatMessage, Stop
-from longdraft.server.structured import OBJECT, Schema
+from longdraft.server.structured import Schema
 
 
 class Options(Strict):
@@ -62,7 +62,8 @@ class Asked(Strict):
         named = self.options.model_dump(exclude={"num_predict", "num_ctx", "repeat_penalty", "repeat_last_n"})
         structure = {}
         if self.format:
-            structure = {"structured_outputs": {"json": OBJECT if self.format == "json" else self.format}}
+            asked = {"json_object": True} if self.format == "json" else {"json": self.format}
+            structure = {"structured_outputs": asked}
         return named | structure | {"model": self.model, "repetition_penalty": self.options.repeat_penalty}
 
     @property

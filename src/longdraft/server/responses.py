@@ -22,7 +22,7 @@ from longdraft.server.output import Emit, Output
 from longdraft.server.problems import Problem
 from longdraft.server.schema import Sampled
 from longdraft.server.service import Service
-from longdraft.server.structured import OBJECT, Schema, Structure
+from longdraft.server.structured import Schema, Structure
 from longdraft.server.talk import Offer
 from longdraft.server.tools import Function, check_choice
 from longdraft.server.work import Work
@@ -77,7 +77,7 @@ class ResponsesRequest(Sampled):
         form = None if self.text is None else self.text.format
         if form is None or form.type == "text":
             return None
-        return Structure("json", OBJECT if form.schema_ is None else closed(form.schema_))
+        return Structure("json_object") if form.schema_ is None else Structure("json", closed(form.schema_))
 
     @property
     def messages(self) -> list[Message]:

@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from longdraft.constraints import Constraints, Grammar, closed, json_rule, literal, read_schema
+from longdraft.constraints import Constraints, Grammar, closed, json_rule, literal, object_rule, read_schema
 from longdraft.server.conditions import Present, Rule, wrong
 from longdraft.server.fields import Strict, Text
 from longdraft.server.tools import is_shallow
 
 MOST_CHOICES, LONGEST_CHOICE, LONGEST_REGEX, LONGEST_GRAMMAR = 1000, 10_000, 10_000, 1 << 16
 
-OBJECT = {"type": "object"}
 Schema = Annotated[dict[str, Any], AfterValidator(is_shallow)]
 
 
@@ -22,20 +21,24 @@ Schema = Annotated[dict[str, Any], AfterValidator(is_shallow)]
 class Structure:
     """What a text must be. kind: what `value` is; "json" is a schema. compact: JSON without spaces."""
 
-    kind: Literal["json", "regex", "choice", "grammar"]
-    value: Any
+    kind: Literal["json", "json_object", "regex", "choice", "grammar"]
+    value: Any = None
     compact: bool = False
 
     def made(self, constraints: Constraints) -> Grammar:
         """Raises InputError."""
         if self.kind == "json":
             return constraints.json_schema(self.value, self.compact)
+        if self.kind == "json_object":
+            return constraints.json_object(self.compact)
         return getattr(constraints, self.kind)(self.value)
 
     def rule(self) -> str | None:
         """As part of a grammar in Lark's notation; None where it cannot be one. Raises InputError."""
         if self.kind == "json":
             return json_rule(read_schema(self.value), self.compact)
+        if self.kind == "json_object":
+            return object_rule(self.compact)
         if self.kind == "choice":
             return f"({' | '.join(map(literal, self.value))})"
         return None
@@ -63,7 +66,7 @@ class ResponseFormat(Strict):
         """None for plain text."""
         if self.json_schema is not None:
             return Structure("json", closed(self.json_schema.schema_))
-        return Structure("json", OBJECT) if self.type == "json_object" else None
+        return Structure("json_object") if self.type == "json_object" else None
 
 
 class StructuredOutputs(Strict):
@@ -103,7 +106,9 @@ class StructuredOutputs(Strict):
             return Structure("choice", self.choice)
         if self.grammar is not None:
             return Structure("grammar", self.grammar)
-        return Structure("json", OBJECT if self.json_ is None else self.json_, self.disable_any_whitespace)
+        if self.json_ is None:
+            return Structure("json_object", compact=self.disable_any_whitespace)
+        return Structure("json", self.json_, self.disable_any_whitespace)
 
 
 class Structured(Strict):

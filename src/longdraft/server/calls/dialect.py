@@ -61,8 +61,8 @@ class Dialect:
         tail = self.tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
         return tail.rstrip().endswith(self.thoughts[0])
 
-    def reader(self, schemas: dict[str, Any], opened: bool, most: int | None) -> Reader:
-        return Answer(self, schemas, opened, most)
+    def reader(self, schemas: dict[str, Any], opened: bool, most: int | None, bare: bool = False) -> Reader:
+        return Answer(self, schemas, opened, most, bare)
 
     def grammar(
         self, functions: Sequence[Function], least: int, many: bool, opened: bool, content: str | None = None
@@ -103,9 +103,9 @@ class Dialect:
 class Answer(Reader):
     """Reasoning, if there is any, and then what the format reads. Without functions nothing is a call."""
 
-    def __init__(self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None):
+    def __init__(self, dialect: Dialect, schemas: dict[str, Any], opened: bool, most: int | None, bare: bool):
         self.dialect, self.opened = dialect, opened
-        super().__init__(schemas, most)
+        super().__init__(schemas, most, bare)
 
     def steps(self) -> Steps[None]:
         dialect = self.dialect

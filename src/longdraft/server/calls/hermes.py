@@ -15,7 +15,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes(Format):
-    """Reads both ways of writing calls; `listed` is that of the template, which grammars follow."""
+    """Reads both ways of writing calls; `listed` is that of the template, which grammars follow.
+
+    Small models, such as Qwen2.5-Coder's, leave the tags out: an answer that begins with a call is read as calls too.
+    """
 
     names = (OPEN, CLOSE)
 
@@ -24,6 +27,8 @@ class Hermes(Format):
         self.listed = "<tool_call>[" in template
 
     def read(self, reader: Reader) -> Steps[None]:
+        if reader.bare:
+            yield from read_objects(reader, 0, "")
         while not reader.full:
             begin = yield from reader.until((self.marks[OPEN],), "content")
             if begin is None:

@@ -76,6 +76,7 @@ def read_objects(reader: Reader, begin: int, separator: str = ",") -> Steps[bool
     listed = at is not None and reader.rest[at] == "["
     if at is None or not (yield from read_object(reader, at + listed)):
         return False
+    separator = "," if listed else separator
     while not reader.full and (yield from reader.skip(separator)):
         if not (yield from read_object(reader, 0)):
             reader.add("content", separator)

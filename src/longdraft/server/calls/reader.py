@@ -37,11 +37,12 @@ class Reader:
     """Its parts are final, and together are the text without the format's marks, however the text comes in pieces.
 
     schemas: the parameters of each function that may be called; a call of any other is content. most: after so many
-    calls the answer has ended (`done`). taken: how many characters have been given out or dropped.
+    calls the answer has ended (`done`). bare: an object at the beginning may be a call without the format's marks.
+    taken: how many characters have been given out or dropped.
     """
 
-    def __init__(self, schemas: Mapping[str, Any] | None = None, most: int | None = None):
-        self.schemas, self.most = schemas or {}, most
+    def __init__(self, schemas: Mapping[str, Any] | None = None, most: int | None = None, bare: bool = False):
+        self.schemas, self.most, self.bare = schemas or {}, most, bare
         self.rest = ""  # came, but neither given out nor dropped
         self.calls = self.taken = 0
         self.thoughts: list[tuple[int, int]] = []  # where the text was reasoning, in characters
