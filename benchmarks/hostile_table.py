@@ -1,6 +1,6 @@
 """The table of attacks in docs/server.md, from the last record of benchmarks/hostile.py.
 
-    python benchmarks/hostile_table.py benchmarks/records/2026-11-23-hostile.jsonl.gz
+    python benchmarks/hostile_table.py benchmarks/records/2026-11-26-hostile.jsonl.gz
 
 Prints Markdown.
 """
