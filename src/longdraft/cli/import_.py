@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import realpath
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ Target = Annotated[str, typer.Option("-m", "--model", help="The drafter's target
 def _apart(folder: Path, out: Path) -> Path:
     """The folder to read, which is not the one to write. Raises InputError."""
     folder = folder.expanduser()
-    if folder.resolve() == out.expanduser().resolve():
+    if realpath(folder) == realpath(out.expanduser()):
         raise InputError(f"--out is the folder to read, {out}: give another folder")
     return folder
 

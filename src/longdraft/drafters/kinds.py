@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,10 @@ def _exported() -> list[str]:
 
 def import_released(folder: Path, out: Path, target: LM, any_target: bool = False) -> dict[str, Any]:
     """Read a released drafter and save it -> {kind, dtype, parameters}. Raises InputError."""
-    if folder.resolve() == out.resolve():
+    if realpath(folder) == realpath(out):
         raise InputError(f"--out is the folder to import, {out}: give another folder")
     kind, module = read_released(folder, target, any_target)
-    facts = {"imported_from": folder.resolve().name, "released_config": Released.of(folder).config}
+    facts = {"imported_from": Path(realpath(folder)).name, "released_config": Released.of(folder).config}
     kind.save(module, out, target, facts)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     return {"kind": kind.name, "dtype": dtype, "parameters": sum(p.numel() for p in module.parameters())}
@@ -99,7 +100,7 @@ def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False
 
     target: in float32, which holds every number that a drafter can be stored in. Raises InputError.
     """
-    if folder.resolve() == out.resolve():
+    if realpath(folder) == realpath(out):
         raise InputError(f"--out is the folder to export, {out}: give another folder")
     name = read_config(folder)["longdraft"].get("kind")
     kind = KINDS.get(name)
@@ -109,6 +110,6 @@ def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False
     module: Any = kind.load(str(folder), target, any_target)
     dtypes = [t.dtype for t in eight_bits.read(folder / WEIGHTS).values() if t.is_floating_point()]
     stored = reduce(torch.promote_types, dtypes)  # float32 if some are stored in 8 bits
-    speculators.write(kind.name, kind.exporter(module.to(stored), target), target, out, folder.resolve().name)
+    speculators.write(kind.name, kind.exporter(module.to(stored), target), target, out, Path(realpath(folder)).name)
     parameters = sum(p.numel() for p in module.parameters())
     return {"kind": kind.name, "dtype": str(stored).removeprefix("torch."), "parameters": parameters}
