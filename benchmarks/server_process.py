@@ -22,16 +22,16 @@ LIMITED = 'ulimit -f 1; exec "$@"'  # a file can have one block: Python tries wh
 class ServerProcess:
     """`longdraft serve` with the bundled model and a chat template, in empty folders; a context ends it.
 
-    log: the last lines of its standard error. errors: lines there that begin a traceback. loaded_s: how long it took to
-    start.
+    template: of its chats. log: the last lines of its standard error. errors: those that begin a traceback, or log an
+    error. loaded_s: how long it took to start.
     """
 
-    def __init__(self, place: Path, *options: str, method: str = "vegas"):
+    def __init__(self, place: Path, *options: str, method: str = "vegas", template: str = CHAT):
         self.place, self.options, self.method = place, options, method
         model = place / "model"
         if not model.exists():
             shutil.copytree(str(files("longdraft") / "assets" / "models" / "target"), model)
-            (model / "chat_template.jinja").write_text(CHAT)
+            (model / "chat_template.jinja").write_text(template)
         (place / "home" / "tmp").mkdir(parents=True, exist_ok=True)
         self.errors, self.log = 0, deque[str](maxlen=50)
         self.start()
@@ -60,7 +60,7 @@ class ServerProcess:
         assert process.stderr is not None
         for line in process.stderr:
             self.log.append(line)
-            self.errors += line.startswith("Traceback")
+            self.errors += line.startswith("Traceback") or " ERROR " in line
             if " at http://" in line:
                 host, port = line.split("//")[1].split("/")[0].split(":")
                 self.address = host, int(port)

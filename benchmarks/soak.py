@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,12 +27,14 @@ import httpx
 from arguments import Arguments, at_least, status
 from jsonschema import Draft202012Validator
 from rich.console import Console
+from server_process import ServerProcess
 
 from longdraft import Constraints, Sampler, generate, load
 from longdraft.core.provenance import checkout, now, versions
 from longdraft.engine.record_file import RecordFile
 from longdraft.engine.records import processor
 from longdraft.models.chat import chat_tokens
+from longdraft.models.fetch import fetched
 from longdraft.models.text import text_of
 
 CLIENTS, ROWS, CONTEXT = 4, 4, 4096
@@ -120,38 +119,8 @@ def judged(kind: str, code: int, message: dict[str, Any]) -> str:
     return "fine"
 
 
-class Process:
-    """`longdraft serve` with both models, and what is seen of it from outside. faults: lines of tracebacks, errors."""
-
-    def __init__(self, place: Path):
-        model = place / "model"
-        shutil.copytree(str(files("longdraft") / "assets" / "models" / "target"), model)
-        (model / "chat_template.jinja").write_text(TEMPLATE)
-        self.model, self.url, self.faults = model, "", 0
-        words = [sys.executable, "-m", "longdraft", "serve", "-m", str(model), "-m", "smollm2", "--port", "0"]
-        words += ["--name", "tiny", "--name", "smollm2", "--batch", str(ROWS), "--context", str(CONTEXT)]
-        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-        threading.Thread(target=self._follow, daemon=True).start()
-        deadline = time.monotonic() + 300
-        while not self.url and self.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def _follow(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.faults += "Traceback" in line or " ERROR " in line
-            if " at http://" in line:
-                self.url = line.split(" at ")[1].split("/v1")[0]
-
-    def sample(self) -> dict[str, float]:
-        own = Path(f"/proc/{self.process.pid}")
-        pages = int((own / "statm").read_text().split()[1])
-        counts = {"files": len(os.listdir(own / "fd")), "threads": len(os.listdir(own / "task"))}
-        return {"rss_mb": pages * 4096 / 2**20, **counts}
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+def sample(server: ServerProcess) -> dict[str, float]:
+    return {"rss_mb": server.rss_mb, "files": server.open_files, "threads": server.threads}
 
 
 def unequal(asked: list[tuple[dict[str, Any], dict[str, Any]]], model: Path) -> list[dict[str, Any]]:
@@ -173,15 +142,17 @@ def unequal(asked: list[tuple[dict[str, Any], dict[str, Any]]], model: Path) -> 
     return different
 
 
-def soak(server: Process, seconds: float, every: int, seed: int) -> dict[str, Any]:
+def soak(server: ServerProcess, seconds: float, every: int, seed: int) -> dict[str, Any]:
     """Four clients for so long; kept: seeded answers to be compared."""
     until, outcomes, lock = time.monotonic() + seconds, Counter[str](), threading.Lock()
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     seeded, waits = [0], list[float]()
 
+    url = f"http://{server.address[0]}:{server.address[1]}"
+
     def client(number: int) -> None:
         rng = Random(seed + number)
-        with httpx.Client(base_url=server.url, timeout=120) as http:
+        with httpx.Client(base_url=url, timeout=120) as http:
             while time.monotonic() < until:
                 kind = rng.choice(KINDS)
                 body, begin = body_of(kind, rng), time.monotonic()
@@ -203,7 +174,7 @@ def soak(server: Process, seconds: float, every: int, seed: int) -> dict[str, An
         running = [pool.submit(client, i) for i in range(CLIENTS)]
         while time.monotonic() < until:
             time.sleep(min(5.0, seconds / 20))
-            samples.append(server.sample())
+            samples.append(sample(server))
         for future in running:
             future.result()
     part = max(len(samples) // 5, 1)
@@ -212,9 +183,10 @@ def soak(server: Process, seconds: float, every: int, seed: int) -> dict[str, An
         values = [sample[key] for sample in samples]
         fifths = {"second_fifth": median(values[part : 2 * part]), "last_fifth": median(values[-part:])}
         figures[key] = {"first": values[0], **fifths, "most": max(values)}
-    figures |= {"median_request_s": median(waits), "longest_request_s": max(waits), "faults": server.faults}
-    figures["exit_status"] = server.end()
-    different = unequal(kept, server.model)
+    figures |= {"median_request_s": median(waits), "longest_request_s": max(waits), "faults": server.errors}
+    server.send(signal.SIGTERM)
+    figures["exit_status"] = server.process.wait(60)
+    different = unequal(kept, server.place / "model")
     return figures | {"compared": len(kept), "unequal": len(different), "first_unequal": different[:1]}
 
 
@@ -232,8 +204,12 @@ def main(words: list[str] | None = None) -> int:
     record |= {"context": CONTEXT, "seed": given.seed, "device": processor(), "versions": versions(), **checkout()}
     record |= {"command": given.command, "time": now(), "load_before": os.getloadavg()[0]}
     log = RecordFile(given.out)
-    with tempfile.TemporaryDirectory() as place:
-        record |= soak(Process(Path(place)), 60 * given.soak_minutes, given.compared, given.seed)
+    more = ("-m", str(fetched("smollm2")), "--name", "smollm2", "--batch", str(ROWS), "--context", str(CONTEXT))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ServerProcess(Path(folder), *more, "--dtype", "bfloat16", method="auto", template=TEMPLATE) as server,
+    ):
+        record |= soak(server, 60 * given.soak_minutes, given.compared, given.seed)
     log.append(record)
     Console().print_json(data=record)
     faults = [name for name in record["outcomes"] if not name.endswith(": fine")]

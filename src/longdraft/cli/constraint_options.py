@@ -38,31 +38,32 @@ class ConstraintOptions:
 
     def check(self) -> None:
         """Raises InputError where several are given."""
-        given = {
-            "--json-schema": self.json_schema,
-            "--json-object": self.json_object,
-            "--regex": self.regex,
-            "--grammar": self.grammar,
-            "--choice": self.choice,
-        }
-        names = [name for name, value in given.items() if value]
-        if len(names) > 1:
+        if len(names := self._given()) > 1:
             raise InputError(f"{names[0]} and {names[1]} are given: give one of them")
+
+    def _given(self) -> list[str]:
+        """The options that are given."""
+        values = {
+            "--json-schema": self.json_schema is not None,
+            "--json-object": self.json_object,
+            "--regex": self.regex is not None,
+            "--grammar": self.grammar is not None,
+            "--choice": bool(self.choice),
+        }
+        return [name for name, given in values.items() if given]
 
     def constraint(self, target: Any, tokenizer: Any) -> Grammar | None:
         """What is asked for, for this model; None: nothing. Raises InputError."""
         from longdraft.cli.prompts import read
         from longdraft.constraints import Constraints
 
-        self.check()
-        schema, grammar = (None if file is None else read(file).text for file in (self.json_schema, self.grammar))
-        if not (schema or self.json_object or self.regex or grammar or self.choice):
+        if not self._given():
             return None
         made = Constraints.of(target, tokenizer)
-        if schema is not None:
-            return made.json_schema(schema)
+        if self.json_schema is not None:
+            return made.json_schema(read(self.json_schema).text)
         if self.regex is not None:
             return made.regex(self.regex)
-        if grammar is not None:
-            return made.grammar(grammar)
+        if self.grammar is not None:
+            return made.grammar(read(self.grammar).text)
         return made.choice(self.choice) if self.choice else made.json_object()

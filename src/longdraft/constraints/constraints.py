@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.hf import from_tokenizer
+
 from longdraft.constraints.grammar import Grammar, first_line
 from longdraft.constraints.one_of import as_any_of
 from longdraft.constraints.progress import Recent
@@ -60,14 +64,10 @@ class Constraints:
 
     def regex(self, pattern: str) -> Grammar:
         """Text that an expression of Rust's `regex` matches from its beginning to its end (no look-around)."""
-        from llguidance import LLMatcher
-
         return self._make("the regular expression", LLMatcher.grammar_from_regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> Grammar:
         """One of these texts."""
-        from llguidance import LLMatcher
-
         if not choices or any(not isinstance(x, str) or not x for x in choices):
             raise InputError("the choices must be a list of texts, none of them empty")
         if len(choices) > MOST_CHOICES:
@@ -76,9 +76,6 @@ class Constraints:
 
     def grammar(self, text: str) -> Grammar:
         """Text of a context-free grammar, in Lark's notation or in GBNF (llama.cpp's EBNF)."""
-        from llguidance import LLMatcher
-        from llguidance.gbnf_to_lark import any_to_lark
-
         try:
             lark = any_to_lark(text)
         except Exception as error:  # each parser has its own
@@ -87,27 +84,20 @@ class Constraints:
 
     def lark(self, text: str, about: str = "the grammar") -> Grammar:
         """Text of a grammar in llguidance's kind of Lark, which can contain JSON schemas and special tokens."""
-        from llguidance import LLMatcher
-
         return self._make(about, LLMatcher.grammar_from_lark(text))
 
     def forget(self) -> None:
-        """Compile everything anew."""
+        """Compile everything anew: a kept matcher also keeps what it has computed, which measurements must not find."""
         with self._lock:
             self._made.clear()
 
     def _make(self, about: str, text: str) -> Grammar:
         """text: a grammar in Lark's notation, or llguidance's JSON."""
-        from llguidance import LLMatcher
-
         if len(text) > LONGEST:
             raise InputError(f"{about} has {len(text)} characters: give at most {LONGEST}")
         with self._lock:
             made = self._made.pop(text, None)
         if made is None:
-            error, messages = LLMatcher.validate_grammar_with_warnings(text, self._words)
-            if error:
-                raise InputError(f"{about} cannot be used: {first_line(messages[0])}")
             made = Grammar(LLMatcher(self._words, text, log_level=0), self.ends, about, self._recent)
         with self._lock:
             made = self._made.setdefault(text, made)
@@ -122,8 +112,6 @@ def _usual_first(ends: tuple[int, ...], usual: int | None) -> tuple[int, ...]:
 
 def _words(tokenizer: Any, vocab: int, ends: tuple[int, ...]) -> Any:
     """llguidance's form of the vocabulary."""
-    from llguidance.hf import from_tokenizer
-
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError("constraints need a tokenizer with a tokenizer.json, and this model has none")
     try:
@@ -162,8 +150,6 @@ def literal(text: str) -> str:
 
 
 def _of_schema(schema: dict[str, Any] | bool, options: Any) -> str:
-    from llguidance import LLMatcher
-
     text: Any = _written(schema)
     return LLMatcher.grammar_from_json_schema(text, overrides=options)
 

@@ -30,9 +30,9 @@ class Grammar:
     def __init__(self, matcher: Any, ends: tuple[int, ...], about: str, recent: Recent):
         """matcher: one that has consumed nothing. Raises InputError if it has an error, or there are no end tokens."""
         if matcher.is_error():
-            raise InputError(f"{about}: {first_line(matcher.get_error())}")
+            raise InputError(f"{about} cannot be used: {first_line(matcher.get_error())}")
         if not ends:
-            raise InputError(f"{about}: this model has no end token, which would end the text")
+            raise InputError(f"{about} cannot be used: this model has no end token, which would end the text")
         self.about = about
         bits = np.zeros(8 * len(matcher.compute_bitmask()), np.uint8)
         bits[list(ends)] = 1

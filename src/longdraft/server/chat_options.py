@@ -9,13 +9,13 @@ from pydantic import AfterValidator, Field
 
 from longdraft.models.chat import RESERVED, Turn
 from longdraft.server.fields import FEW, MOST_FIELDS
-from longdraft.server.tools import is_shallow as shallow
+from longdraft.server.tools import is_shallow
 
 LARGEST = 1 << 14  # characters of all variables as JSON
 
 
 def _small(variables: dict[str, Any]) -> dict[str, Any]:
-    if (size := len(dumps(shallow(variables)))) > LARGEST:
+    if (size := len(dumps(is_shallow(variables)))) > LARGEST:
         raise ValueError(f"{size} characters of JSON are too many: give at most {LARGEST}")
     return variables
 

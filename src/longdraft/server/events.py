@@ -24,15 +24,21 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class EventStream(EventSourceResponse):
-    """An answer as server-sent events. However it ends, and even if it never begins, the request ends with it."""
+class Ends:
+    """A streamed response. However it ends, and even if it never begins, the request ends with it."""
+
+    answer: Closable
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)  # type: ignore[misc]
+        finally:
+            self.answer.close()
+
+
+class EventStream(Ends, EventSourceResponse):
+    """An answer as server-sent events."""
 
     def __init__(self, answer: Closable, events: AsyncIterator[bytes]):
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.answer.close()

@@ -9,34 +9,29 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from longdraft.models.chat import has_template
+from longdraft.server.answer import Answer
 from longdraft.server.app import owner_of, unless_gone
+from longdraft.server.events import Ends
 from longdraft.server.models import Models
 from longdraft.server.ollama_schema import Asked, Chat, Generate, Named
 from longdraft.server.pieces import at_once
 from longdraft.server.problems import Problem
 from longdraft.server.schema import ChatRequest, CompletionRequest
-from longdraft.server.service import Answer, Service
+from longdraft.server.service import Service
 from longdraft.server.work import Work
 from longdraft.version import __version__
 
 Json = dict[str, Any]
 
 
-class Lines(StreamingResponse):
-    """An answer as lines of JSON. However it ends, the request ends with it."""
+class Lines(Ends, StreamingResponse):
+    """An answer as lines of JSON."""
 
     def __init__(self, answer: Answer, parts: AsyncIterator[Json]):
         super().__init__((at_once(part) + "\n" async for part in parts), media_type="application/x-ndjson")
         self.answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.answer.close()
 
 
 def now() -> str:

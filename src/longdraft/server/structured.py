@@ -45,7 +45,7 @@ class Structure:
 
 
 class JsonSchema(Strict):
-    """strict, name and description change nothing: a schema is always enforced as a whole, and closed (see there)."""
+    """name, description and strict change nothing: all of a schema is always enforced, and its objects are closed."""
 
     name: Annotated[Text, Field(max_length=64)]
     description: Text = ""
