@@ -58,7 +58,7 @@ class Constraints:
     def json_object(self, compact: bool = False) -> Grammar:
         """Any JSON object, with line breaks and spaces where the model wants some, unless `compact`.
 
-        No key is forced here, and a model that wants a line break after the brace would else write {}.
+        No key is forced here, and a model that wants a line break after the brace would otherwise write {}.
         """
         return self._make("the JSON object", _of_schema(OBJECT, COMPACT if compact else FREE))
 

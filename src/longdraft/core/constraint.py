@@ -11,7 +11,7 @@ from longdraft.core.tree import Tree
 
 
 class Constraint(Protocol):
-    """Which tokens may follow a node is a function of the tokens generated up to it, on its own path, and nothing else.
+    """The tokens that may follow a node depend on the tokens generated up to it, on its own path, and on nothing else.
 
     about: what it is, in a few words.
     """

@@ -1,4 +1,4 @@
-"""Tokens that a constraint forces are drafted for nothing, in front of any method."""
+"""Drafts the tokens that a constraint forces, in front of any method: they cost no pass of a drafter."""
 
 from __future__ import annotations
 
