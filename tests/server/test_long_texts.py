@@ -11,6 +11,7 @@ from attacks import LONG, long_body
 from hostile_table import table
 from long_prompts import PATHS, long_prompts
 from server_process import ServerProcess
+from support.listed import full
 from support.served import client, loaded, quiet, serving
 from support.templates import TOKENIZERS
 
@@ -32,7 +33,7 @@ def counted(name: str, text: str) -> int:
 
 
 @pytest.mark.parametrize("text", sorted(TEXTS))
-@pytest.mark.parametrize("name", sorted(["bundled", *TOKENIZERS]))
+@pytest.mark.parametrize("name", ["bundled", *(pytest.param(name, marks=full) for name in sorted(TOKENIZERS))])
 def test_no_text_that_fits_is_refused(name, text, monkeypatch):
     """And one that is much too long is, unless it is one unknown token after another, which some tokenizers join."""
     most = counted(name, TEXTS[text])

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from support import formats_of_calls
 from support.formats_of_calls import CITY, HERMES, QWEN3, R1, B, R
+from support.listed import full
 from support.served import CHAT, chunks, client, loaded, serving
 
 from longdraft.models.chat import chat_tokens
@@ -156,8 +157,15 @@ def answers(template: str, change: dict, **more) -> list[dict]:
         return found.json()["choices"]
 
 
-@pytest.mark.parametrize("template", ["HERMES", "LISTED", "LLAMA", "CODER"])
-@pytest.mark.parametrize("change", FORCED, ids=str)
+@pytest.mark.parametrize(
+    ("template", "change"),
+    [
+        pytest.param(template, change, marks=full if i and template != "HERMES" else ())
+        for template in ("HERMES", "LISTED", "LLAMA", "CODER")
+        for i, change in enumerate(FORCED)
+    ],
+    ids=str,
+)
 def test_a_call_can_be_required(template, change):
     """The bundled model knows nothing of calls: the grammar alone makes them, and their arguments follow the schema."""
     for choice in answers(vars(formats_of_calls)[template], change):
