@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import tiny
 from support.checks import SAMPLERS, SEED
+from support.listed import full
 from support.sessions import Ends, finish
 from support.structure import check_shape
 
@@ -187,7 +188,7 @@ def test_one_call_drafts_what_torch_drafts(kind, shape, sampler):
 
 
 @each_kind
-@pytest.mark.parametrize("shape", ["chain", "tree, window"])
+@pytest.mark.parametrize("shape", ["chain", pytest.param("tree, window", marks=full)])
 @pytest.mark.parametrize("sampler", sorted(EVERY.keys() - {"greedy", "T=1"}))
 def test_with_every_sampler(kind, shape, sampler):
     """A tree with a penalty is grown level by level over the keys that the kernels wrote; a chain is one call."""
@@ -248,8 +249,8 @@ def test_weights_in_8_bits_are_near(kind, span, build):
 
 
 @each_kind
-@pytest.mark.parametrize("shape", ["chain, window", "tree, window", "wide tree"])
-@pytest.mark.parametrize("sampler", ["greedy", "T=1", "T=0.7 top-p"])
+@pytest.mark.parametrize("shape", ["chain, window", "tree, window", pytest.param("wide tree", marks=full)])
+@pytest.mark.parametrize("sampler", ["greedy", "T=1", pytest.param("T=0.7 top-p", marks=full)])
 def test_lossless_in_bfloat16(kind, shape, sampler):
     lm = tiny.target("llama-bf16")
     drafter = Eagle(lm, made(lm, kind), *SHAPES[shape])
