@@ -58,7 +58,7 @@ def config(method: str | None, **options: Any) -> dict[str, Any]:
             "model": f"longdraft_vllm.{name}",
             "num_speculative_tokens": COUNT,
         },
-        "additional_config": {"longdraft": own | options},
+        "additional_config": {"longdraft": {"pace": "off"} | own | options},
         "per_request_spec_decode_metrics": "summary",
     }
 

@@ -60,6 +60,7 @@ class Calls:
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 RUNNER2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
+PROPOSER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer"
 SPECULATOR = "vllm.v1.worker.gpu.spec_decode.speculator"
 CONFIG = "vllm.config"
 CONTRACT: dict[str, list[Any]] = {
@@ -130,6 +131,17 @@ CONTRACT: dict[str, list[Any]] = {
         Sets("vllm.v1.worker.gpu_input_batch:InputBatch", "num_tokens_no_spec req_ids generators sampling_metadata"),
         Sets("vllm.v1.sample.metadata:SamplingMetadata", "temperature top_k top_p"),
         Sets("vllm.v1.spec_decode.metadata:SpecDecodeMetadata", "num_draft_tokens"),
+    ],
+    "pace": [
+        Takes("vllm.distributed.parallel_state:GroupCoordinator.broadcast_object", "obj src"),
+        Sets("vllm.distributed.parallel_state:GroupCoordinator", "world_size"),
+    ],
+    "window": [
+        Takes(f"{PROPOSER}.build_per_group_and_layer_attn_metadata", "common_attn_metadata draft_index"),
+        Takes(f"{RUNNER}.initialize_kv_cache", "kv_cache_config"),
+        Sets(PROPOSER, "draft_attn_groups block_size"),
+        Sets("vllm.v1.kv_cache_interface:FullAttentionSpec", "sliding_window attention_chunk_size"),
+        Sets("vllm.v1.attention.backend:CommonAttentionMetadata", "seq_lens_cpu_upper_bound"),
     ],
     "cpu": [
         Takes("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "vllm_config device"),

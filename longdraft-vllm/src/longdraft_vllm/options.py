@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 PACKAGE = __package__ or "longdraft_vllm"
-KEYED = "keyed_noise"  # the option that belongs to no method
+KEYED, PACE = "keyed_noise", "pace"  # the options that belong to no method
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,15 @@ class Offered:
 
     method: longdraft's name for it. module: where the class is. drafts_from: "text" is what vLLM gives to every
     proposer; for "logits" of the target it needs a worker of the plugin's own; if the "target" itself drafts, a
-    scheduler that reserves slots, too. options: those of longdraft's method that it has. extra: others, with defaults.
+    scheduler that reserves slots, too. usual: how often a drafted token is accepted, before anything is known.
+    options: those of longdraft's method that it has. extra: others, with defaults.
     """
 
     name: str
     method: str
     module: str
     drafts_from: Literal["text", "logits", "target"]
+    usual: float
     options: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,11 +50,11 @@ class Offered:
 METHODS = {
     offered.name: offered
     for offered in (
-        Offered("Suffix", "suffix", "proposers", "text", ("nodes", "factor", "min_probability", "earlier")),
-        Offered("Lookup", "lookup", "proposers", "text", ("n", "count")),
-        Offered("Recycle", "recycle", "recycle", "logits"),
-        Offered("Vegas", "vegas", "views", "target", ("keep_ratio", "min_budget", "reach"), {"every": 4}),
-        Offered("MagicdecStream", "magicdec-stream", "views", "target", ("sink", "keep_ratio", "min_budget")),
+        Offered("Suffix", "suffix", "proposers", "text", 0.6, ("nodes", "factor", "min_probability", "earlier")),
+        Offered("Lookup", "lookup", "proposers", "text", 0.6, ("n", "count")),
+        Offered("Recycle", "recycle", "recycle", "logits", 0.4),
+        Offered("Vegas", "vegas", "views", "target", 0.95, ("keep_ratio", "min_budget", "reach"), {"every": None}),
+        Offered("MagicdecStream", "magicdec-stream", "views", "target", 0.9, ("sink", "keep_ratio", "min_budget")),
     )
 }
 
@@ -79,16 +81,26 @@ def keyed_noise(vllm_config: Any) -> bool:
     return found
 
 
+def paced(vllm_config: Any) -> bool:
+    """Whether drafts are only made where they are expected to be faster. Raises ValueError."""
+    found = given(vllm_config).get(PACE, "on")
+    if found not in ("on", "off"):
+        raise ValueError(f'{PACE} is {found!r}: give "on" or "off"')
+    return found == "on"
+
+
 def options_of(vllm_config: Any, name: str, **defaults: Any) -> dict[str, Any]:
     """Every option of this method: the user's value, else that of `defaults`, else its default. Raises ValueError."""
     from longdraft.core.options import declared, read
     from longdraft.methods import find
 
     offered = METHODS[name]
-    own = {option: value for option, value in given(vllm_config).items() if option != KEYED}
+    own = {option: value for option, value in given(vllm_config).items() if option not in (KEYED, PACE)}
     known = [*offered.options, *offered.extra]
     if unknown := sorted(own.keys() - set(known)):
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; its options are {', '.join([*known, KEYED])}")
+        raise ValueError(
+            f"{name} has no option {', '.join(unknown)}; its options are {', '.join([*known, KEYED, PACE])}"
+        )
     values = {**offered.extra, **defaults, **own}
     shared = {option: value for option, value in values.items() if option in offered.options}
     checked = dict(read(name, declared(find(offered.method).build), shared))

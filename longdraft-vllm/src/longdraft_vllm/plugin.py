@@ -7,6 +7,7 @@ from typing import Any
 
 from longdraft_vllm import contract
 from longdraft_vllm.options import chosen, keyed_noise
+from longdraft_vllm.window import window_of
 
 SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
 WORKERS = {  # vLLM's own choice -> what takes its place
@@ -46,12 +47,14 @@ def choose(vllm_config: Any) -> None:
 
     Raises Mismatch, and ValueError for options that are wrong.
     """
-    offered, keyed = chosen(vllm_config), keyed_noise(vllm_config)
+    offered, keyed, window = chosen(vllm_config), keyed_noise(vllm_config), window_of(vllm_config)
     drafts_from = offered.drafts_from if offered else "text"
-    if drafts_from == "text" and not keyed:
+    if drafts_from == "text" and not keyed and window is None:
         return
     if keyed and vllm_config.use_v2_model_runner:
         raise ValueError("keyed_noise needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
+    if window is not None and vllm_config.use_v2_model_runner:
+        raise ValueError("drafter_window needs vLLM's older model runner: set VLLM_USE_V2_MODEL_RUNNER=0")
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     if not vllm_config.use_v2_model_runner:  # there, a speculator drafts in vLLM's own worker
         parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)

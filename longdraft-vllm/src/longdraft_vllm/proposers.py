@@ -9,7 +9,8 @@ import numpy as np
 from longdraft.drafters import Lookup as LookupDrafter
 from longdraft.drafters import Suffix as SuffixDrafter
 from longdraft_vllm import contract
-from longdraft_vllm.options import options_of
+from longdraft_vllm.options import METHODS, options_of, paced
+from longdraft_vllm.paced_text import PacedText
 from longdraft_vllm.repairs import repair_sampling
 from longdraft_vllm.texts import Texts
 
@@ -25,10 +26,13 @@ class NGrams:
 
     def __init__(self, vllm_config: Any):
         contract.check("text")
+        contract.check("pace")
         spec = vllm_config.speculative_config
         self.most = spec.num_speculative_tokens
         self.longest = vllm_config.model_config.max_model_len
         options = options_of(vllm_config, type(self).__name__, **self.defaults())
+        usual = METHODS[type(self).__name__].usual
+        self.pace = PacedText(usual, self.most) if paced(vllm_config) else None
         self.texts = Texts(lambda: self.drafter(**options), vllm_config.scheduler_config.max_num_seqs)
 
     def defaults(self) -> dict[str, Any]:
@@ -46,10 +50,20 @@ class NGrams:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        sampled = [row for row, tokens in enumerate(sampled_token_ids) if tokens]
-        for row, chain in self.chains({row: token_ids_cpu[row, : num_tokens_no_spec[row]] for row in sampled}).items():
+        new = {row: len(tokens) for row, tokens in enumerate(sampled_token_ids) if tokens}
+        texts = {row: token_ids_cpu[row, : num_tokens_no_spec[row]] for row in new}
+        for row, chain in self.paced_chains(texts, new, len(new) == len(drafts)).items():
             drafts[row] = chain
         return drafts
+
+    def paced_chains(self, texts: dict[int, np.ndarray], new: dict[int, int], alone: bool) -> dict[int, list[int]]:
+        """Of the drafts, those that are expected to make decoding faster. new: how many tokens rows got. alone: no
+        other rows run.
+        """
+        if self.pace is None:
+            return self.chains(texts)
+        self.pace.begin(texts, new, alone)
+        return self.pace.cut(self.chains(texts))
 
     def chains(self, texts: dict[int, np.ndarray]) -> dict[int, list[int]]:
         """{row: its text} -> {row: what probably follows} for the rows whose drafts fit into the model's context."""

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from longdraft_vllm.options import options_of
+from longdraft_vllm import contract
+from longdraft_vllm.options import METHODS, options_of, paced
+from longdraft_vllm.paced_text import PacedText
 
 
 class Recycle:
@@ -18,10 +20,12 @@ class Recycle:
     """
 
     def __init__(self, vllm_config: Any):
+        contract.check("pace")
         options_of(vllm_config, "Recycle")
         self.most = vllm_config.speculative_config.num_speculative_tokens
         self.longest = vllm_config.model_config.max_model_len
         self.tables: dict[str, dict[int, int]] = {}
+        self.pace = PacedText(METHODS["Recycle"].usual, self.most) if paced(vllm_config) else None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM asks every drafter to load its model: there is none."""
@@ -76,8 +80,14 @@ class Recycling:
     def propose_draft_token_ids(
         self, scheduler_output: Any, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
     ) -> list[list[int]]:
-        batch = self.input_batch
-        return [
-            self.drafter.chain(batch.req_ids[b], new[-1], int(batch.num_tokens_no_spec[b])) if new else []
-            for b, new in enumerate(sampled_token_ids)
-        ]
+        batch, pace = self.input_batch, self.drafter.pace
+        lengths = {batch.req_ids[b]: int(batch.num_tokens_no_spec[b]) for b, new in enumerate(sampled_token_ids) if new}
+        if pace is not None:
+            texts = {id: batch.token_ids_cpu[batch.req_id_to_index[id], :n] for id, n in lengths.items()}
+            new = {id: len(sampled_token_ids[batch.req_id_to_index[id]]) for id in lengths}
+            pace.begin(texts, new, len(lengths) == len(sampled_token_ids))
+        chains = {
+            id: self.drafter.chain(id, sampled_token_ids[batch.req_id_to_index[id]][-1], n) for id, n in lengths.items()
+        }
+        chains = chains if pace is None else pace.cut(chains)
+        return [chains.get(batch.req_ids[b], []) for b in range(len(sampled_token_ids))]

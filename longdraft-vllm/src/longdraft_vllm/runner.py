@@ -16,6 +16,10 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from longdraft_vllm import contract
+from longdraft_vllm.options import METHODS, paced
+from longdraft_vllm.pace import Row as Paced
+from longdraft_vllm.paced_views import USUAL, PacedViews
+from longdraft_vllm.paced_views import Plan as Step
 from longdraft_vllm.pages import Table, scores_of
 from longdraft_vllm.queries import Queries
 from longdraft_vllm.views import SelfDraft
@@ -61,15 +65,28 @@ class SelfDrafting:
     tail. The drafts' keys and values go to slots after the committed ones, which the scheduler has reserved; the
     verification writes them again before it reads them. A view is chosen from the pass that has just ended, and used
     for some steps. It names pages by their place in the text, so rows may move, pause and get other blocks meanwhile.
+    Whether it drafts, and how much, is decided by its pace (paced_views.py).
     """
 
     def __init__(self, vllm_config: Any, device: torch.device):
         contract.check("self-draft")
+        contract.check("pace")
         super().__init__(vllm_config, device)
         refuse(vllm_config)
         self.count = vllm_config.speculative_config.num_speculative_tokens
         self.queries = Queries(self.count + 1)
         self.chosen: dict[tuple[str, int], Chosen] = {}  # by request and group of layers
+        self.anew = 0  # views that were chosen for the draft that is being made
+        self.pace: PacedViews | None = None
+        if isinstance(self.drafter, SelfDraft):
+            self.step = Step(self.count, self.drafter.every or USUAL, watch=True)
+            if paced(vllm_config):
+                usual, view = METHODS[type(self.drafter).__name__].usual, self.drafter
+                self.pace = PacedViews(usual, self.count, view.every, view.guided, self.fixed)
+                self.step = self.pace.plan
+                self.queries.on = self.step.watch
+
+    fixed = False  # whether vLLM verifies drafts of one length only
 
     def keys_of(self, layer: Attention, blocks: Tensor) -> Tensor:
         """[K,S,D] the keys in these blocks of a layer's cache, in the order of their slots."""
@@ -89,23 +106,39 @@ class SelfDrafting:
             return super().propose_draft_token_ids(scheduler_output, sampled_token_ids, *args, **kwargs)
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         rows = self._rows(scheduler_output, sampled_token_ids)
-        if rows:
-            for row, chain in zip(rows, self._draft(rows).tolist(), strict=True):
-                drafts[row.at] = chain
+        for row, chain in zip(rows, self.paced_drafts(rows, len(rows) == len(drafts)), strict=True):
+            drafts[row.at] = chain
         return drafts
 
-    def _draft(self, rows: list[Row]) -> Tensor:
-        """[B,count] the drafts of these rows, each under the view that its latest pass suggests."""
-        plans = [
-            Plan(self.input_batch.block_table[i], group, self._table(i, group, rows))
-            for i, groups in enumerate(self.attn_groups)
-            for group in groups
-        ]
+    def paced_drafts(self, rows: list[Row], alone: bool) -> list[list[int]]:
+        """The drafts of these rows, empty where plain decoding is expected to be faster. alone: no others run."""
+        if self.pace is not None:
+            lengths = {row.request: Paced(row.length, row.length - row.covered) for row in rows}
+            self.step = self.pace.begin(lengths, alone)
+            if not self.step.depth:
+                self.chosen = {}
+        drafts = self._draft(rows) if rows and self.step.depth else [[] for _ in rows]
+        if self.pace is not None:
+            self.pace.end()
+        self.queries.on = self.step.watch
+        return drafts
+
+    def _draft(self, rows: list[Row]) -> list[list[int]]:
+        """The drafts of these rows, each under the view that its latest pass suggests."""
+        plans: list[Plan] = []
+
+        def select() -> int:
+            self.anew = 0
+            for i, groups in enumerate(self.attn_groups):
+                for group in groups:
+                    plans.append(Plan(self.input_batch.block_table[i], group, self._table(i, group, rows)))
+            return self.anew
+
         self.queries.on = False
-        try:
-            return self._chains(rows, plans)
-        finally:
-            self.queries.on = True
+        if self.pace is not None:
+            return self.pace.timed(select, lambda: self._chains(rows, plans).tolist())
+        select()
+        return self._chains(rows, plans).tolist()
 
     def _rows(self, scheduler_output: Any, sampled: list[list[int]]) -> list[Row]:
         """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""
@@ -137,8 +170,9 @@ class SelfDrafting:
     def _view(self, last: Chosen | None, names: list[str], row: Row, paged: Any, blocks: Tensor) -> Chosen:
         """The pages that a row's draft reads: as in its last step, or chosen anew."""
         page = paged.block_size
-        if last is not None and last.uses < self.drafter.every and last.tail <= row.covered // page:
+        if last is not None and last.uses < self.step.every and last.tail <= row.covered // page:
             return replace(last, uses=last.uses + 1)
+        self.anew += 1
         used = blocks[row.at, : -(-row.covered // page)]
         return Chosen(
             self.drafter.select(row.covered, page, partial(self._scores, names, row, used)), row.covered // page
@@ -153,10 +187,10 @@ class SelfDrafting:
         return torch.stack(found)
 
     def _chains(self, rows: list[Row], plans: list[Plan]) -> Tensor:
-        """[B,count] the target's greedy continuations of the rows under their views."""
+        """[B,depth] the target's greedy continuations of the rows under their views."""
         tokens = torch.tensor([row.root for row in rows], dtype=torch.int32, device=self.device)
         chains = []
-        for j in range(self.count):
+        for j in range(self.step.depth):
             positions = torch.tensor([row.length - 1 + j for row in rows], device=self.device)
             metadata: dict[str, Any] = {}
             slots: dict[str, Tensor] = {}

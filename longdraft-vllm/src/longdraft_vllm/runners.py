@@ -9,8 +9,9 @@ from longdraft_vllm.keyed import Keyed
 from longdraft_vllm.options import chosen, keyed_noise
 from longdraft_vllm.recycle import Recycling
 from longdraft_vllm.repairs import repair_sampling
+from longdraft_vllm.window import Windowed, window_of
 
-ADDED = {"keyed": Keyed, "recycle": Recycling}  # by the name of their part of the contract
+ADDED = {"keyed": Keyed, "recycle": Recycling, "window": Windowed}  # by the name of their part of the contract
 
 
 def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
@@ -21,7 +22,11 @@ def runner_for(vllm_config: Any, drafting: type, plain: type) -> type:
     repair_sampling()
     offered = chosen(vllm_config)
     drafts_from = offered.drafts_from if offered else "text"
-    used = {"keyed": keyed_noise(vllm_config), "recycle": drafts_from == "logits"}
+    used = {
+        "keyed": keyed_noise(vllm_config),
+        "recycle": drafts_from == "logits",
+        "window": bool(window_of(vllm_config)),
+    }
     parts = [name for name, wanted in used.items() if wanted]
     for name in parts:
         contract.check(name)

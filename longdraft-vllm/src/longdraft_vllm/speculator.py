@@ -59,6 +59,8 @@ class TextSpeculator(Proposing, BaseSpeculator):
 
     def __init__(self, method: Any, req_states: Any):
         self.method, self.states, self.count = method, req_states, method.most
+        if method.pace is not None:
+            method.pace.fixed = True
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         rows = num_sampled.nonzero()[:, 0].tolist()
@@ -69,4 +71,6 @@ class TextSpeculator(Proposing, BaseSpeculator):
         tokens = self.states.all_token_ids.gpu[numbers, : max(lengths)].cpu().numpy()
         row_of = dict(zip(numbers.tolist(), rows, strict=True))
         texts = {n: text[:length] for n, text, length in zip(row_of, tokens, lengths, strict=True)}
-        return {row_of[n]: chain for n, chain in self.method.chains(texts).items()}
+        new = dict(zip(numbers.tolist(), num_sampled[rows].tolist(), strict=True))
+        chains = self.method.paced_chains(texts, new, len(rows) == len(roots))
+        return {row_of[n]: chain for n, chain in chains.items() if chain}

@@ -34,6 +34,8 @@ class Batch:
 class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
     """SelfDrafting with the target that vLLM hands to a speculator as if it were to share a draft model's weights."""
 
+    fixed = True
+
     def __init__(self, vllm_config: Any, device: torch.device, method: Any, req_states: Any):
         contract.check("v2 self-draft")
         self.drafter, self.states = method, req_states
@@ -57,11 +59,10 @@ class TargetSpeculator(Proposing, SelfDrafting, DraftModelSpeculator):
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         rows = self._drafting(input_batch, num_sampled.tolist(), roots.tolist())
-        if not rows:
-            return {}
         tables = self.block_tables
         self.input_batch = Batch([Paged(*x) for x in zip(tables.block_sizes, tables.input_block_tables, strict=True)])
-        return dict(zip([row.at for row in rows], self._draft(rows).tolist(), strict=True))
+        drafts = self.paced_drafts(rows, len(rows) == len(roots))
+        return {row.at: chain for row, chain in zip(rows, drafts, strict=True) if chain}
 
     def _drafting(self, batch: Any, sampled: list[int], roots: list[int]) -> list[Row]:
         """The rows that draft: those that got tokens, and whose drafts fit into the context and the reserved slots."""

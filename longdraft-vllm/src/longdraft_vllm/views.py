@@ -16,7 +16,7 @@ class SelfDraft:
     """Names a view for the model runner, which drafts by the target itself: it never proposes anything alone."""
 
     guided = False  # whether it selects by scores
-    every = 1  # steps for which a request's view is used
+    every: int | None = 1  # steps for which a request's view is used; None: the pace decides
 
     def __init__(self, vllm_config: Any):
         vars(self).update(options_of(vllm_config, type(self).__name__))
@@ -44,6 +44,11 @@ class Vegas(SelfDraft):
     keep_ratio: float
     min_budget: int
     reach: int
+
+    def __init__(self, vllm_config: Any):
+        super().__init__(vllm_config)
+        if self.every is not None and (type(self.every) is not int or self.every < 1):
+            raise ValueError(f"every is {self.every!r}: give a number of steps, at least 1")
 
     def select(self, covered: int, page: int, scores: Callable[[], Tensor]) -> Tensor:
         count = kept(covered, page, self.keep_ratio, self.min_budget)

@@ -1,0 +1,86 @@
+"""What steps take here, measured while vLLM runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from math import log
+from statistics import median
+
+GRAIN = 1.25  # batches and contexts within this factor count as the same size
+PLAINS, OTHERS = 9, 5  # how many of the latest times a median is of
+PART = 0.25  # drafted tokens per request are told apart in such parts
+
+Size = tuple[int, int]  # requests, and tokens of context in all
+
+
+@dataclass
+class Times:
+    """The latest times of one size: of plain steps, and of verifications by drafted tokens per request."""
+
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=PLAINS))
+    verify: dict[float, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=OTHERS)))
+    draft: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS))  # of one drafted token per request
+    select: deque[float] = field(default_factory=lambda: deque(maxlen=OTHERS))  # of new views for all requests
+
+
+class Costs:
+    """Each time is a median of what was measured; what was not measured is scaled from the nearest size that was."""
+
+    def __init__(self) -> None:
+        self.times: dict[Size, Times] = defaultdict(Times)
+
+    def at(self, size: Size) -> Times:
+        return self.times[bucket(size)]
+
+    def plain(self, size: Size) -> float:
+        """Seconds of a plain step. This size must have been measured."""
+        return median(self.at(size).plain)
+
+    def verified(self, size: Size, drafted: int, seconds: float) -> None:
+        """A step that verified so many drafted tokens, of all requests together."""
+        self.at(size).verify[per_request(size, drafted)].append(seconds)
+
+    def verify(self, size: Size, drafted: int) -> float | None:
+        """Seconds of a step that verifies so many drafted tokens: on the lines through what was measured."""
+        found = self._nearest(size, "verify")
+        if found is None:
+            return None
+        there, scale = found
+        points = sorted((x, median(t)) for x, t in self.times[there].verify.items())
+        points.insert(0, (0.0, median(self.times[there].plain)))
+        x = per_request(size, drafted)
+        i = min(max(bisect_left([at for at, _ in points], x), 1), len(points) - 1)
+        (x0, t0), (x1, t1) = points[i - 1 : i + 1]
+        return scale * max(t0 + (x - x0) * (t1 - t0) / (x1 - x0), points[0][1])
+
+    def draft(self, size: Size) -> float | None:
+        """Seconds of drafting one token for each request."""
+        return self._scaled(size, "draft")
+
+    def select(self, size: Size) -> float:
+        """Seconds of choosing new views for all requests."""
+        return self._scaled(size, "select") or 0.0
+
+    def _scaled(self, size: Size, kind: str) -> float | None:
+        found = self._nearest(size, kind)
+        return found and found[1] * median(getattr(self.times[found[0]], kind))
+
+    def _nearest(self, size: Size, kind: str) -> tuple[Size, float] | None:
+        """The nearest size with times of this kind, and how many times as long plain steps take here as there."""
+        here = bucket(size)
+        known = [key for key, times in self.times.items() if times.plain and getattr(times, kind)]
+        if not known or not self.times[here].plain:
+            return None
+        there = min(known, key=lambda key: (abs(key[0] - here[0]) + abs(key[1] - here[1]), key))
+        return there, self.plain(size) / median(self.times[there].plain)
+
+
+def bucket(size: Size) -> Size:
+    requests, context = size
+    return round(log(max(requests, 1), GRAIN)), round(log(max(context, 1), GRAIN))
+
+
+def per_request(size: Size, drafted: int) -> float:
+    return max(round(drafted / size[0] / PART), 1) * PART

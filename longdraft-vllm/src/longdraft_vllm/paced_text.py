@@ -1,0 +1,60 @@
+"""How much of the drafts that cost nothing to make is worth verifying."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from longdraft_vllm.pace import Pace, Row, Shape, agree
+
+
+class PacedText:
+    """Every draft is compared with the text that followed, whether or not it was verified.
+
+    fixed: the number of tokens that the runner verifies for each row of a batch where any is drafted; 0: as many as
+    were drafted.
+    """
+
+    def __init__(self, usual: float, most: int, fixed: bool = False):
+        self.pace, self.most, self.fixed = Pace(usual, most), most, fixed
+        self._rows: dict[object, Row] = {}
+        self._made: dict[object, tuple[int, list[int]]] = {}  # where a draft begins in its text, and the draft
+
+    def begin(self, texts: Mapping[object, Sequence[int]], new: Mapping[object, int], alone: bool) -> None:
+        """A step has ended, and its rows have these texts and so many new tokens."""
+        before, self._rows = self._rows, {id: Row(len(text), new[id]) for id, text in texts.items()}
+        self.pace.saw(self._rows, alone)
+        for id, row in self._rows.items():
+            if id in before and before[id].length != row.length - row.new:  # another request
+                self._made.pop(id, None)
+                self.pace.acceptance.own.pop(id, None)
+        self._made = {id: made for id, made in self._made.items() if id in texts}
+        for id, (start, chain) in list(self._made.items()):
+            said = texts[id][start : start + len(chain)]
+            right = next((i for i, (a, b) in enumerate(zip(said, chain, strict=False)) if a != b), len(said))
+            if right < len(said) or right == len(chain):
+                self.pace.acceptance.saw(id, right, len(chain))
+                del self._made[id]
+
+    def cut(self, chains: dict[object, list[int]]) -> dict[object, list[int]]:
+        """What to verify of these drafts, the same in all processes."""
+        ranked = sorted(
+            (-chance, at, id)
+            for id, chain in chains.items()
+            for at, chance in enumerate(self.pace.acceptance.chances(id)[: len(chain)])
+        )
+        shapes, gained = [], 0.0
+        for drafted, (minus, _, _) in enumerate(ranked, 1):
+            gained -= minus
+            shapes.append(Shape(drafted, gained, 0.0, drafted))
+        if self.fixed:
+            shapes = [Shape(self.most * len(self._rows), s.gained, 0.0, s.payload) for s in shapes[-1:]]
+        found = self.pace.pick(self._rows, shapes) if self._rows else None
+        count = agree(found.payload if found else 0) if self._rows else 0
+        lengths = dict.fromkeys(chains, 0)
+        for _, _, id in ranked[:count]:
+            lengths[id] += 1
+        for id, chain in chains.items():
+            if chain and id not in self._made:
+                self._made[id] = (self._rows[id].length, chain)
+        self.pace.ended(self._rows, (self.most * len(self._rows) if self.fixed else count) if count else 0)
+        return {id: chain[: lengths[id]] for id, chain in chains.items()}

@@ -1,0 +1,92 @@
+"""Trained drafters of vLLM (EAGLE-3, MTP, DFlash) that read the first and the latest keys of a text only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from longdraft_vllm.options import given
+
+SINK = 4  # tokens
+METHODS = ("eagle", "eagle3", "mtp", "dflash")  # of vLLM
+NAMES = ("drafter_window", "drafter_sink")
+
+
+@dataclass(frozen=True)
+class Window:
+    """A drafter reads at least the first `sink` tokens, the `size` latest before its queries, and these themselves.
+
+    Both are rounded up to whole pages. Keys keep their positions, which are in the keys; only pages between are left
+    out of the block table, so what is written, and where, does not change.
+    """
+
+    size: int
+    sink: int = SINK
+
+    def shown(self, common: Any, page: int) -> Any:
+        """The attention metadata of a pass of the drafter, with shorter block tables and lengths."""
+        table, lengths = common.block_table_tensor, common.seq_lens
+        first = lengths - common.query_start_loc.diff()  # the position of each request's first query
+        sinks = -(-self.sink // page)
+        left_out = ((first - self.size).clamp(min=0) // page - sinks).clamp(min=0)  # pages
+        at = torch.arange(table.shape[1], device=table.device)
+        at = at + torch.where(at >= sinks, left_out[:, None], 0)
+        most = (sinks + 1) * page + self.size + common.max_query_len
+        upper = common.seq_lens_cpu_upper_bound
+        return replace(
+            common,
+            block_table_tensor=table.gather(1, at.clamp(max=table.shape[1] - 1).long()),
+            seq_lens=(lengths - left_out * page).to(lengths.dtype),
+            max_seq_len=min(common.max_seq_len, most),
+            seq_lens_cpu_upper_bound=None if upper is None else upper.clamp(max=most),
+        )
+
+
+class Windowed:
+    """A mixin over a model runner: every pass of its drafter reads what the window shows. Drafts may differ from those
+    of the whole text; outputs do not, because the target verifies them over all keys.
+    """
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        window, drafter = window_of(self.vllm_config), self.drafter
+        for group in drafter.draft_attn_groups:
+            if not plain_cache(group.kv_cache_spec):
+                raise ValueError(f"drafter_window: layers of {type(group.kv_cache_spec).__name__} read a part already")
+        drafter.build_per_group_and_layer_attn_metadata = shortened(
+            type(drafter).build_per_group_and_layer_attn_metadata.__get__(drafter), window, drafter
+        )
+
+
+def shortened(build: Callable[..., Any], window: Window, drafter: Any) -> Callable[..., Any]:
+    def build_per_group_and_layer_attn_metadata(common: Any, draft_index: int = 0) -> Any:
+        return build(window.shown(common, drafter.block_size), draft_index)
+
+    return build_per_group_and_layer_attn_metadata
+
+
+def plain_cache(spec: Any) -> bool:
+    """Whether layers of this kind keep and read the keys of the whole text."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    return type(spec) is FullAttentionSpec and not spec.sliding_window and not spec.attention_chunk_size
+
+
+def window_of(vllm_config: Any) -> Window | None:
+    """What the user wants vLLM's drafter to read; None: everything. Raises ValueError."""
+    options = {name: value for name, value in given(vllm_config).items() if name in NAMES}
+    if not options:
+        return None
+    for name, least in zip(NAMES, (1, 0), strict=True):
+        value = options.get(name, SINK)
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name} is {value!r}: give a number of tokens, at least {least}")
+    if NAMES[0] not in options:
+        raise ValueError("drafter_sink needs drafter_window: give it too")
+    spec = vllm_config.speculative_config
+    if spec is None or spec.method not in METHODS:
+        raise ValueError(f"drafter_window is for vLLM's methods {', '.join(METHODS)}")
+    return Window(options["drafter_window"], options.get("drafter_sink", SINK))

@@ -1,0 +1,266 @@
+"""The plugin for vLLM drafts where that is faster and stops where it is not, on machines of made-up speeds.
+
+vLLM itself is not needed: a machine is a clock that each step moves by what it costs there.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[2] / "longdraft-vllm" / "src"
+STEPS = 600
+MOST = 5
+
+
+@pytest.fixture
+def plugin(monkeypatch) -> dict[str, ModuleType]:
+    monkeypatch.syspath_prepend(SOURCES)
+    names = ("pace", "paced_views", "paced_text", "costs", "acceptance")
+    found = {name: import_module(f"longdraft_vllm.{name}") for name in names}
+    for name in ("paced_views", "paced_text"):
+        monkeypatch.setattr(found[name], "agree", lambda x: x)
+    return found
+
+
+@dataclass
+class Machine:
+    """Milliseconds of a pass: `weights`, and so much for each token that it reads and for each 1,000 keys of each."""
+
+    weights: float = 20.0
+    token: float = 2.0
+    keys: float = 2.0
+    verify: float = 3.0  # for each drafted token that is verified
+    select: float = 0.0  # for each 1,000 keys
+    view: float = 0.5  # thousands of keys that a draft reads
+    noise: float = 0.05
+    spikes: float = 0.0  # how often a step takes five times as long
+    now: float = 0.0
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def spend(self, ms: float) -> None:
+        spike = 5 if self.rng.random() < self.spikes else 1
+        self.now += ms * spike * (1 + self.noise * self.rng.random())
+
+    def step(self, context: list[int], drafted: int) -> float:
+        return self.weights + self.token * len(context) + self.keys * sum(context) / 1000 + self.verify * drafted
+
+
+def accepted(rng: random.Random, drafted: int, right: float) -> int:
+    return next((i for i in range(drafted) if rng.random() > right), drafted)
+
+
+def decode(
+    plugin: Any, machine: Machine, context: list[int], right: Any = 0.95, steps: int = STEPS, pace: Any = None, **o: Any
+) -> tuple[float, Any, list[int]]:
+    """A batch by vegas -> how many times as fast as plain decoding, its pace, and the depth of each step."""
+    given = {"every": None, "guided": True, "fixed": False} | o
+    pace = pace or plugin["paced_views"].PacedViews(0.95, MOST, **given)
+    pace.pace.clock = lambda: machine.now
+    row = plugin["pace"].Row
+    lengths, tokens, plain, drafted, depths = list(context), 0, 0.0, [0] * len(context), []
+    started, ages = machine.now, 0
+    for step in range(steps):
+        now_right = right(step) if callable(right) else right
+        machine.spend(machine.step(lengths, sum(drafted)))
+        new = [1 + accepted(machine.rng, n, now_right) for n in drafted]
+        lengths = [a + b for a, b in zip(lengths, new, strict=True)]
+        tokens += sum(new)
+        plain += sum(new) / len(new) * machine.step(lengths, 0) * (1 + machine.noise / 2)
+        plan = pace.begin({i: row(*x) for i, x in enumerate(zip(lengths, new, strict=True))}, True)
+        depths.append(plan.depth)
+        drafted = [plan.depth] * len(lengths)
+        if plan.depth:
+            ages = ages + 1 if ages < plan.every else 1
+
+            anew, keys = (len(lengths) if ages == 1 else 0), sum(lengths) / 1000
+
+            def select(anew=anew, keys=keys):
+                machine.spend(machine.select * keys + 0.01 if anew else 0.0)
+                return anew
+
+            pass_ms = machine.weights + len(lengths) * (machine.token + machine.keys * machine.view)
+            pace.timed(select, lambda ms=pass_ms, n=plan.depth: machine.spend(n * ms))
+        pace.end()
+    return plain / (machine.now - started), pace, depths
+
+
+# Where drafts lose: each costs as much as a step, and verifying costs too. Where they pay: keys are most of a step.
+LOSES = {"a request": (Machine(), [1000]), "many": (Machine(), [1000] * 8), "dear": (Machine(verify=30), [7000] * 8)}
+PAYS = {"long": (Machine(weights=5, keys=10), [8000]), "long, many": (Machine(weights=5, keys=10), [8000] * 8)}
+
+
+def fresh(machine: Machine, **changes: Any) -> Machine:
+    return Machine(**{k: v for k, v in vars(machine).items() if k not in ("now", "rng")} | changes)
+
+
+@pytest.mark.parametrize("spikes", [0.0, 0.02])
+@pytest.mark.parametrize("where", LOSES)
+def test_drafting_that_loses_is_turned_off(plugin, where, spikes):
+    machine, context = LOSES[where]
+    rate, pace, depths = decode(plugin, fresh(machine), context)
+    noisy, _, _ = decode(plugin, fresh(machine, spikes=spikes), context, pace=pace)
+    assert rate > 0.98 and (spikes or noisy > 0.99)
+    assert sum(map(bool, depths)) < 0.1 * STEPS
+
+
+@pytest.mark.parametrize("where", PAYS)
+def test_drafting_that_pays_goes_on(plugin, where):
+    machine, context = PAYS[where]
+    rate, _, depths = decode(plugin, fresh(machine), context)
+    assert rate > 1.5
+    assert sum(map(bool, depths)) > 0.9 * STEPS
+
+
+def blind(plugin: Any, monkeypatch: Any) -> None:
+    """A planted fault: verification costs nothing beyond a plain step."""
+    monkeypatch.setattr(plugin["costs"].Costs, "verify", lambda self, size, drafted: self.plain(size))
+    monkeypatch.setattr(plugin["pace"], "LIMIT", float("inf"))
+
+
+def stubborn(plugin: Any, monkeypatch: Any) -> None:
+    """A planted fault: what was once begun is never given up."""
+    monkeypatch.setattr(plugin["pace"], "MARGIN", 0.0)
+    monkeypatch.setattr(plugin["pace"], "LIMIT", float("inf"))
+
+
+@pytest.mark.parametrize("fault", [blind, stubborn])
+def test_a_pace_that_does_not_see_costs_is_caught(plugin, monkeypatch, fault):
+    fault(plugin, monkeypatch)
+    machine, context = LOSES["dear"]
+    rate, _, _ = decode(plugin, fresh(machine), context)
+    assert rate < 0.9
+
+
+def test_what_it_loses_is_bounded_where_costs_are_wrong(plugin, monkeypatch):
+    """The budget alone keeps a model that sees no verification near plain decoding."""
+    monkeypatch.setattr(plugin["costs"].Costs, "verify", lambda self, size, drafted: self.plain(size))
+    machine, context = LOSES["dear"]
+    rate, _, _ = decode(plugin, fresh(machine), context)
+    assert rate > 0.96
+
+
+def test_it_follows_acceptance(plugin):
+    machine, context = PAYS["long"]
+    worth = lambda step: 0.95 if step < 200 or step >= 1000 else 0.0  # noqa: E731
+    _, _, depths = decode(plugin, fresh(machine), context, worth, 2000)
+    share = lambda a, b: sum(map(bool, depths[a:b])) / (b - a)  # noqa: E731
+    assert share(20, 200) > 0.9 and share(400, 1000) < 0.1 and share(1800, 2000) > 0.9
+
+
+def test_sizes_are_told_apart(plugin):
+    """One engine: off for a short text, on for a long one, and off again."""
+    machine = fresh(PAYS["long"][0])
+    _, pace, _ = decode(plugin, machine, [300])
+    rate, _, depths = decode(plugin, machine, [8000], pace=pace)
+    again, _, short = decode(plugin, machine, [300], pace=pace)
+    assert rate > 1.5 and sum(map(bool, depths)) > 0.8 * STEPS
+    assert again > 0.98 and sum(map(bool, short)) < 0.1 * STEPS
+
+
+def test_views_are_chosen_rarely_where_that_is_expensive(plugin):
+    _, cheap, _ = decode(plugin, Machine(weights=5, keys=10), [8000])
+    _, expensive, _ = decode(plugin, Machine(weights=5, keys=10, select=20), [8000])
+    assert cheap.plan.every == 1 < 4 <= expensive.plan.every
+    _, given, _ = decode(plugin, Machine(weights=5, keys=10, select=20), [8000], every=2)
+    assert given.plan.every == 2
+
+
+def test_only_a_watched_pass_is_drafted_from(plugin):
+    watched = []
+    begin = plugin["paced_views"].PacedViews.begin
+
+    class Watching(plugin["paced_views"].PacedViews):
+        def begin(self, rows, alone):
+            before = self.plan.watch
+            plan = begin(self, rows, alone)
+            watched.append(before or not plan.depth)
+            return plan
+
+    pace = Watching(0.95, MOST, every=None, guided=True, fixed=False)
+    decode(plugin, fresh(PAYS["long"][0]), [8000], pace=pace)
+    assert all(watched)
+
+
+def test_steps_that_others_disturb_are_not_measured(plugin):
+    pace = plugin["pace"].Pace(0.9, MOST, clock=iter(range(100)).__next__)
+    row = plugin["pace"].Row
+    for length, alone, counted in ((10, True, 0), (11, True, 1), (12, False, 1), (13, True, 2), (50, True, 2)):
+        rows = {"a": row(length, 1)}
+        pace.saw(rows, alone)
+        assert sum(len(t.plain) for t in pace.costs.times.values()) == counted
+        pace.ended(rows, 0)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_every_process_does_what_the_first_has_found(plugin, monkeypatch, fixed):
+    """Processes whose clocks differ: the second one drafts as the first says, whatever it would have done."""
+    monkeypatch.setattr(plugin["paced_views"], "agree", lambda x: (3, 2, True))
+    _, pace, depths = decode(plugin, fresh(LOSES["dear"][0]), LOSES["dear"][1], fixed=fixed)
+    assert set(depths) == {3} and pace.plan.every == 2
+
+
+def text_of(rng: random.Random, repeats: bool, length: int) -> list[int]:
+    return [i % 10 if repeats else rng.randrange(50) for i in range(length)]
+
+
+def decode_text(plugin: Any, machine: Machine, repeats: list[bool], steps: int = STEPS, **o: Any) -> Any:
+    """Rows of which some repeat themselves -> the rate, and how many tokens were verified for each row."""
+    pace = plugin["paced_text"].PacedText(0.6, MOST, **o)
+    pace.pace.clock = lambda: machine.now
+    whole = [text_of(machine.rng, r, (MOST + 1) * steps + 100) for r in repeats]
+    at, drafts, verified, plain, started = [50] * len(whole), {}, [0] * len(whole), 0.0, machine.now
+    for _ in range(steps):
+        machine.spend(machine.step(at, sum(map(len, drafts.values()))))
+        new = {}
+        for b, text in enumerate(whole):
+            draft = drafts.get(b, [])
+            right = next((i for i, x in enumerate(draft) if x != text[at[b] + i]), len(draft))
+            new[b] = right + 1
+            verified[b] += len(draft)
+            at[b] += new[b]
+        plain += sum(new.values()) / len(new) * machine.step(at, 0) * (1 + machine.noise / 2)
+        pace.begin({b: text[: at[b]] for b, text in enumerate(whole)}, new, True)
+        drafts = pace.cut({b: [x % 10 for x in range(at[b], at[b] + MOST)] for b in range(len(whole))})
+    return plain / (machine.now - started), verified
+
+
+def test_rows_that_repeat_themselves_are_verified_further(plugin):
+    rate, verified = decode_text(plugin, Machine(verify=4), [True, False, False, False])
+    assert rate > 1.2
+    assert verified[0] > 4 * max(verified[1:])
+
+
+def test_drafts_that_are_wrong_are_not_verified(plugin, monkeypatch):
+    rate, verified = decode_text(plugin, Machine(verify=8), [False] * 8)
+    assert rate > 0.98
+    stubborn(plugin, monkeypatch)
+    wrong, more = decode_text(plugin, Machine(verify=8), [False] * 8)
+    assert wrong < 0.9 and sum(more) > 4 * sum(verified)
+
+
+def test_a_text_that_begins_to_repeat_itself_is_noticed_without_verifying(plugin):
+    """Drafts that nobody verified are compared with the text: acceptance is known when drafting is off."""
+    pace = plugin["paced_text"].PacedText(0.6, MOST)
+    ticks = iter(range(10**6))
+    pace.pace.clock = lambda: float(next(ticks))
+    for n in range(1, 200):
+        pace.begin({0: [7] * n}, {0: 1}, False)  # never alone: no step is measured, so none is drafted
+        assert pace.cut({0: [7] * MOST}) == {0: []}
+    assert min(pace.pace.acceptance.chances(0)) > 0.9
+
+
+def test_another_request_in_the_same_row_starts_afresh(plugin):
+    pace = plugin["paced_text"].PacedText(0.6, MOST)
+    for n in range(1, 100):
+        pace.begin({0: [7] * n}, {0: 1}, False)
+        pace.cut({0: [7] * MOST})
+    own = pace.pace.acceptance.chances(0)[0]
+    pace.begin({0: [8] * 300}, {0: 1}, False)
+    assert pace.pace.acceptance.chances(0)[0] < own
