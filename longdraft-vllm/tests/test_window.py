@@ -61,9 +61,9 @@ def test_the_first_and_the_latest_are_read(queries, size):
 
 
 def test_no_sink_and_a_short_text():
-    assert read(Window(1, sink=0).shown(common([100], 1), PAGE), 0, PAGE)[0] == 96
+    assert read(Window(1, 0).shown(common([100], 1), PAGE), 0, PAGE)[0] == 96
     whole = common([100, 3], 1)
-    shown = Window(100).shown(whole, PAGE)
+    shown = Window(100, 4).shown(whole, PAGE)
     assert torch.equal(shown.block_table_tensor, whole.block_table_tensor)
     assert torch.equal(shown.seq_lens, whole.seq_lens)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from longdraft_vllm import contract
 from longdraft_vllm.options import chosen, keyed_noise
-from longdraft_vllm.window import window_of
+from longdraft_vllm.window_options import window_of
 
 SCHEDULER = "longdraft_vllm.scheduler.LookaheadScheduler"
 WORKERS = {  # vLLM's own choice -> what takes its place

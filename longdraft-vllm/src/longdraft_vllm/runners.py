@@ -9,7 +9,8 @@ from longdraft_vllm.keyed import Keyed
 from longdraft_vllm.options import chosen, keyed_noise
 from longdraft_vllm.recycle import Recycling
 from longdraft_vllm.repairs import repair_sampling
-from longdraft_vllm.window import Windowed, window_of
+from longdraft_vllm.window import Windowed
+from longdraft_vllm.window_options import window_of
 
 ADDED = {"keyed": Keyed, "recycle": Recycling, "window": Windowed}  # by the name of their part of the contract
 

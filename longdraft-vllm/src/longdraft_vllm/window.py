@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 
-from longdraft_vllm.options import given
-
-SINK = 4  # tokens
-METHODS = ("eagle", "eagle3", "mtp", "dflash")  # of vLLM
-NAMES = ("drafter_window", "drafter_sink")
+from longdraft_vllm.window_options import window_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class Window:
     """
 
     size: int
-    sink: int = SINK
+    sink: int
 
     def shown(self, common: Any, page: int) -> Any:
         """The attention metadata of a pass of the drafter, with shorter block tables and lengths."""
@@ -52,12 +48,13 @@ class Windowed:
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
-        window, drafter = window_of(self.vllm_config), self.drafter
+        options, drafter = window_of(self.vllm_config), self.drafter
+        assert options is not None
         for group in drafter.draft_attn_groups:
             if not plain_cache(group.kv_cache_spec):
                 raise ValueError(f"drafter_window: layers of {type(group.kv_cache_spec).__name__} read a part already")
         drafter.build_per_group_and_layer_attn_metadata = shortened(
-            type(drafter).build_per_group_and_layer_attn_metadata.__get__(drafter), window, drafter
+            type(drafter).build_per_group_and_layer_attn_metadata.__get__(drafter), Window(*options), drafter
         )
 
 
@@ -73,20 +70,3 @@ def plain_cache(spec: Any) -> bool:
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     return type(spec) is FullAttentionSpec and not spec.sliding_window and not spec.attention_chunk_size
-
-
-def window_of(vllm_config: Any) -> Window | None:
-    """What the user wants vLLM's drafter to read; None: everything. Raises ValueError."""
-    options = {name: value for name, value in given(vllm_config).items() if name in NAMES}
-    if not options:
-        return None
-    for name, least in zip(NAMES, (1, 0), strict=True):
-        value = options.get(name, SINK)
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name} is {value!r}: give a number of tokens, at least {least}")
-    if NAMES[0] not in options:
-        raise ValueError("drafter_sink needs drafter_window: give it too")
-    spec = vllm_config.speculative_config
-    if spec is None or spec.method not in METHODS:
-        raise ValueError(f"drafter_window is for vLLM's methods {', '.join(METHODS)}")
-    return Window(options["drafter_window"], options.get("drafter_sink", SINK))
