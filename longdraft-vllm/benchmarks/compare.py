@@ -1,8 +1,10 @@
 """Decoding by vLLM plain, by its own speculation and by longdraft's methods: python benchmarks/compare.py MODEL
 
 MODEL is a folder of safetensors. Prompts are code of Python's standard library; each was sent once before, so that
-its pages are in vLLM's prefix cache and decoding alone is timed. Each method runs in a process of its own, plain
-decoding in the first one and the last one. `--table RECORDS...` writes the table of earlier records.
+its pages are in vLLM's prefix cache and decoding alone is timed. Each method is a process of its own. A few of them
+and plain decoding wait beside each other and are timed in turn, one at a time, so that what else the machine does
+meets all of them: a method's ratio is the median over rounds of its rate over plain decoding's in the same round.
+"suffix/off" is suffix with the option pace=off. `--table RECORDS...` writes the table of earlier records.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "recycle": {"method": "custom_class", "model": "longdraft_vllm.Recycle"},
     "magicdec-stream": {"method": "custom_class", "model": "longdraft_vllm.MagicdecStream"},
 }
-ORDER = [*METHODS, "plain"]
+RECORD = "RECORD "  # before each answer of a process
 
 
 def prompts(model: str, tokens: int, count: int) -> list[list[int]]:
@@ -46,13 +48,14 @@ def prompts(model: str, tokens: int, count: int) -> list[list[int]]:
     raise SystemExit(f"the standard library has only {len(found)} files of {tokens} tokens")
 
 
-def measure(args: argparse.Namespace) -> None:
-    """One method: prints a line of JSON for each context and number of requests."""
+def work(args: argparse.Namespace) -> None:
+    """The process of one method: does what each line of its input says, and answers with a line of JSON."""
     from vllm import LLM, SamplingParams
 
-    spec = METHODS[args.one]
-    options = json.loads(args.options) if args.one == "vegas" else {}
-    cells = [tuple(map(int, cell.split("x"))) for cell in args.cells]
+    method, _, pace = args.one.partition("/")
+    spec = METHODS[method]
+    options = (json.loads(args.options) if method == "vegas" else {}) | ({"pace": pace} if pace else {})
+    cells = [cell_of(name) for name in args.cells]
     more: dict[str, Any] = {"speculative_config": spec | {"num_speculative_tokens": args.drafts}} if spec else {}
     llm = LLM(
         args.model,
@@ -65,33 +68,109 @@ def measure(args: argparse.Namespace) -> None:
         additional_config={"longdraft": options},
         **more,
     )
-    sampling = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
-    ranked = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True, logprobs=2)
-    for context in sorted({context for context, _ in cells}):
-        counts = [count for c, count in cells if c == context]
-        texts = [{"prompt_token_ids": ids} for ids in prompts(args.model, context, max(counts))]
-        llm.generate(texts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-        for count in counts:
-            llm.generate(texts[:count], sampling, use_tqdm=False)  # what is compiled at first use is not timed
-            seconds, cpu, outputs, before = [], [], [], counters(llm)
-            for _ in range(args.repeat):
-                start, started = perf_counter(), process_time()
-                found = llm.generate(texts[:count], sampling, use_tqdm=False)
-                seconds.append(perf_counter() - start)
-                cpu.append(process_time() - started)
-                outputs = [list(x.outputs[0].token_ids) for x in found]
-            after = counters(llm)
-            drafts = after["drafts"] - before["drafts"]
-            accepted = after["accepted"] - before["accepted"]
-            record = origin(args) | {"method": args.one, "options": options, "context": context, "requests": count}
-            record |= {"outputs": outputs}
-            if not spec:
-                found = llm.generate(texts[:count], ranked, use_tqdm=False)
-                record |= {"margins": [[margin(at) for at in x.outputs[0].logprobs] for x in found]}
-            record |= {"tokens_per_s": [round(count * args.tokens / s, 2) for s in seconds]}
-            record |= {"tokens_per_cpu_s": [round(count * args.tokens / s, 2) for s in cpu]}
-            record |= {"tokens_per_draft": round(1 + accepted / drafts, 3) if drafts else 1.0, "drafted": drafts}
-            print("RECORD " + json.dumps(record), flush=True)
+    texts = {context: prompts(args.model, context, max(n for c, n in cells if c == context)) for context, _ in cells}
+
+    def run(cell: str, **sampling: Any) -> list[Any]:
+        context, count = cell_of(cell)
+        given = SamplingParams(temperature=0, ignore_eos=True, **sampling)
+        asked = [{"prompt_token_ids": ids} for ids in texts[context][:count]]
+        return llm.generate(asked, given, use_tqdm=False)
+
+    print(RECORD + json.dumps(origin(args) | {"method": args.one, "options": options}), flush=True)
+    for line in sys.stdin:
+        what, cell = line.split()
+        context, count = cell_of(cell)
+        found: dict[str, Any] = {"context": context, "requests": count}
+        if what == "warm":  # reads the prompts; and what is compiled at first use is not timed
+            run(cell, max_tokens=1)
+            run(cell, max_tokens=args.tokens)
+        elif what == "time":
+            before, start, started = counters(llm), perf_counter(), process_time()
+            outputs = run(cell, max_tokens=args.tokens)
+            found |= {"seconds": perf_counter() - start, "cpu": process_time() - started}
+            found |= {name: after - before[name] for name, after in counters(llm).items()}
+            found |= {"outputs": [list(x.outputs[0].token_ids) for x in outputs]}
+        elif what == "rank":
+            ranked = run(cell, max_tokens=args.tokens, logprobs=2)
+            found |= {"margins": [[margin(at) for at in x.outputs[0].logprobs] for x in ranked]}
+        print(RECORD + json.dumps(found), flush=True)
+
+
+def cell_of(name: str) -> tuple[int, int]:
+    context, count = map(int, name.split("x"))
+    return context, count
+
+
+class Process:
+    """A method's process, which works only while it is asked."""
+
+    def __init__(self, method: str, environment: dict[str, str]):
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
+        self.method, self.times = method, dict[str, list[dict[str, Any]]]()
+        self.pipe = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.origin = self._answer()
+
+    def ask(self, what: str, cell: str) -> dict[str, Any]:
+        assert self.pipe.stdin
+        self.pipe.stdin.write(f"{what} {cell}\n")
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.pipe.stdout
+        for line in self.pipe.stdout:
+            if line.startswith(RECORD):
+                return json.loads(line.removeprefix(RECORD))
+        raise SystemExit(f"{self.method}: vLLM ended with status {self.pipe.wait()}")
+
+    def end(self) -> None:
+        assert self.pipe.stdin
+        self.pipe.stdin.close()
+        self.pipe.wait()
+
+
+def compare(plain: Process, others: list[Process], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Records of these processes, timed in turn."""
+    everyone, records = [plain, *others], []
+    for cell in args.cells:
+        for process in everyone:
+            if process is not plain or cell not in plain.times:
+                process.ask("warm", cell)
+        rounds = [{p.method: p.ask("time", cell) for p in order(everyone, i)} for i in range(args.repeat)]
+        if cell not in plain.times:
+            margins = plain.ask("rank", cell)["margins"]
+            records.append(record(plain, [r["plain"] for r in rounds], args) | {"margins": margins})
+        plain.times.setdefault(cell, []).extend(r["plain"] for r in rounds)
+        for process in others:
+            found = record(process, [r[process.method] for r in rounds], args)
+            ratios = [round(r["plain"]["seconds"] / r[process.method]["seconds"], 3) for r in rounds]
+            records.append(found | {"against_plain": ratios})
+            print(f"{process.method} {cell}: {median(ratios):.2f} of {ratios}", file=sys.stderr)
+    return records
+
+
+def order(processes: list[Process], number: int) -> list[Process]:
+    """Each round begins with another one."""
+    at = number % len(processes)
+    return processes[at:] + processes[:at]
+
+
+def record(process: Process, times: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    context, count = times[0]["context"], times[0]["requests"]
+    tokens = count * args.tokens
+    steps = sum(tokens - t["accepted"] for t in times)
+    drafted = sum(t["drafts"] for t in times)
+    return process.origin | {
+        "context": context,
+        "requests": count,
+        "outputs": times[-1]["outputs"],
+        "tokens_per_s": [round(tokens / t["seconds"], 2) for t in times],
+        "tokens_per_cpu_s": [round(tokens / t["cpu"], 2) for t in times],
+        "tokens_per_step": round(tokens * len(times) / steps, 3),
+        "drafted": drafted,
+        "steps_with_drafts": round(drafted / steps, 3),
+    }
 
 
 def counters(llm: Any) -> dict[str, int]:
@@ -124,8 +203,10 @@ def origin(args: argparse.Namespace) -> dict[str, Any]:
 
 def table(records: list[dict[str, Any]]) -> str:
     """A Markdown table: medians, against plain decoding, and how many outputs came out as plain decoding's."""
-    names = ["context", "requests", "method", "tokens/s", "against plain", "tokens per step", "outputs as plain's"]
-    lines = ["| " + " | ".join(names) + " |", "| ---: | ---: | --- |" + " ---: |" * 4]
+    shares = any("steps_with_drafts" in r for r in records)
+    names = ["context", "requests", "method", "tokens/s", "against plain", "tokens per step"]
+    names += ["steps with drafts"] * shares + ["outputs as plain's"]
+    lines = ["| " + " | ".join(names) + " |", "| ---: | ---: | --- |" + " ---: |" * (len(names) - 3)]
     cells = sorted({(r["context"], r["requests"]) for r in records})
     for context, requests in cells:
         here = [r for r in records if (r["context"], r["requests"]) == (context, requests)]
@@ -133,7 +214,10 @@ def table(records: list[dict[str, Any]]) -> str:
         base = median(rate for r in plain for rate in r["tokens_per_s"])
         for r in [plain[0], *(r for r in here if r["method"] != "plain")]:
             rate = base if r in plain else median(r["tokens_per_s"])
-            row = [context, requests, r["method"], f"{rate:.1f}", f"{rate / base:.2f}", f"{r['tokens_per_draft']:.2f}"]
+            ratio = median(r["against_plain"]) if "against_plain" in r else rate / base
+            tokens = r.get("tokens_per_step") or r["tokens_per_draft"]
+            row = [context, requests, r["method"], f"{rate:.1f}", f"{ratio:.2f}", f"{tokens:.2f}"]
+            row += [f"{r.get('steps_with_drafts', 1.0):.2f}"] * shares
             lines.append("| " + " | ".join(map(str, [*row, agreement(plain[0], r)])) + " |")
     return "\n".join(lines)
 
@@ -151,13 +235,14 @@ def agreement(plain: dict[str, Any], found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="a folder of safetensors")
-    parser.add_argument("--methods", nargs="+", default=ORDER)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="suffix/off: with pace=off")
     every = ["1024x1", "1024x8", "7168x1", "7168x8"]
     parser.add_argument("--cells", nargs="+", default=every, help="tokens of context x requests at once")
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--drafts", type=int, default=5)
     parser.add_argument("--page", type=int, default=32)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=4)
+    parser.add_argument("--together", type=int, default=3, help="processes beside plain decoding's that wait at once")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--options", default="{}", help="of vegas, as JSON")
@@ -170,17 +255,19 @@ def main() -> None:
     if args.model is None:
         parser.error("give a model, or --table RECORDS")
     if args.one:
-        return measure(args)
+        return work(args)
     environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "3"} | os.environ
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2"} | os.environ
+    methods = [method for method in args.methods if method != "plain"]
+    plain = Process("plain", environment)
     with args.out.open("a") as file:
-        for method in args.methods:
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-            lines = [line.removeprefix("RECORD ") for line in done.stdout.splitlines() if line.startswith("RECORD ")]
-            print(f"{method}: {len(lines)} measurements, status {done.returncode}", file=sys.stderr)
-            file.writelines(f"{line}\n" for line in lines)
+        for i in range(0, len(methods), args.together):
+            others = [Process(method, environment) for method in methods[i : i + args.together]]
+            file.writelines(json.dumps(found) + "\n" for found in compare(plain, others, args))
             file.flush()
+            for process in others:
+                process.end()
+    plain.end()
     print(table(read([args.out])))
 
 
