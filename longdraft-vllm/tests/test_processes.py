@@ -41,21 +41,22 @@ ONE, TWO = {}, {"tensor_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
-    ("given", "runner"),
-    [(ONE, OLDER), (TWO, OLDER), (TWO, NEWER)],
-    ids=["one worker", "two workers", "two workers, newer model runner"],
+    ("given", "runner", "paced"),
+    [(ONE, OLDER, False), (TWO, OLDER, False), (TWO, OLDER, True), (TWO, NEWER, False), (TWO, NEWER, True)],
+    ids=["one worker", "two workers", "two workers, paced", "two workers, newer", "two workers, newer, paced"],
 )
-def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner, tmp_path):
+def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner, paced, tmp_path):
     requests = mixed(VOCAB, 256)[:3]
     for i, r in enumerate(requests):
         r.tokens, r.arrives = 30, 0
         r.sampling = {"temperature": 0.0 if runner else 0.5 * i, "seed": 100 + i}
     keyed = {} if runner else {"keyed_noise": True}
+    paced = {"pace": "on"} if paced else {}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, str(script), os.path.dirname(__file__), llama, json.dumps(given)]
     words += [json.dumps([r.prompt for r in requests]), json.dumps([r.sampling for r in requests])]
-    words.append(json.dumps(keyed))
+    words.append(json.dumps(keyed | paced))
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"} | runner
     if given:
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_SGL_KERNEL": "0"}
@@ -64,4 +65,4 @@ def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner,
     assert lines, done.stderr[-2000:]
     outputs, accepted = json.loads(lines[0].removeprefix("FOUND "))
     assert outputs == run(llama, None, requests, additional_config={"longdraft": keyed}).outputs
-    assert accepted > 0
+    assert accepted > 0 or paced  # what clocks decide is not known; workers whose decisions differ would wait

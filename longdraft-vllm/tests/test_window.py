@@ -109,8 +109,9 @@ def drafter(kind: str, target: Any, folder: Any) -> dict[str, Any]:  # noqa: F81
     path = Path(spec["model"]) / "config.json"
     config = json.loads(path.read_text())
     if kind == "dflash":
-        config["layer_types"] = ["full_attention"] * len(config["layer_types"])
-        path.write_text(json.dumps(config | {"use_sliding_window": False}))
+        layers = config["transformer_layer_config"]
+        layers |= {"layer_types": ["full_attention"] * len(layers["layer_types"]), "use_sliding_window": False}
+        path.write_text(json.dumps(config))
     return spec
 
 

@@ -163,6 +163,8 @@ CONTRACT: dict[str, list[Any]] = {
             f"{SPECULATOR}:BaseSpeculator.propose",
             "input_batch num_sampled num_rejected last_sampled dummy_run",
         ),
+        Takes(f"{RUNNER2}.take_draft_token_ids", "self"),
+        Sets("vllm.v1.outputs:DraftTokenIds", "req_ids draft_token_ids"),
         Sets("vllm.v1.worker.gpu.input_batch:InputBatch", "idx_mapping"),
         Sets("vllm.v1.worker.gpu.states:RequestState", "all_token_ids total_len last_sampled_tokens"),
         Sets("vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor", "gpu"),

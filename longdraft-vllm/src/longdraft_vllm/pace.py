@@ -44,10 +44,10 @@ class Pace:
     read here only. Without a step's time, because requests came, left or paused, nothing is learned from it.
     """
 
-    def __init__(self, usual: float, most: int, clock: Callable[[], float] = perf_counter):
+    def __init__(self, usual: float, most: int, clock: Callable[[], float] | None = None):
         self.acceptance = Acceptance(usual, most)
         self.costs = Costs()
-        self.clock = clock
+        self.clock = clock or perf_counter
         self.debt = 0.0  # seconds
         self.stopped = False  # whether drafting has come to its limit and half of its debt is not yet forgiven
         self.drafting = 0  # steps with drafts since the last plain one

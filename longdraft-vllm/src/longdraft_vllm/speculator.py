@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ class Proposing:
     supports_mm_inputs = False
     draft_logits = None  # drafts are tokens without probabilities
     count: int
+    resting = False  # whether no row of the batch has a draft, so that vLLM need not verify any
 
     def chains(self, input_batch: Any, num_sampled: Tensor, roots: Tensor) -> dict[int, list[int]]:
         """{row of the batch: its draft} for rows that got tokens, the last of which is in roots [B]."""
@@ -51,7 +54,23 @@ class Proposing:
         **named: Any,
     ) -> Tensor:
         roots = last_sampled[input_batch.idx_mapping, 0]
-        return filled({} if dummy_run else self.chains(input_batch, num_sampled, roots), roots, self.count)
+        chains = {} if dummy_run else self.chains(input_batch, num_sampled, roots)
+        self.resting = not chains
+        return filled(chains, roots, self.count)
+
+
+def without_rests(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The newer runner's function that hands drafts to the scheduler: none where the speculator made none."""
+
+    @wraps(take)
+    def take_draft_token_ids(self: Any) -> Any:
+        found = take(self)
+        if found is not None and getattr(self.speculator, "resting", False):
+            found.draft_token_ids = [[] for _ in found.req_ids]
+        return found
+
+    take_draft_token_ids.by_longdraft = True  # type: ignore[attr-defined]
+    return take_draft_token_ids
 
 
 class TextSpeculator(Proposing, BaseSpeculator):

@@ -62,6 +62,7 @@ def adding(others: Callable[..., Any]) -> Callable[..., Any]:
         if offered is None or not offered.in_v2:
             return others(vllm_config, device, req_states)
         contract.check("v2")
+        rest()
         method = offered.load()(vllm_config)
         if offered.drafts_from == "text":
             from longdraft_vllm.speculator import TextSpeculator
@@ -73,3 +74,12 @@ def adding(others: Callable[..., Any]) -> Callable[..., Any]:
 
     init_speculator.by_longdraft = True  # type: ignore[attr-defined]
     return init_speculator
+
+
+def rest() -> None:
+    """Let steps in which nothing was drafted verify nothing."""
+    from longdraft_vllm.speculator import without_rests
+
+    runner = vars(sys.modules[RUNNER])["GPUModelRunner"]
+    if not getattr(runner.take_draft_token_ids, "by_longdraft", False):
+        runner.take_draft_token_ids = without_rests(runner.take_draft_token_ids)
