@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 from conftest import VOCAB
 from engine import COUNT, Report, engine, mixed, run, serve
-from longdraft_vllm import window
 from longdraft_vllm.window import Window
 from test_drafters import exported, random_drafter, target  # noqa: F401
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -130,19 +130,20 @@ def test_a_window(tmp_path, target, plain, passes, kind):  # noqa: F811
     assert packed.preempted > 0 and packed.outputs == plain.outputs
 
 
-def test_pages_that_are_left_out_in_the_wrong_place_are_caught(tmp_path, target, plain, passes, monkeypatch):  # noqa: F811
-    """The planted fault: the latest pages are left out. Outputs stay, but almost no draft is accepted any more."""
+def test_pages_in_the_wrong_place_are_caught(tmp_path, target, plain, passes, monkeypatch):  # noqa: F811
+    """The planted fault: with a window of everything, each page is read in another one's place. Outputs stay."""
     spec = drafter("eagle3", target, tmp_path)
-    good = speculate(target.name, spec, passes, LARGE)
+    speculate(target.name, spec, passes)
+    drafts = passes["drafts"]
     shown = Window.shown
 
     def faulty(self, common, page):
-        return window.replace(shown(self, common, page), block_table_tensor=common.block_table_tensor.roll(1, 1))
+        found = shown(self, common, page)
+        return replace(found, block_table_tensor=found.block_table_tensor.roll(1, 1))
 
     monkeypatch.setattr(Window, "shown", faulty)
-    bad = speculate(target.name, spec, passes, LARGE)
-    assert bad.outputs == plain.outputs
-    assert bad.accepted < 0.9 * good.accepted
+    assert speculate(target.name, spec, passes, LARGE).outputs == plain.outputs
+    assert passes["drafts"] != drafts
 
 
 @pytest.mark.parametrize(
