@@ -36,7 +36,7 @@ def with_tokenizer(folder: str) -> str:
 def spec(method: str) -> list[str]:
     name, own = METHODS[method]
     given = {"method": "custom_class", "model": f"longdraft_vllm.{name}", "num_speculative_tokens": 4}
-    options = {"longdraft": own | {"keyed_noise": True}}
+    options = {"longdraft": own | {"keyed_noise": True, "pace": "off"}}
     return ["--speculative-config", json.dumps(given), "--additional-config", json.dumps(options)]
 
 

@@ -20,7 +20,7 @@ def config(**options):
         speculative_config=SimpleNamespace(num_speculative_tokens=COUNT),
         model_config=SimpleNamespace(max_model_len=LONGEST),
         scheduler_config=SimpleNamespace(max_num_seqs=3),
-        additional_config={"longdraft": options} if options else {},
+        additional_config={"longdraft": {"pace": "off"} | options},
     )
 
 

@@ -14,6 +14,7 @@ from conftest import VOCAB
 from engine import COUNT, Report, engine, mixed, run, serve
 from longdraft_vllm.window import Window
 from test_drafters import exported, random_drafter, target  # noqa: F401
+from transformers import Glm4MoeConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.utils import AttentionGroup
@@ -130,6 +131,46 @@ def test_a_window(tmp_path, target, plain, passes, kind):  # noqa: F811
     assert packed.preempted > 0 and packed.outputs == plain.outputs
 
 
+@pytest.fixture(scope="module")
+def with_mtp(tmp_path_factory) -> str:
+    """The shape of a tiny GLM-4.5 with one MTP layer, for which vLLM makes up the weights."""
+    folder = tmp_path_factory.mktemp("glm")
+    config = Glm4MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=1024,
+        num_nextn_predict_layers=1,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    config.architectures = ["Glm4MoeForCausalLM"]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_window_for_mtp(with_mtp, passes):
+    made_up = {"load_format": "dummy"}
+    outputs = run(with_mtp, None, mixed(VOCAB, 256), **made_up).outputs
+    spec = {"method": "mtp", "num_speculative_tokens": COUNT}
+    whole = speculate(with_mtp, spec, passes, **made_up)
+    drafts, keys = passes["drafts"], passes["keys"]
+    large = speculate(with_mtp, spec, passes, LARGE, **made_up)
+    assert (passes["drafts"], passes["keys"]) == (drafts, keys)
+    small = speculate(with_mtp, spec, passes, SMALL, **made_up)
+    assert passes["keys"] < 0.7 * keys and small.drafted > 100
+    assert outputs == whole.outputs == large.outputs == small.outputs
+
+
 def test_pages_in_the_wrong_place_are_caught(tmp_path, target, plain, passes, monkeypatch):  # noqa: F811
     """The planted fault: with a window of everything, each page is read in another one's place. Outputs stay."""
     spec = drafter("eagle3", target, tmp_path)
@@ -164,6 +205,3 @@ def test_a_drafter_that_has_a_window_is_refused(tmp_path, target):  # noqa: F811
     spec = exported("dflash", random_drafter("dflash", target), target, tmp_path)
     with pytest.raises(ValueError, match="read a part already"):
         engine(target.name, None, speculative_config=spec, additional_config={"longdraft": SMALL})
-
-
-assert COUNT < PAGE
