@@ -6,6 +6,7 @@ Run: TRITON_INTERPRET=1 pytest tests/test_v2.py
 from __future__ import annotations
 
 import os
+import random
 import sys
 from functools import cache, wraps
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import torch
 from conftest import VOCAB, save_llama
 from engine import METHODS, SELF, Report, mixed, run
 from longdraft_vllm import speculator, v2
+from longdraft_vllm.pace import Pace
 from longdraft_vllm.runner import SelfDrafting
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu import model_runner
@@ -129,6 +131,16 @@ def test_drafts_of_another_row_are_caught(llama, monkeypatch):
     found = run(llama, "suffix", mixed(VOCAB, LONGEST))
     assert found.outputs == of_older_runner(llama, None).outputs
     assert found.accepted < 0.9 * of_older_runner(llama, "suffix").accepted
+
+
+@pytest.mark.parametrize("method", ["suffix", "vegas"])
+def test_whatever_the_pace_decides_outputs_are_plain_decodings(llama, method, monkeypatch):
+    """Decisions at random: where nothing is drafted nothing is verified."""
+    rng = random.Random(7)
+    monkeypatch.setattr(Pace, "pick", lambda self, rows, shapes: rng.choice([None, *list(shapes)[-1:]]))
+    found = run(llama, method, mixed(VOCAB, LONGEST), {"pace": "on"})
+    assert found.outputs == of_older_runner(llama, None).outputs
+    assert found.accepted > 0 and found.drafted < 0.8 * run(llama, method, mixed(VOCAB, LONGEST)).drafted
 
 
 @pytest.fixture(scope="module")

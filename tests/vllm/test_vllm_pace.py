@@ -65,9 +65,9 @@ def decode(
     pace.pace.clock = lambda: machine.now
     row = plugin["pace"].Row
     lengths, tokens, plain, drafted, depths = list(context), 0, 0.0, [0] * len(context), []
-    started, ages = machine.now, 0
+    started, ages, worth_changes = machine.now, 0, callable(right)
     for step in range(steps):
-        now_right = right(step) if callable(right) else right
+        now_right: float = right(step) if worth_changes else right
         machine.spend(machine.step(lengths, sum(drafted)))
         new = [1 + accepted(machine.rng, n, now_right) for n in drafted]
         lengths = [a + b for a, b in zip(lengths, new, strict=True)]
@@ -118,9 +118,14 @@ def test_drafting_that_pays_goes_on(plugin, where):
     assert sum(map(bool, depths)) > 0.9 * STEPS
 
 
+def free(costs: Any, size: Any) -> list[tuple[float, float]]:
+    """Verification costs nothing beyond a plain step."""
+    return [(0.0, costs.plain(size)), (1.0, costs.plain(size))]
+
+
 def blind(plugin: Any, monkeypatch: Any) -> None:
-    """A planted fault: verification costs nothing beyond a plain step."""
-    monkeypatch.setattr(plugin["costs"].Costs, "verify", lambda self, size, drafted: self.plain(size))
+    """A planted fault: a model that ignores verification, without a budget."""
+    monkeypatch.setattr(plugin["costs"].Costs, "verify", free)
     monkeypatch.setattr(plugin["pace"], "LIMIT", float("inf"))
 
 
@@ -140,7 +145,7 @@ def test_a_pace_that_does_not_see_costs_is_caught(plugin, monkeypatch, fault):
 
 def test_what_it_loses_is_bounded_where_costs_are_wrong(plugin, monkeypatch):
     """The budget alone keeps a model that sees no verification near plain decoding."""
-    monkeypatch.setattr(plugin["costs"].Costs, "verify", lambda self, size, drafted: self.plain(size))
+    monkeypatch.setattr(plugin["costs"].Costs, "verify", free)
     machine, context = LOSES["dear"]
     rate, _, _ = decode(plugin, fresh(machine), context)
     assert rate > 0.96
@@ -264,3 +269,15 @@ def test_another_request_in_the_same_row_starts_afresh(plugin):
     own = pace.pace.acceptance.chances(0)[0]
     pace.begin({0: [8] * 300}, {0: 1}, False)
     assert pace.pace.acceptance.chances(0)[0] < own
+
+
+def test_costs_follow_the_lines_through_what_was_measured(plugin):
+    costs = plugin["costs"].Costs()
+    costs.at((2, 2000)).plain.extend([1.0, 1.0, 9.0])
+    assert costs.verify((2, 2000)) is None
+    costs.verified((2, 2000), 4, 2.0)
+    costs.verified((2, 2000), 8, 2.5)
+    points, along = costs.verify((2, 2000)), plugin["costs"].along
+    assert [along(points, x) for x in (0, 1, 2, 3, 4, 6)] == [1.0, 1.5, 2.0, 2.25, 2.5, 3.0]
+    costs.at((8, 80000)).plain.append(10.0)
+    assert [y for _, y in costs.verify((8, 80000))] == [10.0, 20.0, 25.0]

@@ -42,18 +42,15 @@ class Costs:
         """A step that verified so many drafted tokens, of all requests together."""
         self.at(size).verify[per_request(size, drafted)].append(seconds)
 
-    def verify(self, size: Size, drafted: int) -> float | None:
-        """Seconds of a step that verifies so many drafted tokens: on the lines through what was measured."""
+    def verify(self, size: Size) -> list[tuple[float, float]] | None:
+        """(drafted tokens per request, seconds of a step that verifies them), ascending, from a plain step on."""
         found = self._nearest(size, "verify")
         if found is None:
             return None
-        there, scale = found
-        points = sorted((x, median(t)) for x, t in self.times[there].verify.items())
-        points.insert(0, (0.0, median(self.times[there].plain)))
-        x = per_request(size, drafted)
-        i = min(max(bisect_left([at for at, _ in points], x), 1), len(points) - 1)
-        (x0, t0), (x1, t1) = points[i - 1 : i + 1]
-        return scale * max(t0 + (x - x0) * (t1 - t0) / (x1 - x0), points[0][1])
+        there, scale = self.times[found[0]], found[1]
+        plain = median(there.plain)
+        points = sorted((drafted, max(median(seconds), plain)) for drafted, seconds in there.verify.items())
+        return [(drafted, scale * seconds) for drafted, seconds in [(0.0, plain), *points]]
 
     def draft(self, size: Size) -> float | None:
         """Seconds of drafting one token for each request."""
@@ -70,6 +67,8 @@ class Costs:
     def _nearest(self, size: Size, kind: str) -> tuple[Size, float] | None:
         """The nearest size with times of this kind, and how many times as long plain steps take here as there."""
         here = bucket(size)
+        if self.times[here].plain and getattr(self.times[here], kind):
+            return here, 1.0
         known = [key for key, times in self.times.items() if times.plain and getattr(times, kind)]
         if not known or not self.times[here].plain:
             return None
@@ -84,3 +83,10 @@ def bucket(size: Size) -> Size:
 
 def per_request(size: Size, drafted: int) -> float:
     return max(round(drafted / size[0] / PART), 1) * PART
+
+
+def along(points: list[tuple[float, float]], x: float) -> float:
+    """The value at x of the lines through these points; beyond them, the first and the last line go on."""
+    i = min(max(bisect_left(points, (x, 0.0)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[i - 1 : i + 1]
+    return y0 + (x - x0) * (y1 - y0) / (x1 - x0)

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from longdraft_vllm.acceptance import Acceptance
-from longdraft_vllm.costs import Costs, Size
+from longdraft_vllm.costs import Costs, Size, along
 
 MARGIN = 1.03  # a draft must promise this many times plain decoding's rate: predictions have errors
 FIRST = 3  # plain steps that are measured before anything is drafted at a size
@@ -91,13 +91,19 @@ class Pace:
             return None
         plain = self.costs.plain(size)
         self._charge = plain
-        found = [(self._rate(shape, size, plain), shape) for shape in shapes]
+        found, verify = list(shapes), self.costs.verify(size)
         if not found:
             return None
-        known = [(rate, shape) for rate, shape in found if rate is not None]
-        if not known:  # nothing like it was ever measured
-            return None if self.stopped else found[len(found) // 2][1]
-        rate, best = max(known, key=lambda x: x[0])
+        if verify is None or any(shape.seconds is None for shape in found):  # nothing like it was ever measured
+            return None if self.stopped else found[len(found) // 2]
+
+        def rate_of(shape: Shape) -> float:
+            """Tokens per second, in plain decoding's."""
+            seconds = along(verify, shape.drafted / size[0]) + (shape.seconds or 0.0)
+            return (size[0] + shape.gained) / seconds * plain / size[0]
+
+        best = max(found, key=rate_of)
+        rate = rate_of(best)
         tried = sum(map(len, times.verify.values()))
         lost = plain * (1 + best.gained / size[0]) * (1 / rate - 1)
         self._charge = max(lost, 0.0)
@@ -106,13 +112,6 @@ class Pace:
             return best
         may_try = self.debt <= 0 or (tried < TRIALS and self.debt + lost <= LIMIT * plain)
         return best if may_try else None
-
-    def _rate(self, shape: Shape, size: Size, plain: float) -> float | None:
-        """Tokens per second, in plain decoding's."""
-        verify = self.costs.verify(size, shape.drafted)
-        if verify is None or shape.seconds is None:
-            return None
-        return (size[0] + shape.gained) / (verify + shape.seconds) * plain / size[0]
 
     def ended(self, rows: Mapping[object, Row], drafted: int) -> None:
         """Drafts of so many tokens were made after this step; the next one begins now."""
