@@ -53,7 +53,6 @@ class Pace:
         self.drafting = 0  # steps with drafts since the last plain one
         self.warm = False  # the first draft of all is slower
         self.clean = True  # whether the next step, if plain, is like one without the plugin
-        self._start = self._end = 0.0
         self._begun = self._start = self._end = 0.0
         self._lengths: dict[object, int] = {}  # of the last step's requests
         self._drafted = 0
@@ -90,6 +89,7 @@ class Pace:
         if len(times.plain) < FIRST or self.drafting >= RENEW:
             return None
         plain = self.costs.plain(size)
+        self.stopped &= self.debt > LIMIT / 2 * plain
         self._charge = plain
         found, verify = list(shapes), self.costs.verify(size)
         if not found:
@@ -107,7 +107,6 @@ class Pace:
         tried = sum(map(len, times.verify.values()))
         lost = plain * (1 + best.gained / size[0]) * (1 / rate - 1)
         self._charge = max(lost, 0.0)
-        self.stopped &= self.debt > LIMIT / 2 * plain
         if rate >= MARGIN and not self.stopped:
             return best
         may_try = self.debt <= 0 or (tried < TRIALS and self.debt + lost <= LIMIT * plain)
