@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from longdraft.cli import app, explain
 
 ROOT = Path(__file__).parents[2]
-PAST = ("docs/log.md", "docs/results")  # these show the commands of older revisions
+PAST = ("docs/log/", "docs/results")  # these show the commands of older revisions
 PAGES = ["README.md", "CONTRIBUTING.md", "longdraft-vllm/README.md", "tests/README.md", "benchmarks/README.md"]
 PAGES += [str(p.relative_to(ROOT)) for folder in ("docs", "src") for p in sorted((ROOT / folder).rglob("*.md"))]
 PAGES = [page for page in PAGES if not page.startswith(PAST)]
