@@ -20,9 +20,9 @@ NAME, WHEEL_NAME = "llama.cpp", "llama.cpp (wheel)"
 
 
 FASTER = """Plain decoding is at least {least} times as fast as llama.cpp's plain decoding in every column ({when},
-{origin}, {repeats} repeats):"""
-BUILDS = """llama.cpp is shown with the better setting of flash attention in each cell (*fa*); the wheel runs with its
-default, `auto`."""
+{origin}):"""
+BUILDS = """Cells are medians of {repeats} repeats. llama.cpp is shown with the better setting of flash attention in
+each cell (*fa*); the wheel runs with its default, `auto`."""
 OLDER = """Older figures ({when}, {origin}) include Transformers, but llama.cpp only as the wheel of xllamacpp, which is
 not built for this processor, so the ratios do not show llama.cpp at its best:"""
 
