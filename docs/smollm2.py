@@ -36,7 +36,7 @@ of plain decoding's output, and below 0.6 the output goes in circles.
 """
 DRAFTERS = """## Trained drafters
 
-Those of [longdraft-drafters](../../longdraft-drafters/README.md), beside drafters without weights. Cells are as above,
+Those of `longdraft-drafters` ([Trained drafters](../drafters.md)), beside drafters without weights. Cells are as above,
 on up to {tokens} tokens, the median of {repeats}. The drafters have not seen these texts: Python's documentation and a
 meeting, about which the model is asked, a package's code, and a novel, which it continues.
 """
