@@ -53,7 +53,8 @@ def lines(name: str, part: Any, width: int) -> Iterator[str]:
 
 
 def _wrapped(first: str, rest: str, text: str, width: int) -> list[str]:
-    made = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False)
+    wrapper = textwrap.TextWrapper(width, first, rest, break_long_words=False, break_on_hyphens=False)
+    made = wrapper.wrap(text)
     return made or [first.rstrip()]
 
 

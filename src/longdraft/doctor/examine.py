@@ -11,7 +11,7 @@ from longdraft.errors import InputError
 
 # Modules that need torch are imported one by one: without torch, the other parts say what is missing.
 PARTS = {
-    "longdraft": "longdraft.doctor.installed:package",
+    "package": "longdraft.doctor.installed:package",
     "system": "longdraft.doctor.machine:system",
     "processor": "longdraft.doctor.machine:processor",
     "versions": "longdraft.doctor.installed:versions",
@@ -25,7 +25,7 @@ PARTS = {
     "cache": "longdraft.doctor.cache:cache",
     "costs": "longdraft.doctor.cache:costs",
 }
-REINSTALL = "install it again with all that it needs: pip install --force-reinstall longdraft"
+REINSTALL = "install longdraft again, with all that it needs (pip install . in a checkout)"
 
 
 def examine() -> Iterator[tuple[str, Part]]:

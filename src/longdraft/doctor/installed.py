@@ -19,7 +19,7 @@ def package() -> Part:
     if sha := found.get("git_sha"):
         where = f"{short(where)}, {sha[:10]}{' with changes' if found['git_dirty'] else ''}"
     facts = {"version": __version__, **found, "where": short(found["where"])}
-    return Part([f"{__version__}, {found['kind']} ({short(where)})"], facts)
+    return Part([f"longdraft {__version__}, {found['kind']} ({short(where)})"], facts)
 
 
 def versions() -> Part:

@@ -14,7 +14,7 @@ from longdraft.ops.native import self_check as check
 
 ARM = ("aarch64", "arm64")
 X86 = ("x86_64", "amd64")
-AGAIN = "pip install --force-reinstall --no-deps --no-cache-dir longdraft (in a checkout: pip install .)"
+AGAIN = "install longdraft from its sources (pip install . in a checkout)"
 WITHOUT = {
     "win32": "nothing, or use WSL: the kernels are not built on Windows",
     "darwin": f"install Apple's compiler (xcode-select --install), then {AGAIN}",
@@ -105,4 +105,5 @@ def self_check() -> Part:
     if not (fault := check.fault(lib)):
         return Part([f"ok: {name} computes attention and products as the reference does"], {"ok": True})
     do = f"set LONGDRAFT_NATIVE=0 to decode without {name}, and report this with the whole output"
-    return Part(["FAILED"], {"ok": False, "fault": fault}, [Problem(fault, do, fails=True)])
+    line = f"{name} computes something else than the reference"
+    return Part([line], {"ok": False, "fault": fault}, [Problem(fault, do, fails=True)])

@@ -12,10 +12,10 @@ from longdraft.ops.threads import obstacle
 
 
 def threads() -> Part:
-    own = processor.allowed()
-    found, limit, running = processor.topology(own), limits.processors(), torch.get_num_threads()
+    found, limit = processor.topology(processor.allowed()), limits.processors()
+    running = torch.get_num_threads()
     reason = obstacle()
-    facts = {"threads": running, "allowed": own, **vars(found), "limit": limit, "not_pinned": reason}
+    facts = {"threads": running, **vars(found), "limit": limit, "not_pinned": reason}
     cores = f" ({count(found.cores, 'core')})" if found.cores else ""
     words = [f"{running} on {count(found.processors, 'allowed processor')}{cores}"]
     if limit is not None:
@@ -32,6 +32,6 @@ def problems(running: int, found: processor.Topology, limit: float | None) -> li
         return [Problem(what, f"set OMP_NUM_THREADS={usable}, or give --threads {usable}")]
     best = min(found.cores or found.processors, usable)
     if running < best:
-        what = f"{count(running, 'thread')} of {best} cores compute"
-        return [Problem(what, f"unset OMP_NUM_THREADS, or give --threads {best}")]
+        what = f"{count(running, 'thread')} for {best} cores: the others are idle"
+        return [Problem(what, f"set OMP_NUM_THREADS={best}, or give --threads {best}")]
     return []

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from longdraft.host import processor
 from longdraft.ops import native
 
 AFFINITY = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")  # set by users who place threads themselves
@@ -26,7 +25,7 @@ def pin() -> bool:
     """
     release()
     lib: Any = native.library()
-    allowed = processor.allowed() or []
+    allowed = _allowed()
     if obstacle():
         return False
     own = torch.tensor(allowed)
@@ -38,16 +37,20 @@ def pin() -> bool:
 
 def obstacle() -> str:
     """Why `pin` would not pin; "" if it would."""
-    allowed, threads = processor.allowed(), torch.get_num_threads()
+    allowed, threads = _allowed(), torch.get_num_threads()
     if native.library() is None:
         return "without kernels"
-    if allowed is None:
+    if not allowed:
         return "this system cannot pin"
     if named := [name for name in AFFINITY if name in os.environ]:
         return f"{named[0]} places them"
     if threads == 1 or threads != len(allowed):
         return "only if there are as many threads as processors, and more than one"
     return ""
+
+
+def _allowed() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def release() -> None:

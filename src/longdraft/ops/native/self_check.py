@@ -46,7 +46,6 @@ FORMS = [Form(torch.float32), Form(torch.bfloat16)]
 FORMS += [Form(torch.bfloat16, bits, rounded) for rounded in (False, True) for bits in (8, 4)]
 
 
-@torch.inference_mode()
 def fault(lib: Any) -> str:
     """What a build computes differently from the reference, in words; "" if nothing."""
     for form in FORMS:
