@@ -117,12 +117,13 @@ def test_memory(machine):
 @pytest.mark.parametrize(
     ("direct", "tag", "wanted"),
     [
-        (None, "cp311-cp311-manylinux_2_28_x86_64", ("wheel", "cp311-cp311-manylinux_2_28_x86_64")),
-        (None, "cp311-cp311-linux_x86_64", ("sdist", "cp311-cp311-linux_x86_64")),
+        (None, "py3-none-manylinux_2_28_x86_64", ("wheel", "py3-none-manylinux_2_28_x86_64")),
+        (None, "py3-none-linux_x86_64", ("sdist", "py3-none-linux_x86_64")),
+        (None, "py3-none-macosx_14_0_arm64", ("sdist", "py3-none-macosx_14_0_arm64")),
         ({"url": "file:///x/longdraft-0.1.0-py3-none-any.whl", "archive_info": {}}, "py3", ("wheel", None)),
         ({"url": "file:///x/longdraft-0.1.0.tar.gz", "archive_info": {}}, "py3", ("sdist", None)),
         ({"url": "file:///x", "dir_info": {}}, "py3", ("folder", "file:///x")),
-        (None, None, ("wheel", "no tag")),
+        (None, None, ("unknown", "no tag")),
     ],
 )
 def test_where_an_installation_comes_from(direct, tag, wanted):

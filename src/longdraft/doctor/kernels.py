@@ -45,7 +45,7 @@ def known() -> list[str]:
 
 def compiled(kind: str) -> bool:
     """Whether this installation has that build, usable or not."""
-    return any(native.FOLDER.glob(f"{kind}.*so"))
+    return (native.FOLDER / f"{kind}.so").exists()
 
 
 def described(kind: str, used: str | None) -> Build:

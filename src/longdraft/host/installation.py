@@ -19,8 +19,8 @@ BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
 def origin(package: Path = PACKAGE) -> dict[str, Any]:
     """kind: "checkout", "unpacked sdist", "wheel", "sdist", "folder" or "unknown"; where: its folder, address or tag.
 
-    pip writes down where a file came from that was named to it. Of an index it says nothing; a wheel from there has
-    the tag of many systems (manylinux), one that was built here from an sdist that of this system.
+    pip writes down where a file came from that was named to it. Of an index it says nothing; a wheel from there is for
+    many systems (manylinux), and one that pip builds from an sdist is for this one.
     """
     root = package.parents[1]
     if (root / "pyproject.toml").is_file() and package == root / "src" / NAME:
@@ -42,9 +42,9 @@ def _installed(direct: str | None, wheel: str | None) -> dict[str, Any]:
         return {"kind": "wheel" if url.endswith(".whl") else "sdist", "where": url}
     if found:
         return {"kind": "folder", "where": url}
-    tag = re.search(r"^Tag: (.+)$", wheel or "", re.MULTILINE)
-    known = tag[1] if tag else "no tag"
-    return {"kind": "sdist" if "-linux_" in known else "wheel", "where": known}
+    if not (tag := re.search(r"^Tag: (.+)$", wheel or "", re.MULTILINE)):
+        return {"kind": "unknown", "where": "no tag"}
+    return {"kind": "wheel" if "manylinux" in tag[1] else "sdist", "where": tag[1]}
 
 
 def version(package: str) -> str | None:
