@@ -24,6 +24,7 @@ ROOMS = {  # lowest first: a room may import itself and the rooms above it in th
     "launch": "what torchrun tells each process",
     "proposers": "names of what proposes nodes, and their labels",
     "ops": "attention, noise and selection: tensors in, tensors out",
+    "host": "the machine and the installation, as the system describes them",
     "core": "trees, the cache, sampling, verification: no model, no drafter",
     "constraints": "what a text must be: schemas, expressions, grammars",
     "backends": "how a forward step is computed",
@@ -39,6 +40,7 @@ ROOMS = {  # lowest first: a room may import itself and the rooms above it in th
     "audit": "proof that the output is plain decoding's",
     "bench": "measurements and their report",
     "server": "requests over HTTP, answered by one session",
+    "doctor": "whether the installation is right, and why it is not faster",
     "cli": "the command line",
 }
 DATA = {"assets"}  # folders without code
