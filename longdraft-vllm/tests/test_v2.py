@@ -15,7 +15,6 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") != "1" or "vllm" in sys.modules:
     pytest.skip("needs a process of its own: TRITON_INTERPRET=1 pytest tests/test_v2.py", allow_module_level=True)
 pytest.importorskip("triton", reason="vLLM's newer model runner needs Triton")
-os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 import interpreter  # noqa: F401
 import test_law
 import torch
@@ -73,7 +72,7 @@ def test_plain_decoding_equals_the_older_runner(llama, steps):
     assert found.outputs == of_older_runner(llama, None).outputs
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "recycle"])
+@pytest.mark.parametrize("method", METHODS)
 def test_outputs_equal_plain_decoding(llama, method, steps):
     found = run(llama, method, mixed(VOCAB, LONGEST))
     assert steps and found.drafted > 100 and found.cached > 0
