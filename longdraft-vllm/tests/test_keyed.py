@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import VOCAB
 from engine import METHODS, Report, Request, mixed, run
-from longdraft_vllm import keyed, plugin
+from longdraft_vllm import keyed
 from longdraft_vllm.options import keyed_noise
 from vllm.v1.sample import rejection_sampler
 
@@ -108,11 +108,3 @@ def test_the_option_is_checked():
     assert keyed_noise(config(True)) and not keyed_noise(SimpleNamespace())
     with pytest.raises(ValueError, match="keyed_noise is 'yes': give true or false"):
         keyed_noise(config("yes"))
-
-
-def test_the_newer_model_runner_is_refused():
-    config = SimpleNamespace(
-        additional_config={"longdraft": {"keyed_noise": True}}, speculative_config=None, use_v2_model_runner=True
-    )
-    with pytest.raises(ValueError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.choose(config)

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 """
 
 
-OLDER, NEWER = {}, {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+OLDER, NEWER = {}, {"TRITON_INTERPRET": "1"}
 ONE, TWO = {}, {"tensor_parallel_size": 2}
 
 
@@ -49,8 +49,8 @@ def test_outputs_from_other_processes_equal_plain_decoding(llama, given, runner,
     requests = mixed(VOCAB, 256)[:3]
     for i, r in enumerate(requests):
         r.tokens, r.arrives = 30, 0
-        r.sampling = {"temperature": 0.0 if runner else 0.5 * i, "seed": 100 + i}
-    keyed = {} if runner else {"keyed_noise": True}
+        r.sampling = {"temperature": 0.5 * i, "seed": 100 + i}
+    keyed = {"keyed_noise": True}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, str(script), os.path.dirname(__file__), llama, json.dumps(given)]
