@@ -24,9 +24,8 @@ LONGEST = 256
 SMALL = {"num_gpu_blocks_override": 11}  # too few pages for the requests that run at once
 
 
-@pytest.fixture(autouse=True)
-def steps(monkeypatch) -> list[int]:
-    """The newer runner's batches of this test, counted so that no test passes on the older one."""
+def counted(monkeypatch) -> list[int]:
+    """The newer runner's batches from now on, so that no test passes on the older one."""
     found: list[int] = []
     execute = model_runner.GPUModelRunner.sample_tokens
 

@@ -36,8 +36,7 @@ def requests() -> list[Request]:
     return found
 
 
-@pytest.fixture(scope="module")
-def expected(llama) -> list[list[int]]:
+def by_longdraft(llama: str) -> list[list[int]]:
     """What longdraft's engine gives for all but the last."""
     target = load_lm(llama, dtype="float32")
     outputs = []
@@ -47,6 +46,11 @@ def expected(llama) -> list[list[int]]:
         count = min(r.tokens, LONGEST - len(r.prompt))
         outputs += generate(target, [r.prompt], max_new_tokens=count, sampler=Sampler(**given), seed=seed, eos=())
     return outputs
+
+
+@pytest.fixture(scope="module")
+def expected(llama) -> list[list[int]]:
+    return by_longdraft(llama)
 
 
 def keyed_run(llama: str, method: str | None, given: list[Request] | None = None, **settings) -> Report:

@@ -83,7 +83,7 @@ def test_parameters(source, where, names):
 
 def test_attributes(source):
     runner = source.attributes(source.get("vllm.worker.runner:Runner"))
-    assert runner == {*"limit most config x y device step forward seen __init__".split()}
+    assert runner == {"__init__", "limit", "most", "config", "x", "y", "device", "step", "forward", "seen"}
     assert source.attributes(source.get("vllm.config:Settings")) == {"first", "second", "third"}
 
 

@@ -16,7 +16,7 @@ from engine import METHODS, SELF, Report, mixed, run
 from longdraft_vllm import speculator
 from longdraft_vllm.recycle_speculator import RecycleSpeculator
 from longdraft_vllm.runner import SelfDrafting
-from newer import LONGEST, SMALL, steps  # noqa: F401
+from newer import LONGEST, SMALL
 from test_recycle import bigrams_read
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
@@ -26,6 +26,11 @@ def of_older_runner(model: str, method: str | None, first: int = 8) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
         return run(model, method, mixed(VOCAB, LONGEST)[:first])
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch) -> list[int]:
+    return newer.counted(monkeypatch)
 
 
 def accept_more(monkeypatch) -> None:

@@ -11,8 +11,18 @@ import torch
 from conftest import VOCAB
 from engine import METHODS, Request, mixed, run
 from longdraft_vllm.samplers import Draws
-from newer import LONGEST, SMALL, steps  # noqa: F401
-from test_keyed import expected, keyed_run  # noqa: F401
+from newer import LONGEST, SMALL
+from test_keyed import by_longdraft, keyed_run
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch) -> list[int]:
+    return newer.counted(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def expected(llama) -> list[list[int]]:
+    return by_longdraft(llama)
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])
