@@ -62,8 +62,9 @@ class Proposing:
         **named: Any,
     ) -> Tensor:
         roots = last_sampled[input_batch.idx_mapping, 0]
-        unused = dummy_run or num_speculative_tokens == 0
-        chains = {} if unused else self.chains(input_batch, num_sampled, roots)
+        if dummy_run:
+            return filled({}, roots, self.count)
+        chains = {} if num_speculative_tokens == 0 else self.chains(input_batch, num_sampled, roots)
         self.lengths = {request: len(chains.get(row, ())) for row, request in enumerate(input_batch.req_ids)}
         return filled(chains, roots, self.count)
 
