@@ -214,7 +214,7 @@ SAMPLED = {
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_output_is_that_of_longdraft_with_the_seed(name):
     settings, sampler = SAMPLED[name]
-    # Earlier versions of Transformers count padding as a token of the text that is penalised; longdraft follows them.
+    # Earlier versions of Transformers count padding as a token of the text that is penalized; longdraft follows them.
     lengths = LENGTHS if IGNORES_PADDING or name != "penalty" else LENGTHS[:1] * 3
     given, prompts = inputs(*lengths), tiny.prompts(*lengths)
     wanted = longdraft.generate(tiny.target("llama-loops"), prompts, sampler=sampler, seed=5, max_new_tokens=NEW)
@@ -359,6 +359,6 @@ def test_what_has_no_tokens_is_refused():
         bart.generate(torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, **settings)
 
 
-def test_misspelt_options_are_refused_by_transformers():
+def test_misspelled_options_are_refused_by_transformers():
     with pytest.raises(ValueError, match="gama"):
         MODEL.generate(torch.tensor(tiny.prompts(9)), custom_generate=longdraft.hf_generate, gama=4)

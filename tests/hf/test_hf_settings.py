@@ -20,7 +20,7 @@ DRAWS = {"do_sample": True, "top_k": 0}
 ENDS = {"eos_token_id": common(inputs(41)), "pad_token_id": 7}
 
 # Fields that change the output: a value, and the settings beside it. Sampling is so narrow that one token is left.
-HONOURED = {
+HONORED = {
     "max_length": (50, {"max_new_tokens": None}),
     "max_new_tokens": (3, {}),
     "max_time": (0.0, {}),
@@ -111,14 +111,14 @@ def ours(given: dict, method: str = "vegas-tree", **settings) -> Any:
 
 
 def test_every_field_of_this_version_is_in_one_of_the_tables():
-    tables = [HONOURED, SPECIAL, REFUSED, NEEDS_TOKENIZER, WITHOUT_EFFECT]
-    assert not FIELDS - set().union(*tables), "new fields: does longdraft.hf_generate honour or refuse them?"
+    tables = [HONORED, SPECIAL, REFUSED, NEEDS_TOKENIZER, WITHOUT_EFFECT]
+    assert not FIELDS - set().union(*tables), "new fields: does longdraft.hf_generate honor or refuse them?"
     assert sum(map(len, tables)) == len(set().union(*tables))
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS & HONOURED.keys()))
+@pytest.mark.parametrize("name", sorted(FIELDS & HONORED.keys()))
 def test_a_field_has_the_effect_that_it_has_in_plain_generate(name):
-    value, beside = HONOURED[name]
+    value, beside = HONORED[name]
     given = inputs(*LENGTHS)
     found = same(given, **(beside | {name: value}))
     assert found.tolist() != ours(given, **({"pad_token_id": 0} | beside)).tolist()

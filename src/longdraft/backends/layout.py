@@ -17,7 +17,7 @@ class Layout:
     """`body` runs `layers` in order, then `tail`, and returns the state that the model's head reads.
 
     below_head: the names that lead to the outermost module that contains body and not the head. norm: the module of the
-    tail that normalises, if it has one (a decoder that normalises after each layer has none). join: what makes one
+    tail that normalizes, if it has one (a decoder that normalizes after each layer has none). join: what makes one
     state [B,W,d] of the several streams between layers, or None: of [B,W,N,d] (hyper-connections) a weighted sum, of
     [N,B,W,d] (AltUp, Gemma 3n) the one that attention and MLP read.
     """

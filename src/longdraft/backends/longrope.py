@@ -26,7 +26,7 @@ class LongRope:
         hook = _hook(border, self._rows)
         for module in modules:
             for name, x in module.named_buffers(recurse=False):
-                setattr(module, name, x.clone())  # passes write to them, and a quantised copy of the model shares them
+                setattr(module, name, x.clone())  # passes write to them, and a quantized copy of the model shares them
             module.register_forward_hook(hook, with_kwargs=True)
 
     @classmethod

@@ -128,7 +128,7 @@ def bench(
     if shape and target_options.rope:
         raise InputError("--rope extends a model's trained positions, and --shape has no trained model: leave one out")
     if shape and target_options.weights:
-        raise InputError("--weights quantises a model as it is loaded, and --shape loads none: leave one out")
+        raise InputError("--weights quantizes a model as it is loaded, and --shape loads none: leave one out")
     for name, given in (("--kv", target_options.kv), ("--activations", target_options.activations)):
         if shape and given:
             raise InputError(f"{name} is of a model that is loaded, and --shape loads none: leave one out")

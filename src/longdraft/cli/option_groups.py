@@ -26,7 +26,7 @@ Weights = Annotated[
     str | None,
     typer.Option(
         metavar="int8|int4",
-        help="Quantise the linear layers on loading: the quantised model is the target (default: as stored).",
+        help="Quantize the linear layers on loading: the quantized model is the target (default: as stored).",
     ),
 ]
 

@@ -29,7 +29,7 @@ class CorpusOptions:
     """The text of a run, and the folder for its tokens."""
 
     work: Annotated[
-        Path | None, typer.Option(help="Folder for tokenised data, checkpoints and log.jsonl (default: OUT.run).")
+        Path | None, typer.Option(help="Folder for tokenized data, checkpoints and log.jsonl (default: OUT.run).")
     ] = None
     text: Text = field(default_factory=list)
     environment: Annotated[

@@ -27,7 +27,7 @@ from longdraft.models import eight_bits
 from longdraft.models.fetch import is_file
 from longdraft.models.lm import LM
 
-# A release is read by the first kind that recognises it: a block of DFlash also has all that EAGLE-2 is known by.
+# A release is read by the first kind that recognizes it: a block of DFlash also has all that EAGLE-2 is known by.
 KINDS = {kind.name: kind for kind in (SMALL_MODEL, BUDGET, GLIDE, CHAINED, MEDUSA, DFLASH, EAGLE2, EAGLE3, MTP)}
 
 

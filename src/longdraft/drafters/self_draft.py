@@ -19,7 +19,7 @@ COPIED = {"int8": 0.97, "int4": 0.85}  # the share of a view's acceptance that a
 class SelfDrafter(UnderView):
     """Draft keys and values lie in the scratch slots of the target's cache; verification overwrites them.
 
-    copy: a quantised copy of the target that drafts in its place (QuantSpec sec. 4).
+    copy: a quantized copy of the target that drafts in its place (QuantSpec sec. 4).
     """
 
     has_draft_probs = True

@@ -100,7 +100,7 @@ class PromptFolder:
         return known
 
     def store(self, tokens: list[int], row: KVCache, owner: str = "") -> None:
-        """As PrefixCache.store; the folder gets its parts soon afterwards."""
+        """As PrefixCache.store; the folder gets its parts soon afterward."""
         if self.memory is not None:
             self.memory.store(tokens, row, owner)
         size, parts = self._size(self.part), list(self._parts(tokens, owner))

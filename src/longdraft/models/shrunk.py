@@ -1,4 +1,4 @@
-"""Small models of long behaviour: the numbers at which a model's attention begins to change, made small for a while."""
+"""Small models of long behavior: the numbers at which a model's attention begins to change, made small for a while."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def corpora(frozen: Frozen, tokenizer: Any, sources: data.Sources, folder: Path)
             raise InputError("the target's tokenizer has no end token, which is needed between documents")
         fast.no_truncation()
         for name, documents in (("train", seen), ("heldout", unseen)):
-            data.tokenise(documents, fast, eos, frozen.lm.vocab).save(home / name)
+            data.tokenize(documents, fast, eos, frozen.lm.vocab).save(home / name)
         (home / "done").write_text(digest)
     if (home / "done").read_text() not in ("", digest):
         raise InputError(f"{home} was made with another tokenizer: give another --work, or delete it")

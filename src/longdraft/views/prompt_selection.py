@@ -11,7 +11,7 @@ from longdraft.models.lm import LM
 from longdraft.views.base import Policy, View, budget_of, pad_rows
 
 OBSERVED = 32  # the most queries whose attention is averaged
-POOL = 5  # slots over which SnapKV averages scores, so that neighbours of a good key are kept with it
+POOL = 5  # slots over which SnapKV averages scores, so that neighbors of a good key are kept with it
 
 
 def _scores(model: LM, tokens: Tensor, cache: KVCache, slots: int, first: int, spec: CaptureSpec) -> dict[int, Tensor]:

@@ -14,7 +14,7 @@ from longdraft.backends.decoder_layer import LINEARS, NORMS
 from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
-from longdraft.ops.packed import GROUP, Packed, quantised
+from longdraft.ops.packed import GROUP, Packed, quantized
 from longdraft.ops.scales import EightBitScales, Scales, SixBitScales
 
 FORMATS = {(4, 32): "BITS_4", (5, 32): "BITS_5", (6, 16): "BITS_6", (8, 32): "BITS_8", (8, 16): "BITS_8_OF_16"}
@@ -58,7 +58,7 @@ class Pins:
         half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
         if not half or module.in_features % GROUP:
             return self.linear(module)
-        return self.packed(quantised(module.weight, 8), self.float(module.bias), False)
+        return self.packed(quantized(module.weight, 8), self.float(module.bias), False)
 
     def packed(self, p: Packed, bias: int | None, interleaved: bool) -> native.Linear:
         parts = {name: self.raw(part) for name, part in p.parts.items()}

@@ -10,7 +10,7 @@ typedef float eight __attribute__((vector_size(32)));
 typedef int32_t eight_integers __attribute__((vector_size(32)));
 static inline eight all_of(float x) { return (eight)_mm256_set1_ps(x); }
 
-// Four neighbouring products of unsigned and signed bytes in each of eight sums. Without VNNI no unsigned byte is above 128.
+// Four neighboring products of unsigned and signed bytes in each of eight sums. Without VNNI no unsigned byte is above 128.
 static inline eight dot(__m256i unsigned_bytes, __m256i signed_bytes) {
 #ifdef __AVX512VNNI__
     const __m256i all = _mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned_bytes, signed_bytes);

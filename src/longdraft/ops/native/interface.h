@@ -208,7 +208,7 @@ struct Scan {
     int64_t tokens, heads, key_heads, keys, values;
     int64_t first;         // tokens [first, tokens) have queries and outputs
     int64_t per_key;       // 1: a decay for each key; 0: for each head
-    int64_t normalised;    // 1: keys and queries are divided by their length
+    int64_t normalized;    // 1: keys and queries are divided by their length
     float scale;           // of queries
     int64_t steps, slots;  // of the order; how many slots it uses for states
     const int* order;      // [steps,3]: a token, the state before it (-2: `before`, -1: that of the step before, or a slot's), and
@@ -278,7 +278,7 @@ Code longdraft_silu(float* x, int64_t count);
 // gates [tokens,stride]: b, then a of each head. beta [tokens,heads] = sigmoid(b); decay [tokens,heads] = rate softplus(a + bias).
 Code longdraft_delta_gates(const float* gates, int64_t tokens, int64_t heads, int64_t stride, const float* rate, const float* bias,
                            float* beta, float* decay);
-// x [rows,size], normalised, times weight [size] and silu(z) -> out.
+// x [rows,size], normalized, times weight [size] and silu(z) -> out.
 Code longdraft_gated_norm(const float* x, const float* z, const float* weight, int64_t rows, int64_t size, float eps, float* out);
 
 // Thread i of OpenMP's pool may run on processor cpus[i] alone -> 1; 0 where this cannot be done. No threads: forgets them.

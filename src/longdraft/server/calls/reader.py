@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """The same with fewer parts: neighbours that continue each other are one."""
+    """The same with fewer parts: neighbors that continue each other are one."""
     found = list[Part]()
     for part in parts:
         if found and part.kind != "call" and found[-1][::2] == part[::2]:
