@@ -19,7 +19,7 @@ DRAFTED = "2026-11-26-trained.jsonl.gz"
 EARLIER = ("longspec", "eagle3", "medusa", "tokenswift", "budgetdraft")  # in FREE and LONG with weights that are gone
 ZEN = {"25, model 17": "Zen 4"}  # processors by family and model
 UNNAMED = {"2026-11-22": "Zen 5", "2026-11-23": "Zen 4"}  # by day, for records that do not name them (docs/log.md)
-KERNELS = "2026-11-24T16:02"  # since when the kernels and adaptive drafting have been as fast as they are
+KERNELS = "2026-11-24T16:02"  # records since then have the current speed of the kernels and of adaptive drafting
 REPETITIVE = 0.6  # an output with a smaller share of distinct 3-grams repeats itself, which is easy to draft
 
 Record = dict[str, Any]

@@ -107,7 +107,7 @@ def beside(
 
 
 def alone(peers: list[Record]) -> list[Record]:
-    """Without speculation of their own."""
+    """Without their own speculation."""
     return [r for r in peers if r["options"].get("speculation", "none") == "none"]
 
 
@@ -143,7 +143,7 @@ def engines(found: list[Record], model: str, suite: str | None = None) -> str:
     rows = [[f"`{label}`", *(row.get(c, "") for c in measured)] for label, row in cells.items()]
     left = unique((r["label"], r["reason"]) for r in found if r["task"] == "left out" and r["model"] == model)
     tokens = max(r["new_tokens"] for mine, _ in measured.values() for r in mine)
-    compared = f". Up to {tokens} tokens; each engine may use drafts of its own" if suite else ""
+    compared = f". Up to {tokens} tokens; each engine may use its own drafts" if suite else ""
     text = "The task `edit`" if suite else "Source code that goes on"
     head = BESIDE.format(model=SIZES[model] + (", `edit`" if suite else ""), text=text, compared=compared)
     notes = "".join(f"\n- `{label}` is left out: {reason}." for label, reason in left)

@@ -32,11 +32,11 @@ OWN = """## On text that the model writes
 Each cell: mean acceptance length without adaptive drafting (accepted drafts per step and the bonus token), then the
 speedup over plain decoding with it, the median of {repeats}; both on up to {tokens} tokens. All outputs equal plain
 decoding's. Repetitive output is easy to draft, so acceptance on it proves little: *d* is the share of distinct 3-grams
-of plain decoding's output, and below 0.6 the output goes in circles.
+of plain decoding's output, and below 0.6 the output repeats itself.
 """
 DRAFTERS = """## Trained drafters
 
-Those of [longdraft-drafters](../../longdraft-drafters/README.md), beside drafters without weights. Cells are as above,
+Those of `longdraft-drafters` ([Trained drafters](../drafters.md)), beside drafters without weights. Cells are as above,
 on up to {tokens} tokens, the median of {repeats}. The drafters have not seen these texts: Python's documentation and a
 meeting, about which the model is asked, a package's code, and a novel, which it continues.
 """
@@ -234,7 +234,7 @@ def verdict(found: list[Record]) -> str:
         measured = {c for c in (r["context"] for r in found) if c >= POSITIONS}
         enough = sorted(c for c in measured if len(differences(found, rope, c, rope)) >= FEWEST)
         own, plain = (_longest(found, rope, enough, base) for base in (rope, None))
-        name = f"`--rope {rope}`" if rope else "the model as it is"
+        name = f"`--rope {rope}`" if rope else "the unchanged model"
         if not enough:
             lines.append(f"- {name}: measured on fewer than {FEWEST} texts, so nothing is claimed.")
             continue

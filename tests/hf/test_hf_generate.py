@@ -317,8 +317,8 @@ def cache() -> DynamicCache:
 REFUSED = {
     "num_beams": ({"num_beams": 2}, "set num_beams=1"),
     "past_key_values": ({"past_key_values": cache}, "past_key_values"),
-    "cache_implementation": ({"cache_implementation": "static"}, "a cache of its own"),
-    "use_cache": ({"use_cache": False}, "a cache of its own"),
+    "cache_implementation": ({"cache_implementation": "static"}, "its own cache"),
+    "use_cache": ({"use_cache": False}, "its own cache"),
     "output_scores": ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
     "output_logits": ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
     "output_attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),

@@ -60,7 +60,7 @@ def layout_of(hf: Any) -> Layout:
         raise InputError(f"this {c.model_type} has no layers: its config.json is not that of a language model")
     path, owner, layers = _layers(hf, c.num_hidden_layers)
     if not path:
-        raise InputError(f"{c.model_type}: its decoder is not a module of its own, which longdraft needs")
+        raise InputError(f"{c.model_type}: its decoder is not a separate module, which longdraft needs")
     body = _body(hf, path)
     norm = _final_norm(body) or (_final_norm(owner) if owner is not body else None)
     project = getattr(owner, "project_out", None)  # OPT's, to narrower embeddings

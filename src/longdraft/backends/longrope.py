@@ -31,7 +31,7 @@ class LongRope:
 
     @classmethod
     def of(cls, body: nn.Module) -> LongRope | None:
-        """Of a decoder; None without such rotations. Raises InputError for layers with borders of their own."""
+        """Of a decoder; None without such rotations. Raises InputError for layers with their own borders."""
         modules: list[Any] = [m for m in body.modules() if _is_long(m)]
         if not modules:
             return None

@@ -109,7 +109,7 @@ def rows_of(layer: Any, rows: Tensor) -> Any:
 
 @torch.no_grad()
 def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None:
-    """Put packed weights in place of the linear layers of these names. A tied output matrix becomes one of its own."""
+    """Put packed weights in place of the linear layers of these names. A tied output matrix becomes a separate one."""
     for name, weights in packed:
         old: Any = hf.get_submodule(name)
         _replace(hf, name, PackedLinear(weights, old.bias))
@@ -119,13 +119,13 @@ def replace_linears(hf: nn.Module, packed: Iterable[tuple[str, Packed]]) -> None
 def quantize_linears(hf: Any, kind: str) -> None:
     """Quantize a model's linear layers to "int8" or "int4"; the output matrix always has 8 bits.
 
-    Layers that have as few bits already, or whose inputs are no multiple of 32, stay as they are, as do experts that
+    Layers that have as few bits already, or whose inputs are no multiple of 32, stay unchanged, as do experts that
     are kept in one tensor, what expands latents, and linear layers that compute more than a product. One layer after
     the other, so that memory never holds two whole models. Raises InputError where a model has nothing to quantize.
     """
     head = hf.get_output_embeddings()
     if not any(_can_be_packed(m) and m is not head for m in hf.modules()):
-        raise InputError(f"no layer of this {hf.config.model_type} can be quantized: use its weights as they are")
+        raise InputError(f"no layer of this {hf.config.model_type} can be quantized: use its weights unchanged")
     bits = _finer(hf, kind)
     replace_linears(hf, ((name, quantized(hf.get_submodule(name).weight, b)) for name, b in bits.items()))
 

@@ -69,7 +69,7 @@ def bench(
         ),
     ] = "",
     accept: Annotated[
-        float | None, typer.Option(help="Let an oracle accept this many drafts per step on average.")
+        float | None, typer.Option(help="Force this many accepted drafts per step (measures cost only).")
     ] = None,
     temperature: Temperature = TEMPERATURE.default,
     top_p: TopP = TOP_P.default,

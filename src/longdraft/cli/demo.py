@@ -143,7 +143,7 @@ def llama_cpp(target: Any, prompt: list[int], new_tokens: int, console: Any) -> 
 
 
 def paint(console: Any, piece: str, style: str) -> None:
-    """Print a piece of text as it is, without a line end."""
+    """Print a piece of text verbatim, without a line end."""
     if piece:
         console.print(piece, style=style, end="", soft_wrap=True, markup=False, emoji=False)
 

@@ -45,7 +45,7 @@ def generate(
     ] = False,
     accept: Annotated[
         float | None,
-        typer.Option(help="Let an oracle accept this many drafts per step on average, to measure cost alone."),
+        typer.Option(help="Force this many accepted drafts per step (measures cost only)."),
     ] = None,
     as_json: common.Json = False,
     compare: Annotated[

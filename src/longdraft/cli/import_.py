@@ -58,7 +58,7 @@ def export_drafter(
         bool, typer.Option("--any-target", help="Write it for a target other than the one it was trained for.")
     ] = False,
 ) -> None:
-    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay as they are.
+    """Write a drafter as the project `speculators` stores it, which vLLM runs; its weights stay unchanged.
 
     `longdraft import` reads such folders.
     """

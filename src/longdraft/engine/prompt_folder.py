@@ -208,7 +208,7 @@ class PromptFolder:
             os.close(handle)
 
     def _make_room(self, size: int) -> None:
-        """Remove the parts used longest ago until there is room for so many bytes."""
+        """Remove the parts used longest ago until there is room for this many bytes."""
         files = sorted(self._files())
         total = sum(size for *_, size in files)
         for _, path, length in files:

@@ -14,7 +14,7 @@ from longdraft.views import Coded, Full, Guided, Policy, Quest, RandomSlots, Sin
 
 Score = Literal["logits", "weights"]
 NGram = Annotated[int, Field(ge=2, le=512)]
-WORTH = 0.25  # the least share of its bytes of weights that a copy must save to be made for `auto`
+WORTH = 0.25  # the minimum share of the bytes of weights that a copy must save to be made for `auto`
 KEYS = 0.25  # such a copy reads keys of at least this share of its weights' bytes: they cost little beside these
 Weights = Literal["same", "int8", "int4"]  # of drafts: the target's own, or those of a quantized copy
 DraftKeys = Literal["same", "int8", "int4"]  # that drafts read, and values: those of the cache, or codes of them

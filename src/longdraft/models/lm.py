@@ -120,11 +120,11 @@ class LM:
 
     @property
     def checkpoints(self) -> int:
-        """After every so many tokens, states are worth keeping for texts that share a beginning."""
+        """After every this many tokens, states are worth keeping for texts that share a beginning."""
         return max(CHECKPOINT, self.prompt_block)
 
     def rules(self) -> Rules:
-        """The rules in its generation_config as it is now. Raises InputError for those that cannot be applied."""
+        """The rules in its current generation_config. Raises InputError for those that cannot be applied."""
         return Rules.of(getattr(self.hf, "generation_config", None), self.vocab)
 
     def nbytes(self) -> int:

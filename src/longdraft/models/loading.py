@@ -60,7 +60,7 @@ def load(
 
     Only a Hub id uses the network.
 
-    rope: KIND:FACTOR (yarn:2) extends the model to so many times its positions (see longdraft.models.rope).
+    rope: KIND:FACTOR (yarn:2) extends the model to this many times its positions (see longdraft.models.rope).
     weights: "int8" or "int4" quantizes the linear layers, which makes another model: the target is that one.
     kv: "int8" keeps its keys and values in 8 bits, which makes another model too.
     activations: "int8" quantizes the inputs of packed layers (of a GGUF file, or of `weights`) to 8 bits in groups of

@@ -17,7 +17,7 @@ def changes_rotation(config: Any) -> bool:
 
 @contextmanager
 def shrunk(hf: Any, tokens: int, long: bool = True) -> Generator[None]:
-    """Inside, so many tokens reach beyond every window, chunk and border of the model that its passes read.
+    """Inside, this many tokens reach beyond every window, chunk and border of the model that its passes read.
 
     Scales that grow with the position grow fast enough to show. long False: borders of rotations stay where they are.
     """

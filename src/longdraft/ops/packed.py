@@ -106,7 +106,7 @@ class Packed:
     def entries(self, places: Tensor) -> Tensor:
         """float32: the entries at these places of the matrix, counted row by row."""
         row, column = places // self.inputs, places % self.inputs
-        size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a matrix of its own
+        size = max(BLOCK, self.scales.together * self.group)  # inputs of a part that is a separate matrix
         which = column // size
         parts = {
             name: x.unflatten(1, (-1, x.shape[1] * size // self._room))[row, which] for name, x in self.parts.items()

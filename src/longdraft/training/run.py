@@ -18,7 +18,7 @@ from longdraft.training import checkpoint, data, rows, trainer
 from longdraft.training.frozen import Frozen, implied_length
 
 HELD_OUT_ROWS, HELD_OUT_LENGTH = 4, 1024  # of each kind of text
-HELD_OUT_EVERY = 50  # one document in so many is held out if the target has no list of held-out files
+HELD_OUT_EVERY = 50  # one document in this many is held out if the target has no list of held-out files
 
 
 class Objective(Protocol):
@@ -104,7 +104,7 @@ def train(
 ) -> dict:
     """Train the objective's module -> the trainer's state. options: recorded with the run. Raises InputError.
 
-    grid: rows begin at multiples of their length, so that they come again.
+    grid: rows begin at multiples of their length, so that cached states are reused.
     """
     s, texts = settings, held_out_rows(heldout, max(length for length, _ in settings.plan.stages))
     device = next(objective.module.parameters()).device

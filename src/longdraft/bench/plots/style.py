@@ -54,7 +54,7 @@ def shaded(color: str, by: float) -> str:
 
 
 def shown(text: object, wrap: bool = False) -> str:
-    """A text of a record as it is drawn: printable, not too long; wrap: every option on a line of its own."""
+    """A text of a record as it is drawn: printable, not too long; wrap: every option on its own line."""
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
     line = line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
     return line.replace("@", "\n@") if wrap else line
