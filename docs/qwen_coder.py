@@ -25,14 +25,14 @@ TITLES = {"greedy": "greedy", "recommended": "the recommended sampling"}
 HEAD = """# Qwen2.5-Coder-Instruct, 0.5B and 1.5B
 
 Two official files (Q4_K_M) of models that were trained on 32,768 positions, with activations in {activations} and
-keys and values in bfloat16, on source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh`
+keys and values in bfloat16, on source code and on tasks of coding assistants. `benchmarks/qwen_coder.sh`
 measures, and `python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs
 equal plain decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of
 plain decoding's output: an output that repeats itself is easy to draft.
 """
-GOAL = """## Goals and what was found
+GOAL = """## Goals and results
 
-Ratios of medians; in parentheses the goal. A ratio below its goal is in bold type, an empty cell was not measured.
+Ratios of medians; in parentheses the goal. Ratios below the goal are in bold; empty cells were not measured.
 Over tasks, the best method is the one whose median over the tasks is the largest: one method for the whole cell, not
 the best of each task.
 """

@@ -1,4 +1,4 @@
-"""Write docs/results/smollm2.md from benchmarks/records, or check that it is what the records say.
+"""Write docs/results/smollm2.md from benchmarks/records, or check that it matches the records.
 
 python docs/smollm2.py            # after benchmarks/smollm2.sh, whose records go to benchmarks/records
 python docs/smollm2.py --check    # exit status 1 if the page is not the one of the records
@@ -62,14 +62,14 @@ to {longest:,} tokens (those {scored} among them); the model's own weights, not 
 loss of the same row at {trained:,} tokens. Differences are paired by text, ± is their standard error over texts; [2]:
 of 2 texts alone.
 
-Below each table: how far more context does not hurt, which is how far the loss is at most one standard error above that
-at {trained:,} tokens. Cells of fewer than {fewest} texts do not count.
+Below each table: the largest context at which the loss is at most one standard error above that at {trained:,} tokens
+("more context does not hurt"). Cells of fewer than {fewest} texts do not count.
 """
 FACTS = """### Facts found in a book
 
 Five unlike sentences (as in "The code of the lighthouse is 48213.") stand at {depths} of a book's
-text. The model is asked for each in its chat template, greedy; an answer counts if it has the number. In brackets: how
-many were found at each depth, in that order. A cell of one book is five answers, which is little.
+text. The model is asked for each in its chat template, greedy; an answer counts if it has the number. In brackets: the
+number of facts found at each depth, in that order. A cell of one book has only five answers.
 """
 
 
