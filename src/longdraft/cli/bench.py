@@ -35,22 +35,21 @@ def bench(
     ] = "",
     suite: Annotated[
         str,
-        typer.Option(
-            help="edit, repo, question, summary, chat, long: tasks that are built here; or a .jsonl file of tasks."
-        ),
+        typer.Option(help="edit, repo, question, summary, chat, long: built-in tasks; or a .jsonl file of tasks."),
     ] = "",
     instances: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="--suite: how many of each task (default: 3; of a file, all)."),
+        typer.Option(min=1, max=1 << 20, help="--suite: number of tasks of each kind (default: 3; from a file: all)."),
     ] = None,
     context: Annotated[
         str,
         typer.Option(
-            help="Number of prompt tokens; several with commas (default: 4096; a suite's file: as it has them)."
+            help="Number of prompt tokens; several with commas (default: 4096; a suite's file: its own lengths)."
         ),
     ] = "",
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most new tokens per row (default: 256; --suite: as the task says).")
+        int | None,
+        typer.Option(min=1, help="Maximum number of new tokens per row (default: 256; --suite: the task's own)."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=1024, help="Number of rows decoded in a batch.")] = 1,
     repeat: Annotated[
@@ -103,7 +102,7 @@ def bench(
     ] = None,
     peer_only: Annotated[
         str,
-        typer.Option(help="Of other engines, only these rows, named as tables name them: llama.cpp@fa=on,openvino."),
+        typer.Option(help="Measure only these rows of other engines, named as in tables: llama.cpp@fa=on,openvino."),
     ] = "",
     prompt_cache: common.PromptCache = None,
     out: Annotated[Path | None, typer.Option(help="Append the records to this file, as JSON lines.")] = None,

@@ -41,7 +41,10 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after end tokens.")] = False,
     control_tokens: Annotated[
         bool,
-        typer.Option("--control-tokens", help="Read special tokens in the prompt, such as <|im_end|>, not as text."),
+        typer.Option(
+            "--control-tokens",
+            help="Parse special tokens in the prompt, such as <|im_end|>, instead of reading them as text.",
+        ),
     ] = False,
     accept: Annotated[
         float | None,
@@ -59,7 +62,7 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the prompt's keys and values in this file; what it has of a prompt is not read again.",
+            help="Keep the prompt's keys and values in this file; a cached beginning is not prefilled again.",
         ),
     ] = None,
     threads: common.Threads = None,

@@ -42,7 +42,7 @@ States = Annotated[
 ]
 
 Answers = Annotated[
-    bool, typer.Option("--answers", help="Learn only what the model answers in conversations, not what it is asked.")
+    bool, typer.Option("--answers", help="Train only on the model's answers in conversations, not on the questions.")
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Train a model or a drafter.")

@@ -106,7 +106,9 @@ def export_drafter(folder: Path, out: Path, target: LM, any_target: bool = False
     kind = KINDS.get(name)
     if kind is None or kind.exporter is None:
         known = " and ".join(_exported())
-        raise InputError(f"{folder} holds a drafter of kind {name}, which `speculators` has not: give one of {known}")
+        raise InputError(
+            f"{folder} holds a drafter of kind {name}, which `speculators` does not have: give one of {known}"
+        )
     module: Any = kind.load(str(folder), target, any_target)
     dtypes = [t.dtype for t in eight_bits.read(folder / WEIGHTS).values() if t.is_floating_point()]
     stored = reduce(torch.promote_types, dtypes)  # float32 if some are stored in 8 bits

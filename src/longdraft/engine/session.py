@@ -102,7 +102,7 @@ class Session:
                 raise RuntimeError("the session is closed")
             held = held_up([*self._waiting, request], self._open, self._rows.whole.capacity, self.total)
             if self.queue is not None and held > self.queue:
-                raise Busy(f"{self.queue} requests are waiting, and no more may: try again later")
+                raise Busy(f"{self.queue} requests are waiting, which is the limit: try again later")
             self._count += 1
             self._open[self._count] = request.need
             self._waiting.append(replace(request, id=self._count, owner=owner))
