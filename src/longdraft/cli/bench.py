@@ -67,9 +67,7 @@ def bench(
             help="LAYERSxHIDDEN or hybrid:LAYERSxHIDDEN: random weights of this shape, to measure cost alone."
         ),
     ] = "",
-    accept: Annotated[
-        float | None, typer.Option(help="Force this many accepted drafts per step (measures cost only).")
-    ] = None,
+    accept: common.Accept = None,
     temperature: Temperature = TEMPERATURE.default,
     top_p: TopP = TOP_P.default,
     penalty: Penalty = PENALTY.default,

@@ -36,6 +36,7 @@ PromptCache = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of CPU threads (default: torch's choice).")]
+Accept = Annotated[float | None, typer.Option(help="Force this many accepted drafts per step (measures cost only).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")]
 
 

@@ -46,10 +46,7 @@ def generate(
             help="Parse special tokens in the prompt, such as <|im_end|>, instead of reading them as text.",
         ),
     ] = False,
-    accept: Annotated[
-        float | None,
-        typer.Option(help="Force this many accepted drafts per step (measures cost only)."),
-    ] = None,
+    accept: common.Accept = None,
     as_json: common.Json = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also run plain decoding: report the speedup and compare the outputs.")
