@@ -69,7 +69,7 @@ def _long(long: dict[str, Any]) -> tuple[str, str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    lines = ["| what was done | what was found |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows(record))]
+    lines = ["| attack | result |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows(record))]
     return "\n".join(lines) + "\n"
 
 

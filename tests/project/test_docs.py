@@ -40,7 +40,7 @@ def test_readme_names_every_method():
 
 def row(name: str, method: Method) -> str:
     """The method's row in the table of docs/methods.md, as its record and its kind's record say."""
-    weights = {None: "none", ANY: "whatever there are"} | {kind.name: kind.title for kind in KINDS.values()}
+    weights = {None: "none", ANY: "any available"} | {kind.name: kind.title for kind in KINDS.values()}
     return f"| `{name}` | {method.drafts} | {weights[method.needs]} | {method.paper} |"
 
 
