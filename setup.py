@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HERE = "src/longdraft/ops/native/"
@@ -29,7 +31,8 @@ X86: dict[str, list[str]] = {  # probe.cpp checks for exactly these
     "_avx512": AVX512,
     "_avx2": ["-mavx2", "-mfma"],
 }
-MACHINE = platform.machine().lower()
+# Python's own variable for cross-compiling ("linux-aarch64") names another machine than this one.
+MACHINE = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine()).rsplit("-", 1)[-1].lower()
 BUILDS = X86 if MACHINE in ("x86_64", "amd64") else {"_neon": []} if MACHINE in ("aarch64", "arm64") else {}
 HEADERS = sorted(glob(HERE + "*.h"))
 SOURCES = ("layout.cpp", "step.cpp", "select.cpp", "noise.cpp", "recurrence.cpp", "read.cpp", "pin.cpp", "memory.cpp")
@@ -53,11 +56,21 @@ class SeparateObjects(build_ext):
         separate.build_temp = str(Path(self.build_temp) / ext.name)
         build_ext.build_extension(separate, ext)
 
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", os.sep) + ".so"
+
+
+class AnyPython(bdist_wheel):
+    """The builds are C libraries that ctypes loads, so one wheel serves every version of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
 
 # The probe is compiled without these flags, so that any processor can run it; it tells which of the others can run.
 # No -fopenmp when linking: the kernels use the OpenMP runtime that torch has loaded, so there is one pool of threads.
 setup(
-    cmdclass={"build_ext": SeparateObjects},
+    cmdclass={"build_ext": SeparateObjects, "bdist_wheel": AnyPython},
     options={"build_ext": {"parallel": True}},  # each build takes a minute
     ext_modules=[extension("_probe", ["probe.cpp"], ["-O2", "-g0", "-std=c++17"])]
     + [extension(build, SOURCES, FLAGS + flags) for build, flags in BUILDS.items()],

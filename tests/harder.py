@@ -47,8 +47,8 @@ def say(text: str) -> None:
 
 def emulates_avx2() -> bool:
     """Whether the emulator is here, and its Haswell has AVX2: older ones have not."""
-    probe = next(NATIVE.glob("_probe.*so"), None)
-    if shutil.which(EMULATOR[0]) is None or probe is None:
+    probe = NATIVE / "_probe.so"
+    if shutil.which(EMULATOR[0]) is None or not probe.exists():
         return False
     code = f"import ctypes, sys; sys.exit(not ctypes.CDLL({str(probe)!r}).longdraft_runs(b'_avx2'))"
     return subprocess.run([*EMULATOR, sys.executable, "-c", code], capture_output=True).returncode == 0
@@ -91,7 +91,7 @@ def asan() -> int:
     told = {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": "-fsanitize=address"}
     done = subprocess.run(words, cwd=ROOT, env={**os.environ, **told})
     builds = ASAN / NATIVE.relative_to(ROOT / "src")
-    if done.returncode or not list(builds.glob("_probe.*so")):
+    if done.returncode or not (builds / "_probe.so").exists():
         say("AddressSanitizer: the build failed")
         return 1
     options = "detect_leaks=0:allocator_may_return_null=1"

