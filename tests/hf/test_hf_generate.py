@@ -325,7 +325,7 @@ REFUSED = {
     "assistant_model": ({"assistant_model": MODEL}, "method='sd'"),
     "prompt_lookup": ({"prompt_lookup_num_tokens": 3}, "method='lookup'"),
     "guidance_scale": ({"guidance_scale": 2.0}, "guidance_scale"),
-    "a processor that counts": ({"logits_processor": [Counts()]}, "two answers"),
+    "a processor that counts": ({"logits_processor": [Counts()]}, "nondeterministic"),
     "position_ids": ({"position_ids": torch.arange(9)[None] + 1}, "position_ids"),
     "padding behind": ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "pad on the left"),
     "method": ({"method": "nope"}, "unknown method 'nope'"),
