@@ -24,6 +24,7 @@ ROOMS = {  # packages, lowest first: a package may import itself and the package
     "launch": "torchrun's settings for each process",
     "proposers": "names and labels of the sources of drafted nodes",
     "ops": "attention, noise and selection: the reference, torch, C++ and Triton",
+    "host": "the machine and the installation, as the system describes them",
     "core": "draft trees, the KV cache, sequences, sampling, verification",
     "constraints": "JSON schemas, regular expressions, choices and grammars as masks for the nodes of a tree",
     "backends": "how a forward pass is computed: Transformers, C++, CUDA",
@@ -39,6 +40,7 @@ ROOMS = {  # packages, lowest first: a package may import itself and the package
     "audit": "comparison of a method with plain decoding over many texts",
     "bench": "measurements and reports",
     "server": "an OpenAI-compatible server over one session",
+    "doctor": "longdraft doctor: checks of the installation, and reasons for low speed",
     "cli": "the command line",
 }
 DATA = {"assets"}  # folders without code

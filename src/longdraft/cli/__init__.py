@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": ("bench:bench", "Measure methods side by side; writes one record per measurement."),
     "tune": ("tune:tune", "Measure what passes cost here, so that adaptive drafting knows it from the first token."),
     "audit": ("audit:audit", "Check that a method is lossless on your model and texts."),
+    "doctor": ("doctor:doctor", "Check this installation: kernels, threads, memory, versions."),
     "report": ("bench:report", "Make tables from benchmark records."),
     "plan": ("plan:plan", "Predict which method pays on a model, a machine and a context."),
     "fetch": ("fetch:fetch", "Download a small model once, for use without a network."),

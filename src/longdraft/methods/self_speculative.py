@@ -88,7 +88,7 @@ def vegas(
 ) -> Drafter:
     """The target drafts gamma tokens and reads the slots that the last verification's queries scored highest.
 
-    As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log.md).
+    As in the paper: score=logits, rows=ends, reach=0. The defaults measured better (docs/log).
     """
     policy = Guided(keep_ratio, min_budget, score, rows, reach)
     return SelfDrafter(target, _keys(target, policy, draft_kv), [1] * gamma, _copy(target, draft_weights))
@@ -127,7 +127,7 @@ def vegas_reuse(
 def kind_of_copy(target: LM) -> str | None:
     """The kind of the copy by which `auto` drafts.
 
-    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log.md), unless the target has 8
+    8 bits, where a small model's drafts are accepted far more often than in 4 (docs/log), unless the target has 8
     bits itself. None where a copy saves too little or the kernels that read packed weights do not compute the target.
     """
     kinds = ("int8", "int4") if target.backend.name == "native" else ()

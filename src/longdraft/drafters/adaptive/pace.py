@@ -11,7 +11,7 @@ from longdraft.drafters.adaptive.acceptance import Acceptance
 from longdraft.drafters.adaptive.budget import Budget
 from longdraft.drafters.adaptive.prices import Table
 
-# All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log.md).
+# All but RARE and STAYS are set by benchmarks/adaptive_simulation.py (docs/log).
 PLAIN, CAPTURE = 0, -1  # in place of a depth: no draft; no draft, but captures for the next one
 MARGIN = 1.02  # a draft must promise this many times plain decoding's rate: predictions have errors
 FURTHER = 0.02  # for each further row, more: what many rows cost together is less well predicted
