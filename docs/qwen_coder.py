@@ -24,14 +24,14 @@ TITLES = {"greedy": "greedy", "recommended": "the recommended sampling"}
 HEAD = """# Qwen2.5-Coder-Instruct, 0.5B and 1.5B
 
 Two official files (Q4_K_M) of models that were trained on 32,768 positions, with activations in {activations} and
-keys and values in bfloat16, on source code and on tasks that a coding assistant gets. `benchmarks/qwen_coder.sh`
+keys and values in bfloat16, on source code and on tasks of coding assistants. `benchmarks/qwen_coder.sh`
 measures, and `python docs/qwen_coder.py` writes this page from its records, `benchmarks/records/{source}`. Outputs
 equal plain decoding's in all {count:,} measurements of our methods. In tables, *d* is the share of distinct 3-grams of
 plain decoding's output: an output that repeats itself is easy to draft.
 """
-GOAL = """## Goals and what was found
+GOAL = """## Goals and results
 
-Ratios of medians; in parentheses the goal. A ratio below its goal is in bold type, an empty cell was not measured.
+Ratios of medians; in parentheses the goal. Ratios below the goal are in bold; empty cells were not measured.
 Over tasks, the best method is the one whose median over the tasks is the largest: one method for the whole cell, not
 the best of each task.
 """
@@ -106,7 +106,7 @@ def beside(
 
 
 def alone(peers: list[Record]) -> list[Record]:
-    """Without speculation of their own."""
+    """Without their own speculation."""
     return [r for r in peers if r["options"].get("speculation", "none") == "none"]
 
 
@@ -142,7 +142,7 @@ def engines(found: list[Record], model: str, suite: str | None = None) -> str:
     rows = [[f"`{label}`", *(row.get(c, "") for c in measured)] for label, row in cells.items()]
     left = unique((r["label"], r["reason"]) for r in found if r["task"] == "left out" and r["model"] == model)
     tokens = max(r["new_tokens"] for mine, _ in measured.values() for r in mine)
-    compared = f". Up to {tokens} tokens; each engine may use drafts of its own" if suite else ""
+    compared = f". Up to {tokens} tokens; each engine may use its own drafts" if suite else ""
     text = "The task `edit`" if suite else "Source code that goes on"
     head = BESIDE.format(model=SIZES[model] + (", `edit`" if suite else ""), text=text, compared=compared)
     notes = "".join(f"\n- `{label}` is left out: {reason}." for label, reason in left)

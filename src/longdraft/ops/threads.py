@@ -17,7 +17,7 @@ _before: list[int] = []  # the processors that the threads could run on before t
 
 
 def pin() -> bool:
-    """Pin each of torch's threads to a processor of its own until `release`; -> whether it was done.
+    """Pin each of torch's threads to its own processor until `release`; -> whether it was done.
 
     It is done only if there are as many threads as processors (otherwise the operating system's scheduler, which knows
     what else runs, chooses better), with a native build, on a system with affinities, and unless the environment sets

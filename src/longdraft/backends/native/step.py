@@ -15,7 +15,7 @@ from longdraft.backends.packed_linear import EightBitInputs, PackedLinear
 from longdraft.core import Captures, ChainDraws, IndexView, KVCache, Tree
 from longdraft.ops import coded, native
 from longdraft.ops.native import pins
-from longdraft.ops.packed import GROUP, quantised
+from longdraft.ops.packed import GROUP, quantized
 
 
 def sized(tensors: list[Tensor], *shapes: tuple[int, ...]) -> None:
@@ -41,7 +41,7 @@ class Pins(pins.Pins):
         half = isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16
         if not half or module.in_features % GROUP:
             return self.linear(module)
-        return self.packed(quantised(module.weight, 8), self.float(module.bias), False)
+        return self.packed(quantized(module.weight, 8), self.float(module.bias), False)
 
 
 class NativeStep:

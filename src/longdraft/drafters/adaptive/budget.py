@@ -36,7 +36,7 @@ class Budget:
         return max(ceil((max(self.debt + extra, 0.0) / ALLOWED) ** 2 - EARLY - self.tokens), 0)
 
     def owe(self, cost: float, tokens: float) -> None:
-        """A step has cost so many plain steps and emitted so many tokens per row."""
+        """A step has cost `cost` plain steps and emitted this many tokens per row."""
         self.debt = max(self.debt + cost - tokens, -CREDIT)
         self.tokens = 0.0 if self.debt < 0 else self.tokens + tokens
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from longdraft.ops import interleaved, native, reference
 from longdraft.ops.native.pins import Pins
-from longdraft.ops.packed import quantised
+from longdraft.ops.packed import quantized
 from longdraft.ops.reference import Segment
 
 WIDTH, HEADS, KEY_HEADS, DIM, MLP, VOCAB = 128, 4, 2, 64, 96, 64
@@ -90,8 +90,8 @@ class _Model:
             weight = weight.to(self.form.dtype)
             self.weights[name], self.linears[name] = weight.float(), self.pins.numbers(weight)
             return
-        packed = quantised(weight, self.form.bits)
-        self.weights[name] = packed.dequantised()
+        packed = quantized(weight, self.form.bits)
+        self.weights[name] = packed.dequantized()
         held = interleaved.together(packed) if self.form.rounded else packed
         self.linears[name] = self.pins.packed(held, None, self.form.rounded)
 
