@@ -107,16 +107,16 @@ def test_what_fills_drafts_up_is_not_reported(llama, monkeypatch):
 
 
 def test_recycle_reads_what_the_target_says(llama, monkeypatch, steps):
-    pairs, neighbours = bigrams_read(llama, monkeypatch)
-    assert steps and len(pairs) > 50 and pairs <= neighbours
+    pairs, neighbors = bigrams_read(llama, monkeypatch)
+    assert steps and len(pairs) > 50 and pairs <= neighbors
 
 
 def test_recycle_that_reads_another_rows_logits_is_caught(llama, monkeypatch):
     """The planted fault: each row's logits are taken one row too late."""
     read = RecycleSpeculator.read
     monkeypatch.setattr(RecycleSpeculator, "read", lambda self, *rows: read(self, *rows[:3], rows[3].roll(1)))
-    pairs, neighbours = bigrams_read(llama, monkeypatch)
-    assert not pairs <= neighbours
+    pairs, neighbors = bigrams_read(llama, monkeypatch)
+    assert not pairs <= neighbors
 
 
 def test_a_sampler_that_accepts_too_much_is_caught(llama, monkeypatch):
